@@ -34,7 +34,7 @@ from onward.offline.inputs import (
 from onward.offline.output import Completion, CompletionChunk, OfflineRequest
 from onward.offline.sampling_options import SamplingOptions
 from onward.proto.model import PreparedModel
-from onward.proto.speculation import num_draft_tokens_of
+from onward.proto.speculative_config import num_draft_tokens_of
 from onward.text.bad_words import bad_word_token_ids
 from onward.text.chat_template import ChatTemplate
 from onward.text.text_stream import TextStream
@@ -59,9 +59,9 @@ class LLM:
         """`model` and the knobs are those of `onward serve` (`offline.inputs.OFFLINE_KNOBS` lists them).
         `progress(message, fraction)` hears of downloads, conversion and warming up."""
         config = build_config(model, knobs)
-        from onward.models import store
+        from onward.models.loader import model_store
 
-        prepared = store.prepare(
+        prepared = model_store.prepare(
             config.model,
             dtype=config.dtype,
             quantization=config.quantization,
@@ -76,7 +76,7 @@ class LLM:
         num_drafts = num_draft_tokens_of(config.speculative)
         engine_config = derive_config(config, EngineConfig, prefill_peers=(), kv_checksums=False, num_drafts=num_drafts)
         if config.device == "cuda":
-            from onward.worker.running import open_cuda_runner
+            from onward.worker.runner_factory import open_cuda_runner
 
             cuda_runner = open_cuda_runner(prepared, worker_config)
             cuda_runner.warm_up(lambda message: progress(message, None))
@@ -85,7 +85,7 @@ class LLM:
             gc.collect()
             gc.freeze()
             return
-        from onward.worker.running import open_cpu_runner
+        from onward.worker.runner_factory import open_cpu_runner
 
         runner = open_cpu_runner(prepared, worker_config, progress)
         self._start(prepared, OfflineEngine(runner, engine_config))

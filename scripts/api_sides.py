@@ -19,7 +19,7 @@ from onward.config import ApiConfig
 from onward.proto.control import ChildReady, EngineGone, EngineUp, StartApi, StartStreamStore, StopChild, StreamStoreUp
 from onward.proto.model import PreparedModel
 from onward.proto.step import WorkerHello
-from onward.transport.control import control_pair
+from onward.transport.control_channel import control_pair
 from onward.transport.curve import make_private_address
 
 START_TIMEOUT_S = 120.0
@@ -72,7 +72,7 @@ class ApiUnderTest:
         if profile is not None:
             program = ["-m", "onward.bench.profiled_api", "--profile", str(profile)]
         self._api = ControlledProcess(program, folder / "bench-api.log", (fd,))
-        self._shelf = ControlledProcess(["-m", "onward.shelf.main"], folder / "bench-api-shelf.log")
+        self._shelf = ControlledProcess(["-m", "onward.stream_store.main"], folder / "bench-api-shelf.log")
         to_bind, shelf_address = make_private_address(f"bench-shelf-{secrets.token_hex(4)}")
         self._shelf.channel.send(StartStreamStore("bench-shelf", to_bind))
         self._api.channel.send(StartApi("bench-api", 0, ApiConfig(), model, fd))

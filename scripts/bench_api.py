@@ -24,7 +24,7 @@ from onward.bench import api_stages, environment, grammar_cost
 from onward.bench.api_cost import ApiCostRow, ApiCostSample, StreamCost, streamed_rows, whole_rows
 from onward.bench.api_load import ApiLoad
 from onward.bench.api_stages import FunctionSamples
-from onward.models import store
+from onward.models.loader import model_store
 from onward.obs.tables import print_table
 from onward.proto.model import PreparedModel
 from onward.text.tokenizer import Tokenizer
@@ -143,7 +143,7 @@ def main() -> int:
     args = _arguments()
     bench_frame.begin(args.out)
     console = bench_frame.console(output_is_json=args.json)
-    model = store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
+    model = model_store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
     assert model.tokenizer is not None, "the default model has one"
     tokenizer = Tokenizer.from_file(Path(model.folder) / model.tokenizer)
     token_ids = tokenizer.encode(TEXT)

@@ -25,7 +25,7 @@ from onward.bench.calibration import Calibration, calibrate
 from onward.bench.load import BenchRequest, BenchTarget
 from onward.bench.prompts import random_words
 from onward.bench.report import summarize
-from onward.models import default_model, store
+from onward.models.loader import default_model, model_store
 from onward.text.chat_template import ChatTemplate
 from onward.text.tokenizer import Tokenizer
 
@@ -159,7 +159,7 @@ def _cpu_used_by(read: Callable[[], float]) -> Callable[[], float]:
 def main() -> int:
     args = _arguments()
     bench_frame.begin(args.out)
-    model = store.prepare(config.DEFAULT_MODEL, progress=_say_once())
+    model = model_store.prepare(config.DEFAULT_MODEL, progress=_say_once())
     gguf = default_model.fetch(config.cache_dir(), _say_once())
     assert model.tokenizer is not None and model.chat_template is not None, "the default model has both"
     prompts = CpuPrompts(

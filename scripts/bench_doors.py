@@ -37,9 +37,9 @@ from onward.bench.lean_streams import MeasuredStream, StreamRequest, closed_load
 from onward.bench.report import percentiles
 from onward.bench.tenant_figures import TenantRound
 from onward.bench.time_plot import PlotLine, PlotPanel, draw
-from onward.proto.keys import ApiKeyEntry
-from onward.web.key_file import add_entry, new_key
-from onward.web.keys import HASH_PREFIX, hash_key
+from onward.proto.api_key_entry import ApiKeyEntry
+from onward.web.auth.api_key_file import add_entry, new_key
+from onward.web.auth.api_key_table import HASH_PREFIX, hash_key
 
 PLOT = bench_frame.ROOT / "docs" / "overload.svg"
 SETTLE_S = 3.0

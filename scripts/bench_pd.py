@@ -40,7 +40,7 @@ from onward.bench.pd_figures import (
 from onward.bench.pd_load import PdLoad, observe
 from onward.bench.tail_plot import TailCurve, draw
 from onward.bench.transfer_rate import BACKENDS, TransferRate
-from onward.models import store
+from onward.models.loader import model_store
 from onward.obs.tables import print_table
 from onward.proto.model import ModelConfig
 
@@ -277,7 +277,7 @@ def main() -> int:
     args = _arguments()
     bench_frame.begin(args.out)
     console = bench_frame.console()
-    model = store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
+    model = model_store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
     document: dict[str, Any] = {"schema": 1, "environment": environment.describe_machine(), "seed": args.seed}
     if not args.skip_isolation:
         document["isolation"] = isolation(args, console, model.name)

@@ -45,10 +45,10 @@ from onward.bench.router_cost import (
 from onward.bench.router_report import RouterReportRow
 from onward.bench.stream_load import StreamLoad
 from onward.bench.tokenizing_cost import tokenizing_cost
-from onward.models import store
+from onward.models.loader import model_store
 from onward.obs.tables import print_table
 from onward.proto.model import PreparedModel
-from onward.text.prompt_tokens import read_tokenizer_files
+from onward.text.prompt_tokenizer import read_tokenizer_files
 
 COST_POLICIES = ("least_loaded", "prefix")
 CHAT_POLICIES = ("prefix", "round_robin")
@@ -171,7 +171,7 @@ def main() -> int:
     document: dict[str, Any] = {"schema": 2, "environment": environment.describe_machine(), "seed": args.seed}
     rows: list[RouterReportRow] = []
     if not args.skip_costs:
-        model = store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
+        model = model_store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
         document["costs"], cost_rows = costs(args, model, console)
         tokenizing = [
             tokenizing_cost(model, prompts.random_words(num_words, f"{num_words}")) for num_words in PROMPT_WORDS

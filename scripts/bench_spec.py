@@ -20,7 +20,7 @@ from onward.bench.calibration import Calibration, calibrate
 from onward.bench.copying import copying_prompt, free_prompt
 from onward.bench.load import BenchRequest, BenchTarget
 from onward.bench.report import summarize
-from onward.models import store
+from onward.models.loader import model_store
 
 TEXTS = {"copying": (copying_prompt, 0.0), "free": (free_prompt, 0.8)}
 COPYING_GOAL, BAR = 1.5, 0.95
@@ -97,7 +97,7 @@ class SpeculationBenchmark:
 def main() -> int:
     args = _arguments()
     bench_frame.begin(args.out)
-    model = store.prepare(config.DEFAULT_MODEL)
+    model = model_store.prepare(config.DEFAULT_MODEL)
     plain = ServerProcess(args.serve_argument, args.out / "plain.log")
     try:
         drafting = ServerProcess([*args.serve_argument, "--speculative", args.speculative], args.out / "drafting.log")

@@ -8,18 +8,19 @@ from types import SimpleNamespace
 
 import msgspec
 
-from onward.engine import plan_draft, policy, seating, token_processor
-from onward.engine.block_pool import BlockPool
+from onward.engine import token_processor
 from onward.engine.core import EngineCore
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import Request, RequestStatus
-from onward.engine.scheduler import Scheduler
+from onward.engine.scheduling import scheduling_policy, slot_allocator, step_plan_builder
+from onward.engine.scheduling.block_pool import BlockPool
+from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.slots import SlotPool
 from onward.engine.token_processor import TokenProcessor
 from onward.proto import block_hash
 from onward.proto.step import SlotPreempted, SlotTokens, StepPlan, StepResult, TokenLogprobs
-from onward.sim.worker import HashWorker
-from onward.transport import shm, shm_rows
+from onward.sim.hash_worker import HashWorker
+from onward.transport import shm_rows, shm_wire
 from tests import (
     sabotage_doors,
     sabotage_exactness,
@@ -108,7 +109,7 @@ def _keep_the_counters_of_the_old_epoch(patch: Patches) -> None:
         original(request)
         request.num_computed = computed - 1
 
-    patch.around(seating, "clear_allocation", forget_place)
+    patch.around(slot_allocator, "clear_allocation", forget_place)
 
 
 def _free_blocks_without_the_fence(patch: Patches) -> None:
@@ -220,24 +221,24 @@ def _admit_without_a_slot(patch: Patches) -> None:
 
 
 def _plans_share_the_request_s_lists(patch: Patches) -> None:
-    patch.shadow(plan_draft, "list", lambda items: items)
+    patch.shadow(step_plan_builder, "list", lambda items: items)
 
 
 def _one_place_for_all_steps(patch: Patches) -> None:
-    patch.put(shm._SharedRing, "entry_offset", lambda self, step: 0)
+    patch.put(shm_wire._SharedRing, "entry_offset", lambda self, step: 0)
 
 
 def _no_checksum(patch: Patches) -> None:
-    patch.put(shm, "zlib", SimpleNamespace(crc32=lambda *data: 1))
+    patch.put(shm_wire, "zlib", SimpleNamespace(crc32=lambda *data: 1))
 
 
 def _the_wrong_victim(patch: Patches) -> None:
     def choose(original: Callable, needer: Request, running: list[Request], *rest: object, **how: object) -> list:
         if not original(needer, running, *rest, **how):
             return []
-        return [min((r for r in running if r is not needer), key=policy.queue_key)]
+        return [min((r for r in running if r is not needer), key=scheduling_policy.queue_key)]
 
-    patch.around(policy, "choose_victims", choose)
+    patch.around(scheduling_policy, "choose_victims", choose)
 
 
 def _forget_before_publish(patch: Patches) -> None:

@@ -7,36 +7,37 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from onward.api import generation as api_generation
-from onward.api import jobs
-from onward.api import streams as api_streams
-from onward.api.ledger import SubmitSpec
+from onward.api.engine_link.request_tracker import SubmitSpec
+from onward.api.lifecycle import generation_runner as api_generation
+from onward.api.lifecycle import request_builder
+from onward.api.lifecycle import stream_registry as api_streams
 from onward.api.process import ApiProcess
-from onward.engine import callers as engine_callers
-from onward.engine import door
-from onward.engine.callers import TokenBucket
+from onward.engine import admission
+from onward.engine import caller_limiter as engine_callers
+from onward.engine.caller_limiter import TokenBucket
 from onward.engine.live_requests import CallerInFlight, LiveRequests
 from onward.engine.request import Request, RequestStatus
-from onward.engine.request_queue import RequestQueue
-from onward.models import gguf_header, safetensors_header
-from onward.models.gguf_file import GgufFile
-from onward.proto.request import CallerLimits
-from onward.proto.shelf import LiveStreamReply
+from onward.engine.scheduling.request_queue import RequestQueue
+from onward.models.loader import gguf_header, safetensors_header
+from onward.models.loader.gguf_file import GgufFile
+from onward.proto.engine import CallerLimits
+from onward.proto.stream_store import LiveStreamReply
 from onward.router import core as router_core
-from onward.router import generation as router_generation
-from onward.router import records as router_records
+from onward.router import detached_streams as router_records
+from onward.router.endpoints import generation as router_generation
 from onward.router.main import RouterProcess
-from onward.router.serving import StreamRunner
-from onward.shelf import core as shelf_core
-from onward.shelf import records as shelf_records
-from onward.shelf.core import StreamStoreCore
-from onward.shelf.records import EntryTable
-from onward.supervisor.children import ProcessRole
+from onward.router.stream_runner import StreamRunner
+from onward.stream_store import entries as shelf_records
+from onward.stream_store import store_core as shelf_core
+from onward.stream_store.entries import EntryTable
+from onward.stream_store.store_core import StreamStoreCore
+from onward.supervisor.child_process import ProcessRole
 from onward.supervisor.supervisor import Supervisor
 from onward.text import bounded_template
-from onward.web import callers, keys, responses
-from onward.web.callers import Authenticator, ConnectionLimitMiddleware
-from onward.web.keys import ApiKeyTable, Caller
+from onward.web import http_responses
+from onward.web.auth import api_key_table, authenticator
+from onward.web.auth.api_key_table import ApiKeyTable, Caller
+from onward.web.auth.authenticator import Authenticator, ConnectionLimitMiddleware
 from tests.sabotage_kinds import Patches, Sabotage
 
 ADMISSION = "tests/engine/test_admission.py::"
@@ -78,25 +79,25 @@ def _cut_streams_without_a_word(patch: Patches) -> None:
 def _nobody_asks_for_an_admin(patch: Patches) -> None:
     def refusal(original: Callable, self: Authenticator, scope: Any) -> Any:
         refused = original(self, scope)
-        return None if refused is callers._NOT_ADMIN else refused
+        return None if refused is authenticator._NOT_ADMIN else refused
 
     patch.around(Authenticator, "check", refusal)
 
 
 def _what_is_at_no_route_is_open(patch: Patches) -> None:
-    def access(original: Callable, self: Authenticator, scope: Any) -> callers.RouteAccess:
-        return original(self, scope) if scope["path"] in self._by_path else callers.RouteAccess.OPEN
+    def access(original: Callable, self: Authenticator, scope: Any) -> authenticator.RouteAccess:
+        return original(self, scope) if scope["path"] in self._by_path else authenticator.RouteAccess.OPEN
 
     patch.around(Authenticator, "_access", access)
 
 
 def _probes_are_told_the_reason(patch: Patches) -> None:
-    patch.put(responses, "is_known", lambda scope: True)
+    patch.put(http_responses, "is_known", lambda scope: True)
 
 
 def _the_beginning_of_a_digest_will_do(patch: Patches) -> None:
     def find(original: Callable, self: ApiKeyTable, bearer: str) -> Caller | None:
-        given = keys._digest(bearer)
+        given = api_key_table._digest(bearer)
         return next((caller for digest, caller in self._callers if digest[:2] == given[:2]), None)
 
     patch.around(ApiKeyTable, "find", find)
@@ -153,7 +154,7 @@ def _any_later_attempt_takes_the_place(patch: Patches) -> None:
 
 
 def _the_engine_lets_anybody_take_over(patch: Patches) -> None:
-    patch.put(door, "check_same_caller", lambda known, request: None)
+    patch.put(admission, "check_same_caller", lambda known, request: None)
 
 
 def _an_api_ends_everybodys_by_name(patch: Patches) -> None:
@@ -236,11 +237,13 @@ def _each_choice_pays_for_the_prompt(patch: Patches) -> None:
 
 
 def _a_resubmission_is_a_new_request(patch: Patches) -> None:
-    patch.put(door, "counts_as_new", lambda submit: True)
+    patch.put(admission, "counts_as_new", lambda submit: True)
 
 
 def _tokens_that_a_client_brings_open_the_door(patch: Patches) -> None:
-    patch.around(door, "counts_as_new", lambda original, submit: original(submit) and not submit.generated_token_ids)
+    patch.around(
+        admission, "counts_as_new", lambda original, submit: original(submit) and not submit.generated_token_ids
+    )
 
 
 def _outputs_are_free(patch: Patches) -> None:
@@ -272,7 +275,7 @@ def _a_request_chooses_its_priority(patch: Patches) -> None:
     def priority_within(original: Callable, asked: int | None, best: int | None) -> int:
         return asked or 0
 
-    patch.around(jobs, "clamp_priority", priority_within)
+    patch.around(request_builder, "clamp_priority", priority_within)
 
 
 # The shelf.

@@ -85,12 +85,12 @@ def _blocks_of_a_decoding_row_in_another_order(patch: Patches) -> None:
 
 
 def _a_lone_row_s_product_in_two_parts(patch: Patches) -> None:
-    from onward.kernels.cpu import int8_step, simd
-    from onward.kernels.cpu.int8_tile import int8_tile
+    from onward.kernels.cpu import int8_forward, simd
+    from onward.kernels.cpu.int8_matmul_tile import int8_tile
     from onward.kernels.cpu.jit import kernel_function
-    from onward.kernels.packing import BYTES_RECORD, GROUP
+    from onward.kernels.weight_packing import BYTES_RECORD, GROUP
 
-    multiply, level = int8_step._multiply, int8_step._LEVEL
+    multiply, level = int8_forward._multiply, int8_forward._LEVEL
 
     def split(product, pair, row, num_rows, out, out_at):
         if num_rows > 1 or product.is_nibbles:
@@ -109,13 +109,13 @@ def _a_lone_row_s_product_in_two_parts(patch: Patches) -> None:
             simd.store(out, out_at + i, simd.load(out, out_at + i) + simd.load(out, out_at + 32 + i))
 
     _compile_anew(patch)
-    patch.put(int8_step, "_multiply", kernel_function(split))
+    patch.put(int8_forward, "_multiply", kernel_function(split))
 
 
 def _the_first_row_s_norm_in_another_order(patch: Patches) -> None:
-    from onward.kernels.cpu import int8_step, simd
+    from onward.kernels.cpu import int8_forward, simd
     from onward.kernels.cpu.jit import inlined_kernel_function
-    from onward.kernels.cpu.quantized import quantize_group
+    from onward.kernels.cpu.quantized_rows import quantize_group
     from onward.kernels.cpu.rope import mean_square
 
     def normalize_row(hidden, at, width, weight, eps, target, target_row):
@@ -134,14 +134,14 @@ def _the_first_row_s_norm_in_another_order(patch: Patches) -> None:
             quantize_group(low, high, target, target_row * (width // 32) + group)
 
     _compile_anew(patch)
-    patch.put(int8_step, "_normalize_row", inlined_kernel_function(normalize_row))
+    patch.put(int8_forward, "_normalize_row", inlined_kernel_function(normalize_row))
 
 
 def _multiply_and_add_in_two_roundings(patch: Patches) -> None:
-    from onward.kernels.cpu import int8_dots, outer, simd
+    from onward.kernels.cpu import int8_attention_loops, outer_product, simd
 
     _compile_anew(patch)
-    for module in (simd, outer, int8_dots):
+    for module in (simd, outer_product, int8_attention_loops):
         patch.put(module, "fma_value", lambda builder, a, b, c: builder.fadd(builder.fmul(a, b), c))
 
 
@@ -149,7 +149,7 @@ def _fold_neighbouring_lanes_first(patch: Patches) -> None:
     from llvmlite import ir
 
     from onward.kernels.cpu import simd
-    from onward.kernels.cpu.vectors import I32, I32X16, LANES
+    from onward.kernels.cpu.llvm_vectors import I32, I32X16, LANES
 
     def fold(builder: Any, vector: Any, combine: Any) -> Any:
         for width in (1, 2, 4, 8):
@@ -193,8 +193,8 @@ def _noise_of_the_row_in_the_batch(patch: Patches) -> None:
 
 
 def _rules_before_logprobs(patch: Patches) -> None:
-    from onward.worker.drawing import StepSampler
-    from onward.worker.penalties import LogitsProcessor
+    from onward.worker.logits_processors.penalties import LogitsProcessor
+    from onward.worker.step_sampler import StepSampler
 
     apply = LogitsProcessor.apply
 
@@ -209,34 +209,34 @@ def _rules_before_logprobs(patch: Patches) -> None:
 
 
 def _sums_of_scored_rows_from_the_last_token(patch: Patches) -> None:
-    from onward.worker import drawing, logprobs
+    from onward.worker import step_sampler, token_logprobs
 
-    def token_logprobs(original: Callable, logits: np.ndarray, token: int, num_top: int) -> Any:
+    def with_backward_sum(original: Callable, logits: np.ndarray, token: int, num_top: int) -> Any:
         told = original(logits, token, num_top)
-        backwards = logprobs._log_sum_exp(logits[::-1].copy())
+        backwards = token_logprobs._log_sum_exp(logits[::-1].copy())
         return type(told)(float(logits[token]) - backwards, told.rank, told.top)
 
-    patch.around(drawing, "token_logprobs", token_logprobs)
+    patch.around(step_sampler, "token_logprobs", with_backward_sum)
 
 
 def _numpy_s_logarithm_and_exponential(patch: Patches) -> None:
-    from onward.worker import logprobs
+    from onward.worker import token_logprobs
 
     def log_sum_exp(logits: np.ndarray) -> float:
         peak = logits.max()
         return float(peak + np.log(np.exp(logits - peak).sum(dtype=np.float64)))
 
-    patch.put(logprobs, "_log_sum_exp", log_sum_exp)
+    patch.put(token_logprobs, "_log_sum_exp", log_sum_exp)
 
 
 def _numpy_s_powers_and_cosines(patch: Patches) -> None:
-    from onward.layers import rotary
+    from onward.models.layers import rotary_table
 
     def cos_and_sin(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.cos(angles.astype(np.float32)), np.sin(angles.astype(np.float32))
 
-    patch.put(rotary, "_powers", lambda base, exponents: base**exponents)
-    patch.put(rotary, "_cos_and_sin", cos_and_sin)
+    patch.put(rotary_table, "_powers", lambda base, exponents: base**exponents)
+    patch.put(rotary_table, "_cos_and_sin", cos_and_sin)
 
 
 def _one_reduction_over_a_whole_axis(patch: Patches) -> None:
@@ -277,12 +277,12 @@ def _contraction_in_decode(patch: Patches) -> None:
 
 
 def _a_norm_with_more_warps_for_few_rows(patch: Patches) -> None:
-    from onward.kernels.triton import norm
+    from onward.kernels.triton import rms_norm
 
     def launch(original: Callable, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         original(kernel, grid, *args, **(options | ({"num_warps": 16} if grid[0] < 64 else {})))
 
-    patch.around(norm, "launch", launch)
+    patch.around(rms_norm, "launch", launch)
 
 
 ON_GPU = [

@@ -10,10 +10,10 @@ from onward.engine.token_processor import TokenProcessor
 from onward.grammar.lazy import LazyGrammarCompiler
 from onward.grammar.matcher import TokenBitmask
 from onward.pd.prefill_side import PrefillSide
-from onward.proto.sampling import Grammar
+from onward.proto.sampling_params import Grammar
 from onward.transport import shm_rows
-from onward.worker.mask_making import NextMask, ThreadedMaskExecutor, compute_inline
-from onward.worker.slot_grammar import SlotGrammar
+from onward.worker.logits_processors.mask_executor import NextMask, ThreadedMaskExecutor, compute_inline
+from onward.worker.logits_processors.slot_grammar import SlotGrammar
 from tests.sabotage_kinds import Patches, Sabotage
 
 FAILURES = "tests/failures/test_grammars.py::"

@@ -8,17 +8,19 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from onward.api import app as api_app
-from onward.api import proven
-from onward.cli import checks
-from onward.proto.request import ErrorInfo
+from onward.api.endpoints import cluster_auth
+from onward.cli import flag_checks
+from onward.proto.engine import ErrorInfo
 from onward.router import app as router_app
-from onward.transport import proof
-from onward.web import allowed_hosts, connection, cross_site, half_closed, http
-from onward.web.allowed_hosts import AllowedHosts
-from onward.web.authorities import Authority
-from onward.web.callers import Authenticator
-from onward.web.connection import LimitedHttpProtocol
-from onward.web.cross_site import CrossSiteGuard
+from onward.transport import cluster_signature
+from onward.web import asgi
+from onward.web.auth import allowed_hosts, cross_site
+from onward.web.auth.allowed_hosts import AllowedHosts
+from onward.web.auth.authenticator import Authenticator
+from onward.web.auth.cross_site import CrossSiteGuard
+from onward.web.auth.host_and_origin import Authority
+from onward.web.server import half_closed, http_protocol
+from onward.web.server.http_protocol import LimitedHttpProtocol
 from tests.sabotage_kinds import Patches, Sabotage
 
 CONNECTIONS = "tests/web/test_connections.py::"
@@ -28,8 +30,8 @@ CALLERS = "tests/web/test_callers.py::"
 
 
 def _a_proof_is_for_any_method(patch: Patches) -> None:
-    original = proof._mac
-    patch.put(proof, "_mac", lambda key, stamp, method, path, body: original(key, stamp, "ANY", path, body))
+    original = cluster_signature._mac
+    patch.put(cluster_signature, "_mac", lambda key, stamp, method, path, body: original(key, stamp, "ANY", path, body))
 
 
 def _the_idle_time_goes_on_during_a_request(patch: Patches) -> None:
@@ -64,7 +66,7 @@ def _nobody_looks_whether_a_half_closed_client_has_gone(patch: Patches) -> None:
 
 
 def _routers_may_still_read(patch: Patches) -> None:
-    patch.put(connection, "INTERNAL_PREFIX", "/none/")
+    patch.put(http_protocol, "INTERNAL_PREFIX", "/none/")
 
 
 def _slashes_are_redirected(patch: Patches) -> None:
@@ -85,7 +87,7 @@ def _proxies_say_who_asks(patch: Patches) -> None:
 
 
 def _a_proxy_on_this_machine_is_this_machine(patch: Patches) -> None:
-    patch.put(proven, "_OF_PROXIES", frozenset())
+    patch.put(cluster_auth, "_OF_PROXIES", frozenset())
 
 
 def _pages_of_any_origin_are_served(patch: Patches) -> None:
@@ -113,7 +115,7 @@ def _allowed_names_are_compared_as_written(patch: Patches) -> None:
 
 
 def _origins_are_taken_as_written(patch: Patches) -> None:
-    patch.put(checks, "canonical_origin", lambda origin: origin)
+    patch.put(flag_checks, "canonical_origin", lambda origin: origin)
 
 
 def _any_body_is_json(patch: Patches) -> None:
@@ -131,7 +133,7 @@ def _pages_are_looked_at_although_there_are_keys(patch: Patches) -> None:
 
 def _any_proof_will_do(patch: Patches) -> None:
     def refusal(original: Callable, self: Authenticator, scope: Scope) -> ErrorInfo | None:
-        return None if http.header(scope, b"x-onward-proof") else original(self, scope)
+        return None if asgi.header(scope, b"x-onward-proof") else original(self, scope)
 
     patch.around(Authenticator, "_refusal_without_keys", refusal)
 

@@ -10,24 +10,25 @@ import msgspec
 from rich.measure import Measurement
 
 from onward import log
-from onward.api import attempts, generation, jobs, known_fields, request_checks, structured
-from onward.api.requests import GenerationRequest, ValidationContext
-from onward.cli import flag_groups, parser, serve
+from onward.api.endpoints import attempts
+from onward.api.lifecycle import generation_runner, request_builder
+from onward.api.requests import structured_outputs, unsupported_fields, validation
+from onward.api.requests.schemas import GenerationRequest, ValidationContext
+from onward.cli import flag_groups, parser, serve, tables
 from onward.engine import main as engine_main
-from onward.engine import replay, token_disguise
 from onward.engine.core import EngineCore
-from onward.engine.recording import RecordingEngineCore
-from onward.engine.recording_file import RecordingWriter
+from onward.engine.recording import replayer, token_anonymizer
+from onward.engine.recording.recorder import RecordingEngineCore
+from onward.engine.recording.recording_file import RecordingWriter
 from onward.grammar import lark
-from onward.obs import tables
-from onward.router import generation as router_generation
-from onward.router import origin
+from onward.router import client_request
+from onward.router.endpoints import generation as router_generation
 from onward.supervisor import supervisor
-from onward.supervisor.children import ChildProcess
+from onward.supervisor.child_process import ChildProcess
 from onward.supervisor.supervisor import Supervisor
-from onward.transport import api_dialogue
-from onward.web import key_file
-from onward.worker import rule_making
+from onward.transport import api_sockets
+from onward.web.auth import api_key_file
+from onward.worker.logits_processors import constraint_factory
 from tests.sabotage_kinds import Patches, Sabotage
 
 TAG_FAULT = "test_an_end_tag_that_min_tokens_forbids_is_a_fault_of_the_request_and_not_of_the_model"
@@ -71,7 +72,7 @@ def _take_any_block_size(patch: Patches) -> None:
 
 
 def _forget_the_fields_of_other_servers(patch: Patches) -> None:
-    patch.put(known_fields, "_NO_EFFECT_VALUES", {})
+    patch.put(unsupported_fields, "_NO_EFFECT_VALUES", {})
 
 
 def _ignore_the_schema_of_a_json_object(patch: Patches) -> None:
@@ -79,15 +80,15 @@ def _ignore_the_schema_of_a_json_object(patch: Patches) -> None:
         is_object = given is not None and given.get("type") == "json_object"
         return original({"type": "json_object"} if is_object else given)
 
-    patch.around(structured, "_from_response_format", of_response_format)
+    patch.around(structured_outputs, "_from_response_format", of_response_format)
 
 
 def _say_nothing_of_ignored_fields(patch: Patches) -> None:
-    patch.put(generation, "ignored_header", lambda names: {})
+    patch.put(generation_runner, "ignored_header", lambda names: {})
 
 
 def _accept_unknown_fields_although_strict(patch: Patches) -> None:
-    patch.put(jobs, "refuse_unknown", lambda names: None)
+    patch.put(request_builder, "refuse_unknown", lambda names: None)
 
 
 def _router_forgets_to_be_strict(patch: Patches) -> None:
@@ -106,14 +107,14 @@ def _let_the_two_names_disagree(patch: Patches) -> None:
         if request.generated_token_ids is None:
             original(request, bounds)
 
-    patch.around(request_checks, "_check_generated", check)
+    patch.around(validation, "_check_generated", check)
 
 
 def _router_ignores_the_alias(patch: Patches) -> None:
     def given(original: Callable, sketch: object) -> object:
         return original(sketch) if getattr(sketch, "generated_token_ids", None) else ()
 
-    patch.around(origin, "_generated_token_ids", given)
+    patch.around(client_request, "_generated_token_ids", given)
 
 
 def _log_values_as_they_are(patch: Patches) -> None:
@@ -125,7 +126,7 @@ def _log_continued_lines_unmarked(patch: Patches) -> None:
 
 
 def _write_keys_without_a_lock(patch: Patches) -> None:
-    patch.put(key_file, "_only_writer", nullcontext)
+    patch.put(api_key_file, "_only_writer", nullcontext)
 
 
 def _take_any_arrival(patch: Patches) -> None:
@@ -142,12 +143,12 @@ def _end_with_what_cannot_be_read(patch: Patches) -> None:
     def end(sender: str, fault: msgspec.DecodeError) -> None:
         raise fault
 
-    patch.put(api_dialogue, "_note_dropped", end)
+    patch.put(api_sockets, "_note_dropped", end)
 
 
 def _let_min_tokens_forbid_the_end_tag(patch: Patches) -> None:
-    patch.put(jobs, "check_ends", lambda rule, end_token_ids, min_tokens: None)
-    patch.put(rule_making, "forbidden_end", lambda rule, end_token_ids, min_tokens: None)
+    patch.put(request_builder, "check_ends", lambda rule, end_token_ids, min_tokens: None)
+    patch.put(constraint_factory, "forbidden_end", lambda rule, end_token_ids, min_tokens: None)
 
 
 def _write_delete_as_it_is(patch: Patches) -> None:
@@ -155,11 +156,11 @@ def _write_delete_as_it_is(patch: Patches) -> None:
 
 
 def _record_true_vectors(patch: Patches) -> None:
-    patch.put(token_disguise, "_zeroed", lambda vector: vector)
+    patch.put(token_anonymizer, "_zeroed", lambda vector: vector)
 
 
 def _record_names_of_blocks(patch: Patches) -> None:
-    for module in (token_disguise, replay):
+    for module in (token_anonymizer, replayer):
         patch.put(module, "hide_block_names", lambda message: message)
 
 

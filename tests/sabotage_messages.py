@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 
-from onward.api.choice import ActiveChoice, ChoiceStart
+from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
 from onward.proto.step import AssignSlot
 from onward.text.message_events import MessageEvent
-from onward.text.message_text import ParsedTextStream
-from onward.text.reasoning.thinking_tokens import ReasoningTracker
-from onward.worker import answer_rules, runner
-from onward.worker.answer_rules import ConstrainedSlot
-from onward.worker.slot_grammar import SlotGrammar
+from onward.text.parsed_text_stream import ParsedTextStream
+from onward.text.reasoning.reasoning_tracker import ReasoningTracker
+from onward.worker import cpu_model_runner
+from onward.worker.logits_processors import constraints
+from onward.worker.logits_processors.constraints import ConstrainedSlot
+from onward.worker.logits_processors.slot_grammar import SlotGrammar
 from tests.sabotage_kinds import Patches, Sabotage
 
 CUTS = "tests/api/test_cut_messages.py::"
@@ -21,7 +22,7 @@ def _think_anew(patch: Patches) -> None:
         rule = assign.sampling_params.reasoning
         return None if rule is None else ReasoningTracker(rule)
 
-    patch.put(runner, "thinking_of", thinking)
+    patch.put(cpu_model_runner, "thinking_of", thinking)
 
 
 def _let_it_think_on(patch: Patches) -> None:
@@ -32,7 +33,7 @@ def _bind_thoughts(patch: Patches) -> None:
     def in_force(original: Callable, slot: ConstrainedSlot) -> SlotGrammar | None:
         return slot.grammar
 
-    patch.around(answer_rules, "active_grammar", in_force)
+    patch.around(constraints, "active_grammar", in_force)
 
 
 def _tell_again(patch: Patches) -> None:

@@ -3,13 +3,14 @@
 
 from typing import Any
 
-from onward.api import chat, closing, completions, ledger
-from onward.api.forms import BodyCollector, ChunkFormatter
-from onward.api.ledger import PD_RESCHEDULE
-from onward.api.prompts import TextProcessor
-from onward.router.closing import PartialOutputWriter
-from onward.router.stream import ClientStream
-from onward.text.message_stream import MessageParser
+from onward.api.endpoints import chat, close_attempt, completions
+from onward.api.engine_link import request_tracker
+from onward.api.engine_link.request_tracker import PD_RESCHEDULE
+from onward.api.lifecycle.stream_formatters import BodyCollector, ChunkFormatter
+from onward.api.requests.text_processor import TextProcessor
+from onward.router.client_stream import ClientStream
+from onward.router.partial_output import PartialOutputWriter
+from onward.text.message_parser import MessageParser
 from onward.text.text_stream import TextStream
 from onward.web import sse
 from tests.sabotage_kinds import Patches, Sabotage
@@ -20,7 +21,7 @@ CHAT = "/v1/chat/completions"
 
 
 def _an_abort_is_an_error(patch: Patches) -> None:
-    patch.put(ledger, "INCOMPLETE_REASONS", frozenset({PD_RESCHEDULE}))
+    patch.put(request_tracker, "INCOMPLETE_REASONS", frozenset({PD_RESCHEDULE}))
 
 
 def _an_error_drops_the_answer(patch: Patches) -> None:
@@ -55,7 +56,7 @@ def _an_abort_discards_a_whole_answer(patch: Patches) -> None:
 
 
 def _an_answer_without_its_logprobs_is_complete(patch: Patches) -> None:
-    patch.put(closing, "_seems_complete", lambda job: False)
+    patch.put(close_attempt, "_seems_complete", lambda job: False)
 
 
 def _the_adapter_is_for_generate_only(patch: Patches) -> None:

@@ -3,23 +3,23 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from onward.engine import prefill_service
-from onward.engine.block_pool import BlockPool
-from onward.engine.leases import BlockLeases
+from onward.engine.handoff import prefill_service
+from onward.engine.handoff.prefill_peers import PrefillPeers, PrefillPeerState
+from onward.engine.handoff.prefill_service import PrefillService
+from onward.engine.handoff.remote_prefill import RemotePrefillClient
 from onward.engine.main import EngineProcess
-from onward.engine.offers import PrefillOffers
-from onward.engine.prefill_peers import PrefillPeers, PrefillPeerState
-from onward.engine.prefill_service import PrefillService
-from onward.engine.remote_prefill import RemotePrefillClient
 from onward.engine.request import FinishReason, Request
-from onward.engine.seating import PlannedAllocation, SlotAllocator
+from onward.engine.scheduling.block_leases import BlockLeases
+from onward.engine.scheduling.block_pool import BlockPool
+from onward.engine.scheduling.prefill_offers import PrefillOffers
+from onward.engine.scheduling.slot_allocator import PlannedAllocation, SlotAllocator
 from onward.engine.token_processor import TokenProcessor
 from onward.pd import decode_side, prefill_side
 from onward.pd.decode_side import DecodeSide
 from onward.pd.prefill_side import PrefillSide
 from onward.proto.control import StopChild, ToChild
 from onward.proto.handoff import CancelHandoff, HandoffHeartbeat, RefuseHandoff
-from onward.transport.peers import HandoffClientSocket
+from onward.transport.handoff_sockets import HandoffClientSocket
 from tests.sabotage_kinds import Patches, Sabotage
 
 KV = "tests/failures/test_kv_between_machines.py::"

@@ -5,27 +5,28 @@ from typing import Any
 
 import msgspec
 
-from onward.api import jobs, streams
-from onward.api.ledger import ABORTED
-from onward.api.responses import form, stored, teller
-from onward.api.responses.endpoint import CreateResponseEndpoint
-from onward.api.responses.form import ResponseFormatter
-from onward.api.streams import LiveStream, StreamRegistry
-from onward.fair_records import FairRecordStore
+from onward.api.engine_link.request_tracker import ABORTED
+from onward.api.lifecycle import request_builder, stream_registry
+from onward.api.lifecycle.stream_registry import LiveStream, StreamRegistry
+from onward.api.responses import event_builder, response_formatters, response_store
+from onward.api.responses.create_endpoint import CreateResponseEndpoint
+from onward.api.responses.response_formatters import ResponseFormatter
+from onward.fair_record_store import FairRecordStore
 from onward.proto.router import ChoiceSnapshot, StreamRecord
-from onward.proto.shelf import EntryKind, StoreEntry
+from onward.proto.stream_store import EntryKind, StoreEntry
 from onward.router import core as router_core
-from onward.router.kept import find_records
-from onward.router.response_creation import ResponseEventWriter
-from onward.router.responses import ClusterResponseStore
-from onward.router.route import RoutedStream
-from onward.shelf import records as shelf_records
-from onward.shelf.core import StreamStoreCore
-from onward.shelf.records import EntryTable
-from onward.web import response_endpoint, tasks
-from onward.web.keys import Caller
-from onward.web.response_ids import PREFIX, response_not_found
-from onward.web.tasks import TaskPool
+from onward.router.endpoints.responses import ResponseEventWriter
+from onward.router.record_lookup import find_records
+from onward.router.response_store import ClusterResponseStore
+from onward.router.routed_stream import RoutedStream
+from onward.stream_store import entries as shelf_records
+from onward.stream_store.entries import EntryTable
+from onward.stream_store.store_core import StreamStoreCore
+from onward.web import task_pool
+from onward.web.auth.api_key_table import Caller
+from onward.web.openai_api import response_endpoint
+from onward.web.openai_api.response_ids import PREFIX, response_not_found
+from onward.web.task_pool import TaskPool
 from tests.sabotage_kinds import Patches, Sabotage
 
 STORED = "tests/api/responses/test_stored.py::"
@@ -84,7 +85,7 @@ def _find_anybody_s(patch: Patches) -> None:
     ) -> Any:
         return await original(self, request_id, epoch, **more)
 
-    patch.around(stored, "own_request_id", own)
+    patch.around(response_store, "own_request_id", own)
     patch.around(StreamRegistry, "find", find)
 
 
@@ -173,22 +174,22 @@ def _evict_the_oldest_of_all(patch: Patches) -> None:
 
 
 def _keep_the_raw_body(patch: Patches) -> None:
-    patch.put(jobs, "compact", lambda body: body)
+    patch.put(request_builder, "compact", lambda body: body)
 
 
 def _let_a_caller_take_all(patch: Patches) -> None:
-    patch.put(tasks, "fits", lambda amount, own, of_others, bound, is_named: own + of_others + amount <= bound)
+    patch.put(task_pool, "fits", lambda amount, own, of_others, bound, is_named: own + of_others + amount <= bound)
 
 
 def _an_abort_fails_a_response(patch: Patches) -> None:
-    patch.put(teller.ResponseEventBuilder, "cancel", lambda self: self.failed(ABORTED))
+    patch.put(event_builder.ResponseEventBuilder, "cancel", lambda self: self.failed(ABORTED))
 
 
 def _an_abort_drops_a_response(patch: Patches) -> None:
     def worth(original: Callable, stream: LiveStream) -> EntryKind | None:
         return None if stream.request.output.aborted else original(stream)
 
-    patch.around(streams, "_entry_kind", worth)
+    patch.around(stream_registry, "_entry_kind", worth)
 
 
 def _an_abort_leaves_what_nobody_runs(patch: Patches) -> None:
@@ -196,13 +197,17 @@ def _an_abort_leaves_what_nobody_runs(patch: Patches) -> None:
 
 
 def _a_failure_passes_what_waits_for_scores(patch: Patches) -> None:
-    patch.put(ResponseFormatter, "format_error", lambda self, info: [form.event_bytes(self._teller.failed(info))])
+    patch.put(
+        ResponseFormatter,
+        "format_error",
+        lambda self, info: [response_formatters.event_bytes(self._teller.failed(info))],
+    )
 
 
 def _each_instance_cancels_what_it_keeps(patch: Patches) -> None:
     async def abort_kept(
         original: Callable, self: StreamRegistry, *what: Any, leaves_idle: bool
-    ) -> streams.AbortOutcome:
+    ) -> stream_registry.AbortOutcome:
         return await original(self, *what, leaves_idle=False)
 
     patch.around(StreamRegistry, "abort_kept", abort_kept)

@@ -9,30 +9,30 @@ from dataclasses import replace
 
 import msgspec
 
-from onward.api import jobs, starts
-from onward.api.choice import ActiveChoice, ChoiceStart
-from onward.api.jobs import RequestBuilder
-from onward.api.ledger import SubmitSpec
+from onward.api.engine_link.request_tracker import SubmitSpec
+from onward.api.lifecycle import request_builder, resume
+from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
+from onward.api.lifecycle.choice_update import ChoiceUpdate
+from onward.api.lifecycle.request_builder import RequestBuilder
+from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.other_instances import OtherInstanceCounts
-from onward.api.pieces import ChoiceUpdate
-from onward.api.prepared import PreparedRequest
-from onward.api.prompts import TextProcessor
-from onward.api.streams import StreamRegistry
-from onward.proto.request import ErrorInfo
+from onward.api.requests.prepared_request import PreparedRequest
+from onward.api.requests.text_processor import TextProcessor
+from onward.proto.engine import ErrorInfo
 from onward.proto.router import Attempt, ChoiceSnapshot, Registration, RegistrationReply, StreamProgress
-from onward.router import admin as router_admin
-from onward.router import replicas
-from onward.router.budget import RetryBudget
-from onward.router.client_side import ClientWriter
+from onward.router import instance_registry
+from onward.router.client_stream import AttemptFailure, ClientStream, FailureCause
+from onward.router.client_writer import ClientWriter
 from onward.router.core import AbortResult, Finish, RouterCore, StreamAction
-from onward.router.events import BLANK_LINE, DONE, UpstreamEvent
-from onward.router.posting import UpstreamConnectError, UpstreamConnection, UpstreamConnectionPool
-from onward.router.replicas import InstanceRegistry, Reservation
-from onward.router.retrying import RetryPolicy
-from onward.router.route import RoutedStream
-from onward.router.serving import StreamRunner
-from onward.router.stream import AttemptFailure, ClientStream, FailureCause
-from onward.router.upstream import UpstreamClient
+from onward.router.endpoints import admin as router_admin
+from onward.router.instance_registry import InstanceRegistry, Reservation
+from onward.router.retry_budget import RetryBudget
+from onward.router.retry_policy import RetryPolicy
+from onward.router.routed_stream import RoutedStream
+from onward.router.stream_runner import StreamRunner
+from onward.router.upstream_client import UpstreamClient
+from onward.router.upstream_connections import UpstreamConnectError, UpstreamConnection, UpstreamConnectionPool
+from onward.router.upstream_events import BLANK_LINE, DONE, UpstreamEvent
 from onward.text.detokenizer import Detokenizer
 from onward.text.text_stream import TextStream
 from onward.transport.http_urls import ServerUrl
@@ -78,7 +78,7 @@ def _only_the_tail_is_told(patch: Patches) -> None:
     def start_whole(original: Callable, given: ChoiceSnapshot, *rest: object) -> ChoiceStart:
         return replace(original(given, *rest), emit_from=len(given.token_ids))
 
-    patch.around(starts, "_whole_body_start", start_whole)
+    patch.around(resume, "_whole_body_start", start_whole)
 
 
 def _a_retry_starts_over(patch: Patches) -> None:
@@ -132,7 +132,7 @@ def _what_was_generated_becomes_prompt(patch: Patches) -> None:
         prompt = [*made.prompt_token_ids, *made.generated_token_ids]
         return replace(made, prompt_token_ids=prompt, generated_token_ids=[])
 
-    patch.around(jobs, "_submit_spec", order)
+    patch.around(request_builder, "_submit_spec", order)
 
 
 def _limits_count_from_the_break(patch: Patches) -> None:
@@ -140,7 +140,7 @@ def _limits_count_from_the_break(patch: Patches) -> None:
         given = [len(one.token_ids) for one in prepared.attempt.choices] or [0] * (choice + 1)
         return original(prepared, choice, max(1, max_tokens - given[choice]), *rest)
 
-    patch.around(jobs, "sampling_of", sampling)
+    patch.around(request_builder, "sampling_of", sampling)
 
 
 def _stop_strings_are_looked_for_from_the_break_on(patch: Patches) -> None:
@@ -299,7 +299,7 @@ def _probes_stand_in_line(patch: Patches) -> None:
 
 
 def _any_http_url_is_an_address(patch: Patches) -> None:
-    patch.put(replicas, "parse_server_url", lambda url: url)
+    patch.put(instance_registry, "parse_server_url", lambda url: url)
 
 
 def _only_the_kernel_s_errors_are_failed_connections(patch: Patches) -> None:

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from onward.api.ledger import RequestTracker, TrackedRequest, TrackerActions
-from onward.engine import policy, request_queue, scheduler
-from onward.engine.block_pool import BlockPool, ReclaimEstimate
+from onward.api.engine_link.request_tracker import RequestTracker, TrackedRequest, TrackerActions
 from onward.engine.core import EngineCore
 from onward.engine.main import EngineProcess
-from onward.engine.plan_draft import StepPlanBuilder
 from onward.engine.request import Request
-from onward.engine.scheduler import Scheduler
-from onward.engine.seating import SlotAllocator
+from onward.engine.scheduling import request_queue, scheduler, scheduling_policy
+from onward.engine.scheduling.block_pool import BlockPool, ReclaimEstimate
+from onward.engine.scheduling.scheduler import Scheduler
+from onward.engine.scheduling.slot_allocator import SlotAllocator
+from onward.engine.scheduling.step_plan_builder import StepPlanBuilder
 from onward.engine.slots import SlotPool
-from onward.proto.request import Submit
+from onward.proto.engine import Submit
 from onward.proto.step import StepPlan
 from tests.sabotage_kinds import Patches, Sabotage
 
@@ -37,7 +37,7 @@ def _pass_suspects_by(patch: Patches) -> None:
 
 def _let_suspects_pass(patch: Patches) -> None:
     def next_alone(original: Callable, self: Scheduler, draft: StepPlanBuilder) -> Request | None:
-        waiting = sorted(self.suspects & set(self.waiting), key=policy.queue_key)
+        waiting = sorted(self.suspects & set(self.waiting), key=scheduling_policy.queue_key)
         return original(self, draft) or next((r for r in waiting if self.allocator.can_allocate(r)), None)
 
     patch.around(Scheduler, "_choose_request_to_isolate", next_alone)
@@ -65,16 +65,16 @@ def _count_blocks_and_no_slots(patch: Patches) -> None:
 
 def _keep_room_for_the_first_only(patch: Patches) -> None:
     def in_line(original: Callable, self: Scheduler, request: Request) -> list[Request]:
-        return sorted(original(self, request), key=policy.queue_key)[:1]
+        return sorted(original(self, request), key=scheduling_policy.queue_key)[:1]
 
     patch.around(Scheduler, "_in_line_before", in_line)
 
 
 def _preempt_for_one_slot(patch: Patches) -> None:
-    def is_met(original: Callable, self: policy.CapacityShortage, num_blocks: int, num_victims: int) -> bool:
+    def is_met(original: Callable, self: scheduling_policy.CapacityShortage, num_blocks: int, num_victims: int) -> bool:
         return original(replace(self, slots=min(1, self.slots)), num_blocks, num_victims)
 
-    patch.around(policy.CapacityShortage, "is_met", is_met)
+    patch.around(scheduling_policy.CapacityShortage, "is_met", is_met)
 
 
 def _no_overlap_while_a_suspect_waits(patch: Patches) -> None:
@@ -104,7 +104,7 @@ def _preempt_without_enough_room(patch: Patches) -> None:
         original: Callable,
         needer: Request,
         running: list[Request],
-        shortage: policy.CapacityShortage,
+        shortage: scheduling_policy.CapacityShortage,
         reclaim: ReclaimEstimate,
         *,
         same_priority: bool,
@@ -114,7 +114,7 @@ def _preempt_without_enough_room(patch: Patches) -> None:
         found = original(needer, running, shortage, reclaim, same_priority=same_priority)
         return found or [request for request in running if request.priority > needer.priority]
 
-    patch.around(policy, "choose_victims", choose)
+    patch.around(scheduling_policy, "choose_victims", choose)
 
 
 def _count_every_block_of_a_victim(patch: Patches) -> None:
@@ -129,10 +129,10 @@ def _spare_no_victim(patch: Patches) -> None:
 
 
 def _victims_grow(patch: Patches) -> None:
-    def is_met(original: Callable, self: policy.CapacityShortage, num_blocks: int, num_victims: int) -> bool:
+    def is_met(original: Callable, self: scheduling_policy.CapacityShortage, num_blocks: int, num_victims: int) -> bool:
         return original(self, num_blocks - min(self.num_growth_blocks, num_victims), num_victims)
 
-    patch.around(policy.CapacityShortage, "is_met", is_met)
+    patch.around(scheduling_policy.CapacityShortage, "is_met", is_met)
 
 
 def _count_shared_blocks_as_room(patch: Patches) -> None:
@@ -149,18 +149,18 @@ def _forget_the_first_in_line(patch: Patches) -> None:
 
 
 def _believe_any_waiting_time(patch: Patches) -> None:
-    patch.put(policy, "credited_arrival_s", lambda now_s, waited_s: now_s - waited_s)
+    patch.put(scheduling_policy, "credited_arrival_s", lambda now_s, waited_s: now_s - waited_s)
 
 
 def _forget_earlier_waiting(patch: Patches) -> None:
-    patch.put(policy, "credited_arrival_s", lambda now_s, waited_s: now_s)
+    patch.put(scheduling_policy, "credited_arrival_s", lambda now_s, waited_s: now_s)
 
 
 def _settle_ties_by_id(patch: Patches) -> None:
     def queue_key(original: Callable, request: Request) -> tuple:
         return request.priority, request.arrival_s, 0, request.request_id
 
-    for module in (policy, request_queue):
+    for module in (scheduling_policy, request_queue):
         patch.around(module, "queue_key", queue_key)
 
 
@@ -193,7 +193,9 @@ def _the_engine_does_not_say_what_it_runs_alone(patch: Patches) -> None:
 
 
 def _engine_deaths_make_no_suspects(patch: Patches) -> None:
-    patch.around(policy, "is_suspect", lambda original, crash_charges, engine_deaths: original(crash_charges, 0))
+    patch.around(
+        scheduling_policy, "is_suspect", lambda original, crash_charges, engine_deaths: original(crash_charges, 0)
+    )
 
 
 TABLE = [

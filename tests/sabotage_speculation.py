@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from onward.engine import policy
 from onward.engine.request import Request
-from onward.engine.seating import SlotAllocator
-from onward.proto.sampling import SamplingParams
-from onward.worker.speculation.block_names import DraftBlockHashes, HashedPrefix
-from onward.worker.speculation.drafting import DraftManager
-from onward.worker.speculation.drafting_round import DraftRound
+from onward.engine.scheduling import scheduling_policy
+from onward.engine.scheduling.slot_allocator import SlotAllocator
+from onward.proto.sampling_params import SamplingParams
+from onward.worker.speculation.draft_block_hashes import DraftBlockHashes, HashedPrefix
+from onward.worker.speculation.draft_manager import DraftManager
+from onward.worker.speculation.draft_round import DraftRound
 from onward.worker.speculation.proposer import ComputedSpan, DraftRequest
 from tests.sabotage_kinds import Patches, Sabotage
 
@@ -30,7 +30,7 @@ CHUNKING = EAGLE + "test_drafts_are_those_of_the_plain_layer_in_any_chunking"
 
 
 def _keep_kv_of_rejected_drafts(patch: Patches) -> None:
-    from onward.worker.speculation.draft_model import DraftModelProposer
+    from onward.worker.speculation.draft_model_proposer import DraftModelProposer
 
     def take_list(original: Callable, self: DraftModelProposer, wish: DraftRequest) -> None:
         num_fed = self._fed[wish.slot].num_computed
@@ -41,7 +41,7 @@ def _keep_kv_of_rejected_drafts(patch: Patches) -> None:
 
 
 def _noise_of_the_next_position(patch: Patches) -> None:
-    from onward.worker.speculation.draft_drawing import DraftSampler
+    from onward.worker.speculation.draft_sampler import DraftSampler
 
     def draw(
         original: Callable, self: DraftSampler, logits: Any, wishes: list[DraftRequest], depths: list[int]
@@ -52,22 +52,22 @@ def _noise_of_the_next_position(patch: Patches) -> None:
 
 
 def _noise_of_the_first_choice(patch: Patches) -> None:
-    from onward.worker.speculation import draft_drawing
+    from onward.worker.speculation import draft_sampler
 
     def draw(original: Callable, sampling: SamplingParams, position: int) -> object:
         return original(msgspec.structs.replace(sampling, choice_index=0), position)
 
-    patch.around(draft_drawing, "Draw", draw)
+    patch.around(draft_sampler, "Draw", draw)
 
 
 def _penalties_of_rejected_drafts_stay(patch: Patches) -> None:
-    from onward.worker.penalties import LogitsProcessor
+    from onward.worker.logits_processors.penalties import LogitsProcessor
 
     patch.put(LogitsProcessor, "copy", lambda self: self)
 
 
 def _drafts_are_not_penalized_for_each_other(patch: Patches) -> None:
-    from onward.worker.speculation.draft_drawing import DraftSampler
+    from onward.worker.speculation.draft_sampler import DraftSampler
 
     def draw(original: Callable, self: DraftSampler, *given: Any) -> list:
         kept = {slot: rules.copy() for slot, rules in self._drafted.items()}
@@ -79,13 +79,13 @@ def _drafts_are_not_penalized_for_each_other(patch: Patches) -> None:
 
 
 def _penalties_of_the_last_request_stay(patch: Patches) -> None:
-    from onward.worker.speculation.draft_drawing import DraftSampler
+    from onward.worker.speculation.draft_sampler import DraftSampler
 
     patch.put(DraftSampler, "on_assign", lambda self, slot: None)
 
 
 def _penalties_stay_behind_the_list(patch: Patches) -> None:
-    from onward.worker.speculation.draft_drawing import DraftSampler
+    from onward.worker.speculation.draft_sampler import DraftSampler
 
     def rules_of(original: Callable, self: DraftSampler, wish: DraftRequest, tokens: Any) -> object:
         known = self._known.get(wish.slot)
@@ -113,7 +113,7 @@ def _written_blocks_keep_their_names(patch: Patches) -> None:
 
 
 def _names_for_what_is_not_computed_yet(patch: Patches) -> None:
-    from onward.worker.speculation.draft_model import DraftModelProposer
+    from onward.worker.speculation.draft_model_proposer import DraftModelProposer
 
     def give_names(original: Callable, self: DraftModelProposer, wish: DraftRequest) -> None:
         fed = self._fed[wish.slot]
@@ -123,7 +123,7 @@ def _names_for_what_is_not_computed_yet(patch: Patches) -> None:
 
 
 def _a_slot_keeps_what_its_last_request_had_computed(patch: Patches) -> None:
-    from onward.worker.speculation.draft_model import DraftModelProposer
+    from onward.worker.speculation.draft_model_proposer import DraftModelProposer
 
     def assigned(original: Callable, self: DraftModelProposer, slot: int, num_tokens: int, num_computed: int) -> None:
         num_fed = self._fed[slot].num_computed
@@ -140,7 +140,7 @@ def _the_draft_models_memory_is_not_counted(patch: Patches) -> None:
 
 
 def _a_draft_layers_memory_is_not_counted(patch: Patches) -> None:
-    from onward.worker.speculation.eagle import EagleProposerFactory
+    from onward.worker.speculation.eagle_proposer import EagleProposerFactory
 
     patch.put(EagleProposerFactory, "bytes_per_block", 1)
 
@@ -163,7 +163,7 @@ def _draft_beyond_the_context(patch: Patches) -> None:
 
 
 def _hidden_states_of_the_next_row(patch: Patches) -> None:
-    from onward.worker.speculation.eagle import EagleProposer
+    from onward.worker.speculation.eagle_proposer import EagleProposer
 
     def with_tokens_behind(span: ComputedSpan) -> ComputedSpan:
         count = min(span.count, span.num_tokens - 1 - span.start)
@@ -173,7 +173,7 @@ def _hidden_states_of_the_next_row(patch: Patches) -> None:
 
 
 def _pairs_of_a_state_and_its_own_token(patch: Patches) -> None:
-    from onward.worker.speculation.eagle import EagleProposer
+    from onward.worker.speculation.eagle_proposer import EagleProposer
 
     def computed(original: Callable, self: EagleProposer, spans: Sequence[ComputedSpan], outputs: Callable) -> None:
         tokens = self._around.tokens.copy()
@@ -185,7 +185,7 @@ def _pairs_of_a_state_and_its_own_token(patch: Patches) -> None:
 
 
 def _drafted_pairs_at_the_position_of_their_token(patch: Patches) -> None:
-    from onward.worker.speculation.eagle import EagleProposer
+    from onward.worker.speculation.eagle_proposer import EagleProposer
 
     def draft(
         original: Callable, self: EagleProposer, wishes: Sequence[DraftRequest], hidden: Any, round_: DraftRound
@@ -197,7 +197,7 @@ def _drafted_pairs_at_the_position_of_their_token(patch: Patches) -> None:
 
 
 def _what_the_layer_said_last_is_not_kept(patch: Patches) -> None:
-    from onward.worker.speculation.eagle import EagleProposer
+    from onward.worker.speculation.eagle_proposer import EagleProposer
 
     def computed(original: Callable, self: EagleProposer, spans: Sequence[ComputedSpan], outputs: Callable) -> None:
         before = self._outputs.copy()
@@ -210,7 +210,7 @@ def _what_the_layer_said_last_is_not_kept(patch: Patches) -> None:
 
 
 def _pairs_that_nobody_has_computed_count(patch: Patches) -> None:
-    from onward.worker.speculation.eagle import EagleProposer
+    from onward.worker.speculation.eagle_proposer import EagleProposer
 
     def assigned(original: Callable, self: EagleProposer, slot: int, num_tokens: int, num_computed: int) -> None:
         original(self, slot, num_tokens, num_computed)
@@ -227,16 +227,18 @@ def _a_peers_guesses_are_used_late(patch: Patches) -> None:
 
 
 def _one_mask_for_all_rows(patch: Patches) -> None:
-    from onward.worker import drawing
+    from onward.worker import step_sampler
 
-    patch.put(drawing, "_rows_at_once", lambda chain: range(1 + len(chain.drafts)))
+    patch.put(step_sampler, "_rows_at_once", lambda chain: range(1 + len(chain.drafts)))
 
 
 def _a_peers_guesses_are_too_dear(patch: Patches) -> None:
-    def num_drafts(original: Callable, limit: int, record: Any, load: policy.StepLoad, num_given: int = 0) -> int:
+    def num_drafts(
+        original: Callable, limit: int, record: Any, load: scheduling_policy.StepLoad, num_given: int = 0
+    ) -> int:
         return original(limit, record, load)
 
-    patch.around(policy, "choose_num_drafts", num_drafts)
+    patch.around(scheduling_policy, "choose_num_drafts", num_drafts)
 
 
 def _draft_beyond_the_longest_output(patch: Patches) -> None:

@@ -6,18 +6,19 @@ from contextlib import nullcontext
 import msgspec
 from numba.core.caching import UserProvidedCacheLocator
 
-from onward import extras
-from onward.api.requests import ChatCompletionRequest, GenerationRequest
+from onward import optional_packages
+from onward.api.requests.schemas import ChatCompletionRequest, GenerationRequest
 from onward.cli import start_summary
 from onward.kernels.cpu import compile_progress
 from onward.kernels.cpu.cache_locator import KernelCacheLocator
-from onward.models import file_facts, fingerprint
-from onward.obs import memory_groups
+from onward.models import fingerprint
+from onward.models.loader import file_property_cache
+from onward.obs import cgroup_memory
 from onward.proto.router import Attempt
-from onward.router import origin
-from onward.router.stream import ClientStream
+from onward.router import client_request
+from onward.router.client_stream import ClientStream
 from onward.supervisor import oom
-from onward.supervisor.children import ChildProcess
+from onward.supervisor.child_process import ChildProcess
 from onward.supervisor.oom import OomEvidence, OomWatch
 from tests.sabotage_kinds import Patches, Sabotage
 
@@ -29,7 +30,7 @@ TORCHLESS = "tests/e2e/test_without_torch.py::"
 
 
 def _look_for_no_package(patch: Patches) -> None:
-    patch.put(extras, "find_spec", lambda name: name)
+    patch.put(optional_packages, "find_spec", lambda name: name)
 
 
 def _torch_in_every_fingerprint(patch: Patches) -> None:
@@ -37,12 +38,12 @@ def _torch_in_every_fingerprint(patch: Patches) -> None:
 
 
 def _own_group_only(patch: Patches) -> None:
-    patch.around(memory_groups, "_cgroup_and_ancestors", lambda original, *place: original(*place)[:1])
+    patch.around(cgroup_memory, "_cgroup_and_ancestors", lambda original, *place: original(*place)[:1])
 
 
 def _max_without_high(patch: Patches) -> None:
     patch.around(
-        memory_groups, "_number", lambda original, path: None if path.name == "memory.high" else original(path)
+        cgroup_memory, "_number", lambda original, path: None if path.name == "memory.high" else original(path)
     )
 
 
@@ -70,7 +71,7 @@ def _records_without_the_default(patch: Patches) -> None:
     def replace_but(original: Callable, changed: object, **fields: object) -> object:
         return original(changed, **{name: value for name, value in fields.items() if name != "default_max_tokens"})
 
-    patch.around(origin, "replace", replace_but)
+    patch.around(client_request, "replace", replace_but)
 
 
 def _a_default_for_chats(patch: Patches) -> None:
@@ -86,7 +87,7 @@ def _kernels_from_writable_folders_only(patch: Patches) -> None:
 
 
 def _facts_must_be_kept(patch: Patches) -> None:
-    patch.shadow(file_facts, "OSError", KeyError)
+    patch.shadow(file_property_cache, "OSError", KeyError)
 
 
 def _no_word_about_a_small_pool(patch: Patches) -> None:

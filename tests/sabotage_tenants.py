@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 
-from onward.api import jobs
-from onward.api.jobs import RequestBuilder
-from onward.grammar.check_process import GrammarChecker, GrammarCheckerProcess
-from onward.proto.request import ErrorInfo
-from onward.router import origin
-from onward.router.stream import ClientStream as RouterStream
-from onward.router.tokenizing import RoutingTokenizer as RouterTokenizing
+from onward.api.lifecycle import request_builder
+from onward.api.lifecycle.request_builder import RequestBuilder
+from onward.grammar.grammar_checker import GrammarChecker, GrammarCheckerProcess
+from onward.proto.engine import ErrorInfo
+from onward.router import client_request
+from onward.router.client_stream import ClientStream as RouterStream
+from onward.router.routing_tokenizer import RoutingTokenizer as RouterTokenizing
 from onward.text import length_check, tokenizer
-from onward.web import body, body_parts, http
-from onward.web.fair_order import FairScheduler, FairSchedulerLimits, RefusedWorkBudget
-from onward.web.pace import BODY_BYTE_RATE, BodyMemoryLimit, CallerThrottle, RefusalThrottle
-from onward.web.paced_callers import ThrottledBody
+from onward.web import asgi, body_parts, json_body
+from onward.web.caller_throttle import BODY_BYTE_RATE, BodyMemoryLimit, CallerThrottle, RefusalThrottle
+from onward.web.fair_scheduler import FairScheduler, FairSchedulerLimits, RefusedWorkBudget
+from onward.web.throttle_middleware import ThrottledBody
 from tests.sabotage_kinds import Patches, Sabotage
 
 LENGTHS = "tests/text/test_length_check.py::"
@@ -121,7 +121,7 @@ def _an_instance_lets_resumed_streams_in(patch: Patches) -> None:
     def order(original: Callable, prepared: Any, begun: Any) -> Any:
         return replace(original(prepared, begun), admit_as_new=bool(prepared.attempt.skip_to))
 
-    patch.around(jobs, "_submit_spec", order)
+    patch.around(request_builder, "_submit_spec", order)
 
 
 def _a_router_says_that_resumed_streams_were_let_in(patch: Patches) -> None:
@@ -141,15 +141,15 @@ def _errors_keep_bodies(patch: Patches) -> None:
         await asyncio.wait([working])
         working.result()
 
-    patch.put(http, "run_until_disconnect", while_connected)
+    patch.put(asgi, "run_until_disconnect", while_connected)
 
 
 def _parts_are_not_counted(patch: Patches) -> None:
-    patch.put(body, "check_parts", lambda _: None)
+    patch.put(json_body, "check_parts", lambda _: None)
 
 
 def _a_router_does_not_count_parts(patch: Patches) -> None:
-    patch.put(origin, "check_parts", lambda _: None)
+    patch.put(client_request, "check_parts", lambda _: None)
 
 
 def _parts_within_strings_are_counted(patch: Patches) -> None:
@@ -177,7 +177,7 @@ def _all_refusals_are_the_callers_fault(patch: Patches) -> None:
     async def respond_error(original: Callable, send: Any, info: ErrorInfo, body: bytes | None = None) -> None:
         await original(send, msgspec.structs.replace(info, code="rate_limited"), body)
 
-    patch.around(http, "respond_error", respond_error)
+    patch.around(asgi, "respond_error", respond_error)
 
 
 def _any_number_waits(patch: Patches) -> None:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.fair_records import FairRecordStore, RecordLimits
-from onward.shares import within_fair_share
+from onward.fair_record_store import FairRecordStore, RecordLimits
+from onward.fair_share import within_fair_share
 
 CALLERS: tuple[str, ...] = ("a", "b", "c")
 MAX_RECORDS, MAX_BYTES = 9, 900

@@ -8,11 +8,11 @@ from onward.config import EngineConfig
 from onward.errors import InvalidRequest, OnwardError, Unavailable
 from onward.llm import LLM, Completion, SamplingOptions
 from onward.offline.output import OfflineRequest
+from onward.proto.engine import TokenDelta
 from onward.proto.model import ModelConfig, PreparedModel
-from onward.proto.request import TokenDelta
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import AssignSlot, SlotFailed, StepPlan, StepResult
-from onward.sim.worker import HashWorker, expected_output
+from onward.sim.hash_worker import HashWorker, expected_output
 from tests.api import small_model
 from tests.models import checkpoints
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward import log
-from onward.web import audit
-from onward.web.keys import Caller
+from onward.web.auth import audit_log
+from onward.web.auth.api_key_table import Caller
 
 FORGED = "i-1\n2026-01-01 00:00:00,000 api-0      INFO    audit caller=ops action=drain targets=1"
 BREAKS = ["\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
@@ -69,7 +69,7 @@ def test_an_instance_s_id_forges_no_audit_line(capsys: pytest.CaptureFixture[str
             raise ValueError(FORGED)
         except ValueError:
             logging.getLogger("onward.test").exception("a fault of ours")
-        audit.log_action(Caller("ops", "admin"), "drain", 1)
+        audit_log.log_action(Caller("ops", "admin"), "drain", 1)
     finally:
         root.handlers[:] = before
         root.setLevel(level)

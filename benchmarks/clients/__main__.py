@@ -30,14 +30,14 @@ from benchmarks.serving import ServeProcess
 from onward import config
 from onward.bench import load as onward_load
 from onward.bench.load import BenchTarget
-from onward.models import store
+from onward.models.loader import model_store
 from onward.proto.model import PreparedModel
 
 
 def main() -> int:
     args, flags = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as with Ctrl-C, what was started is stopped first
-    model = store.prepare(config.DEFAULT_MODEL)
+    model = model_store.prepare(config.DEFAULT_MODEL)
     name = paced_server.MODEL if args.paced else model.name
     args.out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="clients-", dir=args.out))

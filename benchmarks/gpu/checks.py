@@ -16,22 +16,22 @@ from benchmarks.gpu.paged_case import (
     random,
     rotary_tables,
 )
+from onward.kernels import torch_reference
 from onward.kernels.torch_ops import TorchOps
-from onward.kernels.triton import reference
+from onward.kernels.triton.accumulate_rows import accumulate_rows
 from onward.kernels.triton.activation import silu_and_mul
-from onward.kernels.triton.add_rows import accumulate_rows
 from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
 from onward.kernels.triton.chunk_tiles import chunk_tiles
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
-from onward.kernels.triton.forbid import apply_token_bitmask
-from onward.kernels.triton.linear import invariant_linear
-from onward.kernels.triton.linear_plan import LinearPlan
-from onward.kernels.triton.log_totals import logsumexp
-from onward.kernels.triton.norm import add_rms_norm, rms_norm
-from onward.kernels.triton.one_row_linear import SingleRowPlan, single_row_linear
-from onward.kernels.triton.rotary import rotate_and_store
+from onward.kernels.triton.invariant_linear import invariant_linear
+from onward.kernels.triton.invariant_linear_plan import LinearPlan
+from onward.kernels.triton.logsumexp import logsumexp
+from onward.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from onward.kernels.triton.rotate_and_store import rotate_and_store
 from onward.kernels.triton.sampling import FilterParams, SampleInputs, SampleScratch, sample
+from onward.kernels.triton.single_row_linear import SingleRowPlan, single_row_linear
 from onward.kernels.triton.split_softmax import FIXED_SPLITS, WHOLE
+from onward.kernels.triton.token_bitmask import apply_token_bitmask
 
 TOLERANCE = 1e-2
 EPS = 1e-6
@@ -59,9 +59,9 @@ def decode_error(
     assert not scratch.tickets.any(), "tickets are put back"
     worst, rows, expected = 0.0, [row for row, length in enumerate(lengths) if length], []
     for row in rows:
-        keys, values = reference.history(kv, tables[row], lengths[row])
+        keys, values = torch_reference.history(kv, tables[row], lengths[row])
         worst = max(worst, error(keys[-1], k[row]), error(values[-1], v[row]))
-        expected.append(reference.attention(q[row : row + 1], keys, values, lengths[row] - 1))
+        expected.append(torch_reference.attention(q[row : row + 1], keys, values, lengths[row] - 1))
     assert int(torch.isfinite(kv).sum()) <= num_finite + k[rows].numel() + v[rows].numel(), (
         "only new places are written"
     )
@@ -84,9 +84,9 @@ def _turned(qkv, heads: Heads, norms, rotary, positions) -> tuple[torch.Tensor, 
     sizes = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
     q, k, v = qkv.double().view(len(qkv), -1, heads.dim).split(sizes, dim=1)
     if norms is not None:
-        q, k = reference.rms_norm(q, norms[0], EPS), reference.rms_norm(k, norms[1], EPS)
+        q, k = torch_reference.rms_norm(q, norms[0], EPS), torch_reference.rms_norm(k, norms[1], EPS)
     cos, sin = rotary[0][positions], rotary[1][positions]
-    return reference.rotate(q, cos, sin), reference.rotate(k, cos, sin), v
+    return torch_reference.rotate(q, cos, sin), torch_reference.rotate(k, cos, sin), v
 
 
 def chunk_error(heads: Heads, block_size: int, chunks: Sequence[tuple[int, int]], plan: ChunkPlan) -> float:
@@ -104,8 +104,8 @@ def chunk_error(heads: Heads, block_size: int, chunks: Sequence[tuple[int, int]]
     chunk_attention(q, kv, tables, on_device(chunk_tiles(spans, heads.group, plan.rows)), out, plan)
     worst, row, largest = 0.0, 0, 0.0
     for request, start, count in spans:
-        keys, values = reference.history(kv, tables[request], start + count)
-        expected = reference.attention(q[row : row + count], keys, values, start)
+        keys, values = torch_reference.history(kv, tables[request], start + count)
+        expected = torch_reference.attention(q[row : row + count], keys, values, start)
         found = out[row : row + count]
         if not torch.isfinite(found).all():
             return float("inf")
@@ -137,16 +137,16 @@ def norm_error(rows: int, size: int, *, adds: bool) -> float:
     x, residual, weight, out = random(rows, size), random(rows, size), random(size), poisoned(rows, size)
     if not adds:
         rms_norm(x, weight, EPS, out)
-        return error(out, reference.rms_norm(x, weight, EPS))
+        return error(out, torch_reference.rms_norm(x, weight, EPS))
     total = x.double() + residual.double()
     add_rms_norm(x, residual, weight, EPS, out)
-    return max(error(residual, total), error(out, reference.rms_norm(residual, weight, EPS)))
+    return max(error(residual, total), error(out, torch_reference.rms_norm(residual, weight, EPS)))
 
 
 def silu_gate_error(rows: int, size: int) -> float:
     gate_up, out = 3 * random(rows, 2 * size), poisoned(rows, size)
     silu_and_mul(gate_up, out)
-    return error(out, reference.silu_and_mul(gate_up))
+    return error(out, torch_reference.silu_and_mul(gate_up))
 
 
 def add_rows_differences(rows: int, size: int, chunks: Sequence[int]) -> int:
@@ -182,11 +182,11 @@ def one_row_error(
         weight = weight.to(torch.float8_e4m3fn)
     out = random(1, num_outputs) if adds else poisoned(1, num_outputs)
     norm = (random(num_inputs), EPS) if normed else None
-    expected = (reference.rms_norm(x, *norm) if norm else x.double()) @ weight.double().T
+    expected = (torch_reference.rms_norm(x, *norm) if norm else x.double()) @ weight.double().T
     if scales is not None:
         expected = expected * scales.double()
     if gates:
-        expected = reference.silu_and_mul(expected)
+        expected = torch_reference.silu_and_mul(expected)
     if adds:
         expected = expected + out.double()
     single_row_linear(
@@ -202,7 +202,7 @@ def linear_error(
     out = poisoned(rows, num_outputs)
     invariant_linear(x, weight, out, plan, gates=gates, overlap=overlap)
     expected = x.double() @ weight.double().T
-    return error(out, reference.silu_and_mul(expected) if gates else expected)
+    return error(out, torch_reference.silu_and_mul(expected) if gates else expected)
 
 
 def linear_differences(num_inputs: int, num_outputs: int, plans: Sequence[LinearPlan], *, gates: bool) -> int:
@@ -243,8 +243,10 @@ def sampling_mistakes(rows: int, size: int, *, cut: bool, dtype: torch.dtype = t
         elif temperatures[row] == 0.0:
             mistakes += tokens[row] != int(logits[row].float().argmax())
         else:
-            weights = reference.filtered_weights(logits[row], temperatures[row], top_ks[row], top_ps[row], min_ps[row])
-            number = reference.uniform(seeds[row] % 2**64, row % 3, positions[row])
+            weights = torch_reference.filtered_weights(
+                logits[row], temperatures[row], top_ks[row], top_ps[row], min_ps[row]
+            )
+            number = torch_reference.uniform(seeds[row] % 2**64, row % 3, positions[row])
             mistakes += not _lies_in(weights, tokens[row], number)
     return mistakes
 

@@ -10,7 +10,7 @@ from benchmarks.gpu import checks
 from benchmarks.gpu.paged_case import QWEN3_0_6B, QWEN3_8B, Heads
 from onward.kernels.triton.chunk_attention import ChunkPlan
 from onward.kernels.triton.decode_attention import DecodePlan
-from onward.kernels.triton.linear_plan import LinearPlan
+from onward.kernels.triton.invariant_linear_plan import LinearPlan
 
 SHAPES = [
     QWEN3_0_6B, QWEN3_8B, Heads(8, 8, 128), Heads(64, 8, 128), Heads(9, 3, 64), Heads(14, 2, 64), Heads(20, 1, 64),

@@ -7,8 +7,8 @@ A base run reads all streams at once. Each line then computes them in another wa
 are printed) and finish reasons with the base run, and prints how many streams differ and at which token first. The exit
 status is 1 if a stream differs, or if a line shows nothing since, for example, no request was preempted.
 
-SHAPE is one of `onward.bench.shapes`, with weights made on the device. With --model a folder with a `config.json` is served
-instead. On CUDA the server runs with --deterministic, on the CPU with --quantization int8; FLAGS come later and win, so
+SHAPE is one of `onward.bench.model_shapes`, with weights made on the device. With --model a folder with a `config.json` is
+served instead. On CUDA the server runs with --deterministic, on the CPU with --quantization int8; FLAGS come later and win, so
 `-- --no-deterministic` shows what the check finds without the promise.
 """
 
@@ -31,7 +31,7 @@ from benchmarks.gpu.exactness_requests import KINDS, Requests
 from benchmarks.gpu.stream_client import CompletionsClient
 from benchmarks.gpu.stream_outputs import BrokenStream, ComparisonResult, StreamOutput
 from benchmarks.serving import ServeProcess
-from onward.bench.shapes import SHAPES, write_config, write_tokenizer
+from onward.bench.model_shapes import SHAPES, write_config, write_tokenizer
 
 DEVICE_FLAGS = {
     "cuda": ["--deterministic", "--max-num-batched-tokens", "16384", "--max-num-seqs", "256", "--api-processes", "4"],

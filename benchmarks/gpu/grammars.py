@@ -11,9 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from onward.bench.shapes import SHAPES, write_config, write_tokenizer
+from onward.bench.model_shapes import SHAPES, write_config, write_tokenizer
 from onward.llm import LLM, SamplingOptions
-from onward.proto.sampling import Grammar
+from onward.proto.sampling_params import Grammar
 
 WORDS = Grammar("regex", "[a-z ]{1,2000}")
 PEOPLE = Grammar(

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from onward.bench.model_shapes import SHAPES, write_config
 from onward.bench.offline import workload_256
-from onward.bench.shapes import SHAPES, write_config
 from onward.llm import LLM, SamplingOptions
 
 GROUPS = {

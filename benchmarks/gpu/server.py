@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.server SHAPE [--streams 64 256] [--api-processes 6] [--clients 4] [--folder DIR] [-- FLAGS…]
 
-SHAPE is one of `onward.bench.shapes`. The requests are those of the workload "256" (or as many as there are streams), each
-streamed over a connection of its own. Clients are processes of their own; throughput is all tokens over the time from the
-first request to the last event. FLAGS go to `onward serve`. With a folder, a checkpoint of random numbers is written there
+SHAPE is one of `onward.bench.model_shapes`. The requests are those of the workload "256" (or as many as there are streams),
+each streamed over a connection of its own. Clients are processes of their own; throughput is all tokens over the time from
+the first request to the last event. FLAGS go to `onward serve`. With a folder, a checkpoint of random numbers is written there
 (unless there is one) and served; without, weights are made on the device.
 """
 
@@ -20,8 +20,8 @@ import urllib.request
 from itertools import count
 from pathlib import Path
 
+from onward.bench.model_shapes import SHAPES, write_checkpoint, write_config, write_tokenizer
 from onward.bench.offline import OfflineBenchRequest, shifted, workload_256
-from onward.bench.shapes import SHAPES, write_checkpoint, write_config, write_tokenizer
 from onward.bench.stream_load import StreamClient, dechunked
 
 START_LIMIT_S = 180.0

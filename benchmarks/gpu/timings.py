@@ -21,12 +21,12 @@ from onward.kernels.triton.activation import silu_and_mul
 from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
 from onward.kernels.triton.chunk_tiles import chunk_tiles
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
-from onward.kernels.triton.linear import invariant_linear
-from onward.kernels.triton.linear_plan import LinearPlan
-from onward.kernels.triton.norm import add_rms_norm
-from onward.kernels.triton.one_row_linear import SingleRowPlan, single_row_linear
-from onward.kernels.triton.rotary import rotate_and_store
+from onward.kernels.triton.invariant_linear import invariant_linear
+from onward.kernels.triton.invariant_linear_plan import LinearPlan
+from onward.kernels.triton.rms_norm import add_rms_norm
+from onward.kernels.triton.rotate_and_store import rotate_and_store
 from onward.kernels.triton.sampling import FilterParams, SampleInputs, SampleScratch, sample
+from onward.kernels.triton.single_row_linear import SingleRowPlan, single_row_linear
 from onward.kernels.triton.split_softmax import FIXED_SPLITS, WHOLE
 
 CACHE_BYTES = 60e6

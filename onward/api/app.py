@@ -6,30 +6,30 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
 from onward.api import openapi
-from onward.api.abort import AbortEndpoints
-from onward.api.admin import AdminEndpoints
-from onward.api.attempts import AttemptEndpoint, FindStreamEndpoint
-from onward.api.chat import ChatAdapter
-from onward.api.closing import CloseAttemptEndpoint
-from onward.api.completions import CompletionsAdapter
-from onward.api.dialect import EndpointAdapter
-from onward.api.embeddings import EmbeddingsEndpoint, EmbeddingService, RoutedEmbeddingsEndpoint
-from onward.api.generate import GenerateAdapter
-from onward.api.generation import GenerationEndpoint, GenerationRunner
-from onward.api.identity import RequestContextMiddleware
-from onward.api.jobs import ApiServices, RequestBuilder, validation_context
-from onward.api.proven import ClusterAuth
-from onward.api.registering import InstanceDescription, ProbeEndpoint
+from onward.api.endpoints.abort import AbortEndpoints
+from onward.api.endpoints.admin import AdminEndpoints
+from onward.api.endpoints.attempts import AttemptEndpoint, FindStreamEndpoint
+from onward.api.endpoints.chat import ChatAdapter
+from onward.api.endpoints.close_attempt import CloseAttemptEndpoint
+from onward.api.endpoints.cluster_auth import ClusterAuth
+from onward.api.endpoints.completions import CompletionsAdapter
+from onward.api.endpoints.embeddings import EmbeddingsEndpoint, EmbeddingService, RoutedEmbeddingsEndpoint
+from onward.api.endpoints.generate import GenerateAdapter
+from onward.api.endpoints.tokenize import TokenizeEndpoints
+from onward.api.endpoints.tokenizer_files import TokenizerEndpoint
+from onward.api.endpoints.wrong_role import WrongRoleEndpoint
+from onward.api.lifecycle.endpoint_adapter import EndpointAdapter
+from onward.api.lifecycle.generation_runner import GenerationEndpoint, GenerationRunner
+from onward.api.lifecycle.request_builder import ApiServices, RequestBuilder, validation_context
+from onward.api.lifecycle.stream_registry import StreamRegistry
+from onward.api.requests.request_context import RequestContextMiddleware
 from onward.api.responses.background import BackgroundResponses
-from onward.api.responses.dialect import ResponseRequestBuilder, ResponsesAdapter
-from onward.api.responses.endpoint import CreateResponseEndpoint
-from onward.api.responses.for_routers import RoutedResponseEndpoint
-from onward.api.responses.form import make_response_formatter as response_form_of
-from onward.api.responses.stored import InstanceResponseStore
-from onward.api.streams import StreamRegistry
-from onward.api.telling_text import TokenizerEndpoint
-from onward.api.tokenizing import TokenizeEndpoints
-from onward.api.wrong_role import WrongRoleEndpoint
+from onward.api.responses.create_endpoint import CreateResponseEndpoint
+from onward.api.responses.response_formatters import make_response_formatter as response_form_of
+from onward.api.responses.response_store import InstanceResponseStore
+from onward.api.responses.responses_adapter import ResponseRequestBuilder, ResponsesAdapter
+from onward.api.responses.router_endpoint import RoutedResponseEndpoint
+from onward.api.router_registration import InstanceDescription, ProbeEndpoint
 from onward.obs.metrics import Registry
 from onward.proto.router import (
     ABORT_PATH,
@@ -43,16 +43,23 @@ from onward.proto.router import (
     TOKENIZE_PATH,
     TOKENIZER_FILES_PATH,
 )
-from onward.web import docs_page, response_ids, root_page
-from onward.web.allowed_hosts import AllowedHosts
-from onward.web.application import make_starlette_app
-from onward.web.browsers import with_cors
-from onward.web.callers import ActiveKeys, Authenticator, ConnectionLimitMiddleware, GuardedRoute, RouteAccess
-from onward.web.cross_site import CrossSiteGuard
-from onward.web.envelope import RequestIdMiddleware, first_refusal, respond_refusal
-from onward.web.media_type import check_content_type
-from onward.web.paced_callers import ThrottleMiddleware
-from onward.web.response_endpoint import StoredResponseEndpoint
+from onward.web import docs_page, root_page
+from onward.web.auth.allowed_hosts import AllowedHosts
+from onward.web.auth.authenticator import (
+    ActiveKeys,
+    Authenticator,
+    ConnectionLimitMiddleware,
+    GuardedRoute,
+    RouteAccess,
+)
+from onward.web.auth.content_type import check_content_type
+from onward.web.auth.cors import with_cors
+from onward.web.auth.cross_site import CrossSiteGuard
+from onward.web.openai_api import response_ids
+from onward.web.openai_api.response_endpoint import StoredResponseEndpoint
+from onward.web.request_id_middleware import RequestIdMiddleware, first_refusal, respond_refusal
+from onward.web.starlette_app import make_starlette_app
+from onward.web.throttle_middleware import ThrottleMiddleware
 
 
 def build_app(

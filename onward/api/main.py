@@ -18,19 +18,19 @@ import uvloop
 
 from onward import log
 from onward.api.process import ApiProcess, Runtime
-from onward.api.prompts import TextProcessor
-from onward.api.work_queues import TEMPLATE_LIMITS
-from onward.chance import SystemRandomSource
+from onward.api.requests.preprocessing_executors import TEMPLATE_LIMITS
+from onward.api.requests.text_processor import TextProcessor
 from onward.clock import SystemClock
 from onward.errors import OnwardError
 from onward.proto.control import StartApi, StartFailed
-from onward.text.prompt_tokens import read_tokenizer_files
-from onward.transport.control import ControlChannel, join_supervisor
-from onward.transport.shelf import StreamStoreClientSocket
-from onward.transport.zmq import EngineClientSocket
-from onward.web.connections import ConnectionLimits
-from onward.web.server import HttpServer, tls_files
-from onward.web.template_jail import TemplateSandboxPool
+from onward.random_source import SystemRandomSource
+from onward.text.prompt_tokenizer import read_tokenizer_files
+from onward.transport.control_channel import ControlChannel, join_supervisor
+from onward.transport.stream_store_sockets import StreamStoreClientSocket
+from onward.transport.zmq_sockets import EngineClientSocket
+from onward.web.server.connection_tracker import ConnectionLimits
+from onward.web.server.http_server import HttpServer, tls_files
+from onward.web.template_sandbox import TemplateSandboxPool
 
 M_MMAP_THRESHOLD = -3
 """As `malloc.h` has it."""

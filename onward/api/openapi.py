@@ -12,22 +12,22 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward.api.embedding_request import EmbeddingRequest
-from onward.api.request_checks import (
+from onward.api.endpoints.tokenize import DetokenizeRequest, TokenizeRequest
+from onward.api.requests.embedding_request import EmbeddingRequest
+from onward.api.requests.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, ValidationContext
+from onward.api.requests.validation import (
     MAX_CACHE_SALT_LENGTH,
     MAX_DEADLINE_MS,
     MAX_LOGPROBS,
     MAX_REPETITION_PENALTY,
     MAX_THINKING_BUDGET,
 )
-from onward.api.requests import ChatCompletionRequest, CompletionRequest, GenerateRequest, ValidationContext
-from onward.api.responses.body import CreateResponseRequest
-from onward.api.tokenizing import DetokenizeRequest, TokenizeRequest
+from onward.api.responses.create_request import CreateResponseRequest
 from onward.version import __version__
-from onward.web.aborts import AbortRequest
-from onward.web.callers import GuardedRoute, RouteAccess
-from onward.web.response_context import CONTEXT_FIELD
-from onward.web.responses import json_response
+from onward.web.auth.authenticator import GuardedRoute, RouteAccess
+from onward.web.http_responses import json_response
+from onward.web.openai_api.abort_request import AbortRequest
+from onward.web.openai_api.previous_response import CONTEXT_FIELD
 
 PATH = "/openapi.json"
 _SCHEMAS = "#/components/schemas/{name}"

@@ -10,29 +10,29 @@ from dataclasses import dataclass
 import aiohttp
 
 from onward import log
-from onward.api.admin import AdminEndpoints
 from onward.api.app import build_app
-from onward.api.engine_client import EngineClient, EngineTransport
-from onward.api.fullness import LoadShedder
-from onward.api.jobs import ApiServices
-from onward.api.ledger import RequestTracker
+from onward.api.endpoints.admin import AdminEndpoints
+from onward.api.engine_link.engine_client import EngineClient, EngineTransport
+from onward.api.engine_link.load_shedder import LoadShedder
+from onward.api.engine_link.request_tracker import RequestTracker
+from onward.api.lifecycle.request_builder import ApiServices
+from onward.api.lifecycle.stream_registry import StreamRegistry
+from onward.api.lifecycle.stream_store_client import StreamStoreClient
+from onward.api.lifecycle.stream_store_client import StreamStoreTransport as ShelfWire
 from onward.api.other_instances import OtherInstanceCounts
-from onward.api.prompts import TextProcessor
-from onward.api.registering import InstanceDescription, RouterRegistrar
-from onward.api.shelf_link import StreamStoreClient
-from onward.api.shelf_link import StreamStoreTransport as ShelfWire
-from onward.api.streams import StreamRegistry
-from onward.api.supervisor_link import SupervisorChannel, SupervisorClient
+from onward.api.requests.preprocessing_executors import ExecutorFactory, make_executors
+from onward.api.requests.text_processor import TextProcessor
+from onward.api.router_registration import InstanceDescription, RouterRegistrar
+from onward.api.supervisor_client import SupervisorChannel, SupervisorClient
 from onward.api.unknown_fields import UnknownFieldReporter
-from onward.api.work_queues import ExecutorFactory, make_executors
-from onward.chance import RandomSource
 from onward.clock import Clock
 from onward.obs.metrics import Registry
 from onward.proto.control import ChildReady, StartApi, UpdateApiKeys
-from onward.transport.control import ChannelClosed
-from onward.web.callers import ActiveKeys
-from onward.web.keys import ApiKeyTable
-from onward.web.tasks import TaskPool
+from onward.random_source import RandomSource
+from onward.transport.control_channel import ChannelClosed
+from onward.web.auth.api_key_table import ApiKeyTable
+from onward.web.auth.authenticator import ActiveKeys
+from onward.web.task_pool import TaskPool
 
 _logger = logging.getLogger(__name__)
 

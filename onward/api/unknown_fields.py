@@ -3,7 +3,7 @@
 import logging
 
 from onward import log
-from onward.api.known_fields import format_names
+from onward.api.requests.unsupported_fields import format_names
 from onward.obs.metrics import Counter
 
 MAX_LOGGED = 256

@@ -6,24 +6,27 @@ import msgspec
 
 STAGES: list[tuple[str, tuple[str, ...]]] = [
     ("the event loop itself, and tasks of other threads", ("/asyncio/runners.py", "/uvloop/", "/onward/api/main.py")),
-    ("from the engine: decode, ledger", ("/onward/transport/", "/zmq/", "/onward/api/ledger.py")),
-    ("mailboxes, tasks", ("/onward/api/engine_client.py", "/asyncio/")),
-    ("text: tokens to characters", ("/onward/api/answer.py", "/onward/api/choice.py", "/onward/text/")),
+    ("from the engine: decode, ledger", ("/onward/transport/", "/zmq/", "/onward/api/engine_link/request_tracker.py")),
+    ("mailboxes, tasks", ("/onward/api/engine_link/engine_client.py", "/asyncio/")),
+    (
+        "text: tokens to characters",
+        ("/onward/api/lifecycle/request_output.py", "/onward/api/lifecycle/active_choice.py", "/onward/text/"),
+    ),
     (
         "events: JSON, cursors",
         (
-            "/onward/api/forms.py",
-            "/onward/api/chunks.py",
-            "/onward/api/cursors.py",
-            "/onward/api/chat.py",
-            "/onward/api/completions.py",
-            "/onward/api/continuing.py",
+            "/onward/api/lifecycle/stream_formatters.py",
+            "/onward/api/lifecycle/chunk_encoder.py",
+            "/onward/api/lifecycle/cursor_tracker.py",
+            "/onward/api/endpoints/chat.py",
+            "/onward/api/endpoints/completions.py",
+            "/onward/api/lifecycle/resume_fields.py",
             "/onward/api/message_json.py",
             "/onward/proto/cursor.py",
             "/onward/web/sse.py",
         ),
     ),
-    ("writing to sockets, with HTTP's framing", ("/uvicorn/", "/onward/web/burst.py")),
+    ("writing to sockets, with HTTP's framing", ("/uvicorn/", "/onward/web/server/write_batcher.py")),
     ("one request's course", ("/onward/api/",)),
     ("HTTP: heads, routes, bounds", ("/onward/web/", "/starlette/", "/httptools/")),
 ]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from onward.extras import require_torch
+from onward.optional_packages import require_torch
 
 _READ_BYTES = 256 << 20
 _IN, _OUT, _NUM_WEIGHTS = 576, 3072, 30

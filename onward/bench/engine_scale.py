@@ -17,9 +17,9 @@ from onward.config import EngineConfig
 from onward.engine.core import EngineCore
 from onward.obs.tables import print_table
 from onward.proto import SCHEMA_VERSION
+from onward.proto.engine import CallerLimits, Submit
 from onward.proto.kv_transfer import KvEndpoint, KvLayout
-from onward.proto.request import CallerLimits, Submit
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import WorkerHello
 
 SIZES = (250, 1000, 4000)

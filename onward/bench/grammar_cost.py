@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 
 from onward.bench import environment
-from onward.grammar.grammars import GrammarCompiler
-from onward.models.store import prepare
-from onward.proto.sampling import Grammar
+from onward.grammar.grammar_compiler import GrammarCompiler
+from onward.models.loader.model_store import prepare
+from onward.proto.sampling_params import Grammar
 from onward.text.tokenizer import Tokenizer
 
 NUM_SCHEMAS = 200

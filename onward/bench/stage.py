@@ -28,11 +28,11 @@ from onward.config import EngineConfig
 from onward.engine.core import EngineCore
 from onward.obs.tables import print_table
 from onward.proto import SCHEMA_VERSION
-from onward.proto.request import Submit
-from onward.proto.sampling import SamplingParams
+from onward.proto.engine import Submit
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import RunSlot, SlotTokens, StepPlan, StepResult, TokenLogprobs, WorkerHello
 from onward.transport.worker_wire import open_engine_wire_end
-from onward.transport.zmq import SocketPoller
+from onward.transport.zmq_sockets import SocketPoller
 
 SLOTS = (1, 64, 512)
 TOKENS_PER_RUN = {1: 4_000, 64: 40_000, 512: 80_000}

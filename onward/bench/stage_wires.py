@@ -19,13 +19,13 @@ from onward.config import ServeConfig
 from onward.proto import SCHEMA_VERSION
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.step import StepPlan, StepResult, WorkerHello
-from onward.proto.wire import ShmWireAddress, WorkerWireAddress
-from onward.supervisor.children import new_incarnation
-from onward.supervisor.wires import WorkerWireEnds, open_worker_wire
+from onward.proto.worker_wire_address import ShmWireAddress, WorkerWireAddress
+from onward.supervisor.child_process import new_incarnation
+from onward.supervisor.worker_wire import WorkerWireEnds, open_worker_wire
 from onward.transport import shm_rows
-from onward.transport.shm import WorkerWireBroken
+from onward.transport.shm_wire import WorkerWireBroken
 from onward.transport.worker_wire import EngineWireEnd, WorkerWireEnd, open_engine_wire_end, open_worker_wire_end
-from onward.transport.zmq import SocketPoller, WorkerMessage
+from onward.transport.zmq_sockets import SocketPoller, WorkerMessage
 
 Message = TypeVar("Message")
 HELLO = WorkerHello(SCHEMA_VERSION, "w", "e", 0, "", 1, 1, 1, 1)

@@ -32,7 +32,7 @@ from onward.proto.router import (
     PromptUsage,
     Registration,
 )
-from onward.text.prompt_tokens import tokenizer_hash
+from onward.text.prompt_tokenizer import tokenizer_hash
 
 MAX_EVENTS = 1 << 16
 BLOCK_SIZE = 16

@@ -14,12 +14,12 @@ import numpy as np
 from onward.bench.calibration import calibrate
 from onward.bench.wrong_guesses import WrongDraftProposer
 from onward.config import DEFAULT_MODEL, WorkerConfig
-from onward.models.loading import open_weights
-from onward.models.store import prepare
-from onward.proto.sampling import SamplingParams
-from onward.proto.speculation import MAX_DRAFT_TOKENS
+from onward.models.loader.model_store import prepare
+from onward.models.loader.weights import open_weights
+from onward.proto.sampling_params import SamplingParams
+from onward.proto.speculative_config import MAX_DRAFT_TOKENS
 from onward.proto.step import AssignSlot, RunSlot, StepPlan
-from onward.worker.runner import CpuModelRunner
+from onward.worker.cpu_model_runner import CpuModelRunner
 
 _BURSTS = 5
 _STEPS = 12

@@ -11,7 +11,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from onward.proto.request import (
+from onward.proto.engine import (
     Abort,
     AbortByName,
     AbortReply,
@@ -25,7 +25,7 @@ from onward.proto.request import (
     TokenDelta,
     TokenDeltas,
 )
-from onward.transport.zmq import SocketPoller
+from onward.transport.zmq_sockets import SocketPoller
 
 HOLDING_EVERY_S = 1.0
 IDLE_S = 60.0

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from onward.config import cache_dir
-from onward.models.config import HF_ARCHITECTURES
-from onward.models.convert import write_weights
-from onward.models.store import resolve_source
+from onward.models.loader.config_parser import HF_ARCHITECTURES
+from onward.models.loader.model_store import resolve_source
+from onward.models.loader.weight_conversion import write_weights
 from onward.models.thinned import ThinnedTensors, all_but_every_nth, every_nth, thinned_config
 from onward.proto.model import ModelConfig
 

@@ -20,6 +20,8 @@ import msgspec
 import numpy as np
 
 from onward.errors import ServerError
+from onward.pd.transfer.kv_transfer_thread import KvMemoryRegion, KvTransferThread
+from onward.pd.transfer.push_job import ComputedBlocks
 from onward.proto.kv_transfer import (
     EndLease,
     ExpectingWrites,
@@ -32,10 +34,8 @@ from onward.proto.kv_transfer import (
 )
 from onward.proto.model import ModelConfig
 from onward.transport.curve import make_private_address
-from onward.transport.zmq import SocketPoller
-from onward.worker.kv_store import allocate_kv_pool, block_bytes
-from onward.worker.transfer.plane import KvMemoryRegion, KvTransferThread
-from onward.worker.transfer.push_job import ComputedBlocks
+from onward.transport.zmq_sockets import SocketPoller
+from onward.worker.kv_pool import allocate_kv_pool, block_bytes
 
 BACKENDS = ("shm", "tcp", "nixl")
 BLOCK_SIZE = 16

@@ -16,7 +16,7 @@ from onward.bench.load import BenchRequest, BenchTarget, LoadProgress, RequestTi
 from onward.bench.prompts import random_words
 from onward.bench.report import Summary, summarize, table_of
 from onward.cli import bench_offline
-from onward.cli.api_key import add_api_key_file, api_key_from_args
+from onward.cli.api_keys import add_api_key_file, api_key_from_args
 from onward.cli.server_url import checked_url
 from onward.errors import InvalidRequest
 from onward.obs.tables import print_table

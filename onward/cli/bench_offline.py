@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from onward.bench import environment, offline
-from onward.bench.shapes import SHAPES, write_config
+from onward.bench.model_shapes import SHAPES, write_config
 from onward.cli.flags import add_flags
 from onward.config import ServeConfig
 from onward.errors import InvalidRequest

@@ -11,8 +11,8 @@ from typing import TextIO
 
 from rich.console import Console
 
-from onward.cli.api_key import add_api_key_file, api_key_from_args
-from onward.cli.chat_sources import ChatBackend, ChatOptions, Messages, OfflineChatBackend, ServerChatBackend
+from onward.cli.api_keys import add_api_key_file, api_key_from_args
+from onward.cli.chat_backends import ChatBackend, ChatOptions, Messages, OfflineChatBackend, ServerChatBackend
 from onward.cli.progress import ProgressDisplay
 from onward.config import DEFAULT_MODEL
 from onward.errors import OnwardError

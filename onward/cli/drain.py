@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from onward.cli import admin_calls
-from onward.cli.admin_calls import AdminClient
+from onward.cli import admin_client
+from onward.cli.admin_client import AdminClient
 from onward.cli.progress import ProgressDisplay
 from onward.clock import Clock, SystemClock
 from onward.errors import InvalidRequest, NotFound, ServerError, Unavailable
@@ -45,14 +45,14 @@ class RemainingWork:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    admin_calls.add_arguments(parser, "the instance")
+    admin_client.add_arguments(parser, "the instance")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait [%(default)s]")
 
 
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.timeout < math.inf:
         raise InvalidRequest("--timeout must be a number of seconds, and not negative", param="timeout")
-    server, clock = admin_calls.admin_client_from_args(args), SystemClock()
+    server, clock = admin_client.admin_client_from_args(args), SystemClock()
     before = _ask(server)
     try:
         server.post("/drain")

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from onward.obs.tables import print_table
-from onward.proto.keys import ApiKeyEntry
-from onward.web.key_file import add_entry, new_key, read_table, remove_entry
-from onward.web.keys import HASH_PREFIX, LIMITS, check_limit, check_name, hash_key
+from onward.proto.api_key_entry import ApiKeyEntry
+from onward.web.auth.api_key_file import add_entry, new_key, read_table, remove_entry
+from onward.web.auth.api_key_table import HASH_PREFIX, LIMITS, check_limit, check_name, hash_key
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

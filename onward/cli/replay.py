@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from onward.engine.recording_file import RecordingReader
-from onward.engine.replay import ReplayResult, replay
+from onward.engine.recording.recording_file import RecordingReader
+from onward.engine.recording.replayer import ReplayResult, replay
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from onward import log
 from onward.cli import flag_groups
-from onward.cli.api_key import check_exposure, exposure_warnings, key_source_from_config
-from onward.cli.checks import (
+from onward.cli.api_keys import check_exposure, exposure_warnings, key_source_from_config
+from onward.cli.flag_checks import (
     check_allowed_hosts,
     check_counts,
     check_log_level,
@@ -23,16 +23,16 @@ from onward.cli.checks import (
     check_positive_seconds,
 )
 from onward.cli.flags import add_grouped_flags, from_args
+from onward.cli.ready_message import print_router_ready
 from onward.cli.serve import listen
-from onward.cli.welcome import print_router_ready
 from onward.config import RouterConfig
 from onward.errors import StartupError
+from onward.supervisor.advertised_address import advertised_host
 from onward.supervisor.cluster_key import read_key
-from onward.supervisor.own_address import advertised_host
-from onward.supervisor.routers import http_url, parse_host, parse_url_list
+from onward.supervisor.registration_config import http_url, parse_host, parse_url_list
 from onward.transport.addresses import is_loopback
-from onward.web.key_file import ApiKeySource
-from onward.web.server import check_tls, tls_files
+from onward.web.auth.api_key_file import ApiKeySource
+from onward.web.server.http_server import check_tls, tls_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from onward.cli.api_key import add_api_key_file, api_key_from_args
+from onward.cli.api_keys import add_api_key_file, api_key_from_args
 from onward.cli.batch_files import BatchOutputFile, BatchResult, check_input, read_requests
 from onward.cli.batch_runner import BatchTarget, run_batch
 from onward.cli.flags import add_flags, format_flags
-from onward.cli.own_server import temporary_server
 from onward.cli.server_url import checked_url
+from onward.cli.temporary_server import temporary_server
 from onward.config import ServeConfig
 from onward.errors import InvalidRequest
 

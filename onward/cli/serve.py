@@ -14,8 +14,8 @@ from rich.console import Console
 
 from onward import log
 from onward.cli import flag_groups
-from onward.cli.api_key import check_exposure, exposure_warnings, key_source_from_config
-from onward.cli.checks import (
+from onward.cli.api_keys import check_exposure, exposure_warnings, key_source_from_config
+from onward.cli.flag_checks import (
     check_allowed_hosts,
     check_counts,
     check_instance_name,
@@ -27,24 +27,31 @@ from onward.cli.checks import (
 )
 from onward.cli.flags import add_grouped_flags, from_args
 from onward.cli.progress import ProgressDisplay
+from onward.cli.ready_message import print_ready
 from onward.cli.start_summary import pool_warning, summary
-from onward.cli.welcome import print_ready
 from onward.clock import SystemClock
 from onward.config import BLOCK_MULTIPLE, ServeConfig, cache_dir
-from onward.engine.recording_file import check_recording
+from onward.engine.recording.recording_file import check_recording
 from onward.errors import StartupError
-from onward.extras import require_torch
-from onward.models import store
+from onward.models.loader import model_store
 from onward.obs.step_log import check_step_log
+from onward.optional_packages import require_torch
 from onward.proto.model import PreparedModel
-from onward.proto.speculation import parse_speculative
+from onward.proto.speculative_config import parse_speculative
 from onward.proto.step import WorkerHello
 from onward.supervisor.cluster_key import read_key
-from onward.supervisor.pd import PdConfig, check_pd, handoff_port_to_open, pd_warnings, prefill_peers_of, resolve_pd
-from onward.supervisor.routers import RegistrationConfig, check_routers, http_url, resolve_registration
+from onward.supervisor.pd_config import (
+    PdConfig,
+    check_pd,
+    handoff_port_to_open,
+    pd_warnings,
+    prefill_peers_of,
+    resolve_pd,
+)
+from onward.supervisor.registration_config import RegistrationConfig, check_routers, http_url, resolve_registration
 from onward.supervisor.supervisor import SNAPSHOT_INTERVAL_S, Supervisor
-from onward.web.key_file import ApiKeySource
-from onward.web.server import check_tls, tls_files
+from onward.web.auth.api_key_file import ApiKeySource
+from onward.web.server.http_server import check_tls, tls_files
 
 BACKLOG = 2048
 MAX_BLOCK_SIZE = 1024
@@ -119,7 +126,7 @@ def serve(
 
 
 def prepare_model(config: ServeConfig, progress: ProgressDisplay) -> PreparedModel:
-    return store.prepare(
+    return model_store.prepare(
         config.model,
         served_model_name=config.served_model_name,
         dtype=config.dtype,
@@ -182,7 +189,7 @@ def check_speculation(text: str | None) -> None:
 
 
 def check_device(config: ServeConfig) -> None:
-    store.check_packages(config.model, device=config.device, quantization=config.quantization)
+    model_store.check_packages(config.model, device=config.device, quantization=config.quantization)
     if not 0 < config.gpu_memory_utilization <= 1:
         raise StartupError(f"--gpu-memory-utilization {config.gpu_memory_utilization} is not within 0 to 1")
     if config.device == "cuda" and (

@@ -17,10 +17,10 @@ from onward.cli import sim_batch
 from onward.cli.sim_batch import FAILED, QUIET, SOME_UNTRIGGERED, VIOLATED
 from onward.errors import InvalidRequest
 from onward.sim import batch, report
-from onward.sim.faults import FAULT_KINDS, kinds_of
-from onward.sim.generate import FaultSelection, generate_scenario
+from onward.sim.fault_kinds import FAULT_KINDS, kinds_of
 from onward.sim.scenario import SHAPES, RunResult, Scenario, Shape
-from onward.sim.world import run_scenario as run_scenario
+from onward.sim.scenario_generator import FaultSelection, generate_scenario
+from onward.sim.simulation import run_scenario as run_scenario
 
 DEFAULT_RUNS = 200
 

@@ -15,13 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from onward.obs.tables import print_table
-from onward.sim import batch, report, resume
+from onward.sim import batch, batch_state, report
 from onward.sim.batch import RangeResult, RunTotals, StoppingRun
-from onward.sim.generate import FaultSelection, generate_scenario
-from onward.sim.resume import BatchState, CompletedRange
+from onward.sim.batch_state import BatchState, CompletedRange
 from onward.sim.scenario import RunResult, Scenario, Shape
+from onward.sim.scenario_generator import FaultSelection, generate_scenario
 from onward.sim.shrink import MAX_RUNS, shrink
-from onward.sim.world import run_scenario as run_scenario
+from onward.sim.simulation import run_scenario as run_scenario
 
 VIOLATED, QUIET, FAILED, INTERRUPTED = 1, 3, 4, 130
 SOME_UNTRIGGERED = f"no invariant is violated, but not all that was asked for was tested: exit status {QUIET}"
@@ -32,8 +32,8 @@ MAX_LINES_SHOWN = 400
 
 def run(console: Console, args: argparse.Namespace, shapes: list[Shape], choice: FaultSelection) -> int:
     seeds = batch.seeds_by_shape(shapes, args.start, args.runs)
-    code = resume.code_digest()
-    state = resume.load(args.state, choice) if args.state is not None else BatchState(choice)
+    code = batch_state.code_digest()
+    state = batch_state.load(args.state, choice) if args.state is not None else BatchState(choice)
     _forget_other_code(console, state, code, args.any_code)
     jobs = batch.plan_ranges(seeds, state.ranges(), args.jobs, choice, args.keep_going)
     course = _BatchRun(console, args, state, code)
@@ -105,7 +105,7 @@ class _BatchRun:
         now_s = time.monotonic()
         if self._args.state is not None and (at_once or now_s - self._saved_s > SAVE_EVERY_S):
             self._saved_s = now_s
-            resume.save(self._args.state, self._state)
+            batch_state.save(self._args.state, self._state)
 
     def _tell_files(self, total: int) -> None:
         """A bar is for terminals; elsewhere a line now and then says that it goes on."""

@@ -3,8 +3,8 @@
 from onward.config import ServeConfig
 from onward.proto.model import PreparedModel
 from onward.proto.step import WorkerHello
-from onward.supervisor.pd import PdConfig
-from onward.supervisor.routers import RegistrationConfig
+from onward.supervisor.pd_config import PdConfig
+from onward.supervisor.registration_config import RegistrationConfig
 
 
 def summary(

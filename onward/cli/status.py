@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from onward.cli import admin_calls
-from onward.cli.admin_calls import AdminClient
+from onward.cli import admin_client
+from onward.cli.admin_client import AdminClient
 from onward.errors import NotFound, ServerError
 from onward.obs.tables import print_table
 
@@ -41,12 +41,12 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    admin_calls.add_arguments(parser, "a router or an instance")
+    admin_client.add_arguments(parser, "a router or an instance")
     parser.add_argument("--json", action="store_true", help="print it as it was answered")
 
 
 def run(args: argparse.Namespace) -> int:
-    server = admin_calls.admin_client_from_args(args)
+    server = admin_client.admin_client_from_args(args)
     document = fetch(server)
     if args.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")

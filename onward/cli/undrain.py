@@ -4,16 +4,16 @@ import argparse
 
 from rich.console import Console
 
-from onward.cli import admin_calls
+from onward.cli import admin_client
 from onward.errors import NotFound
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    admin_calls.add_arguments(parser, "the instance")
+    admin_client.add_arguments(parser, "the instance")
 
 
 def run(args: argparse.Namespace) -> int:
-    server = admin_calls.admin_client_from_args(args)
+    server = admin_client.admin_client_from_args(args)
     try:
         server.post("/undrain")
     except NotFound as fault:

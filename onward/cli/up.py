@@ -18,20 +18,20 @@ from rich.text import Text
 
 from onward import log
 from onward.cli import flag_groups
-from onward.cli.api_key import check_exposure, key_source_from_config
+from onward.cli.api_keys import check_exposure, key_source_from_config
 from onward.cli.flags import add_flags, add_grouped_flags, format_flags, from_args
 from onward.cli.progress import ProgressDisplay
+from onward.cli.ready_message import READY_LINE_PREFIX, curl_example
 from onward.cli.router import check as check_router
 from onward.cli.serve import check, prepare_model
-from onward.cli.welcome import READY_LINE_PREFIX, curl_example
 from onward.clock import SystemClock
 from onward.config import API_KEY_VARIABLE, RouterConfig, ServeConfig
 from onward.errors import StartupError
 from onward.obs.tables import print_table
-from onward.supervisor.cluster import LocalCluster, MemberSpec
+from onward.supervisor.advertised_address import LOOPBACK, loopback_for
 from onward.supervisor.cluster_key import new_key
-from onward.supervisor.own_address import LOOPBACK, loopback_for
-from onward.supervisor.routers import http_url
+from onward.supervisor.local_cluster import LocalCluster, MemberSpec
+from onward.supervisor.registration_config import http_url
 from onward.transport.addresses import tcp_address
 
 MAX_INSTANCES = 64

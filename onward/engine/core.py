@@ -9,27 +9,26 @@ bytes and reads the clock.
 import logging
 from collections import OrderedDict
 
+from onward.bounded_dict import BoundedDict
 from onward.config import EngineConfig
-from onward.engine import door, policy
-from onward.engine.block_pool import BlockPool
-from onward.engine.callers import CallerLimiter
+from onward.engine import admission
+from onward.engine.caller_limiter import CallerLimiter
 from onward.engine.engine_metrics import EngineMetrics
-from onward.engine.handovers import HandoffManager, HandoffOutbox
-from onward.engine.kv_event_log import KvEventLog
+from onward.engine.handoff.handoff_manager import HandoffManager, HandoffOutbox
 from onward.engine.live_requests import CallerInFlight, LiveRequests
-from onward.engine.log_line import SchedulerStatLogger, SchedulerStats
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import FinishReason, Request, RequestStatus
-from onward.engine.scheduler import Scheduler
+from onward.engine.scheduler_stats import SchedulerStatLogger, SchedulerStats
+from onward.engine.scheduling import scheduling_policy
+from onward.engine.scheduling.block_pool import BlockPool
+from onward.engine.scheduling.kv_event_log import KvEventLog
+from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from onward.errors import CrashedWorker, DeadlineExceeded, OnwardError
 from onward.log import event as log_event
 from onward.obs.metrics import Registry
 from onward.obs.step_log import StepLog
-from onward.pd.memory import BoundedDict
-from onward.proto.handoff import ToDecode, ToPrefill
-from onward.proto.kv_transfer import KvReport
-from onward.proto.request import (
+from onward.proto.engine import (
     Abort,
     AbortByName,
     AbortReply,
@@ -45,6 +44,8 @@ from onward.proto.request import (
     TokenDeltas,
     WorkerCrashReport,
 )
+from onward.proto.handoff import ToDecode, ToPrefill
+from onward.proto.kv_transfer import KvReport
 from onward.proto.stats import EngineStats
 from onward.proto.step import StepPlan, StepResult, WorkerHello
 
@@ -65,7 +66,7 @@ class EngineCore:
         self.worker: WorkerHello | None = worker
         self.registry = Registry()
         self.step_log = StepLog()
-        self._limits = door.EngineLimits(
+        self._limits = admission.EngineLimits(
             worker.max_model_len, worker.num_blocks, worker.block_size, config.num_draft_tokens
         )
         self._live = LiveRequests()
@@ -206,7 +207,7 @@ class EngineCore:
                 error = DeadlineExceeded(
                     f"the deadline passed after {request.num_generated} tokens", param="deadline_ms"
                 )
-                self._tokens.fail(request, door.to_error_info(error), now_s)
+                self._tokens.fail(request, admission.to_error_info(error), now_s)
         if now_s >= self._next_holding_s:
             self._next_holding_s = now_s + HOLDING_INTERVAL_S
             self._send_held_requests()
@@ -310,10 +311,10 @@ class EngineCore:
             self._reject(owner, message, FinishReason.ABORT, None)
             return
         try:
-            request = door.create_request(message, owner, self._limits, now_s)
+            request = admission.create_request(message, owner, self._limits, now_s)
             if known is not None:
-                door.check_same_caller(known, request)
-            if door.counts_as_new(message):
+                admission.check_same_caller(known, request)
+            if admission.counts_as_new(message):
                 self._admit_new(request, now_s)
         except OnwardError as error:
             self._reject(owner, message, FinishReason.ERROR, error)
@@ -327,7 +328,7 @@ class EngineCore:
             self._last_progress_s = now_s
         self._live.add(request)
         self.scheduler.enqueue(request)
-        if policy.must_run_alone(request):
+        if scheduling_policy.must_run_alone(request):
             self.scheduler.suspects.add(request)
         self._outbox.send(owner, RequestAccepted(request.request_id, request.attempt_epoch))
         self._finish_if_ended(request, now_s)
@@ -336,7 +337,7 @@ class EngineCore:
         has_limits = request.caller_limits is not None
         in_flight = self._live.in_flight_of_caller(request) if has_limits else CallerInFlight()
         refusal = self._callers.check(request, in_flight, now_s)
-        refusal = refusal or door.check_queue(
+        refusal = refusal or admission.check_queue(
             self._backlog(), request.num_prompt, self.config, self._tokens.rates, now_s
         )
         if refusal is not None:
@@ -344,16 +345,16 @@ class EngineCore:
             raise refusal.error
         self._callers.charge_prompt(request, in_flight, now_s)
 
-    def _backlog(self) -> door.QueueBacklog:
+    def _backlog(self) -> admission.QueueBacklog:
         waiting, num_free = self.scheduler.waiting, self.scheduler.slots.num_free
-        return door.QueueBacklog(
+        return admission.QueueBacklog(
             num_requests=len(waiting) + self._handoffs.num_remote_prefills - num_free,
             num_tokens=waiting.num_prompt_tokens_after(num_free) + self._handoffs.num_remote_prompt_tokens,
         )
 
     def _finish_if_ended(self, request: Request, now_s: float) -> None:
         """A list that has ended already finishes without a step, and delivers only what was missing: the end."""
-        if request.num_generated and (reason := door.finish_reason_of_given_tokens(request)):
+        if request.num_generated and (reason := admission.finish_reason_of_given_tokens(request)):
             request.finish_reason = reason
             self._outbox.add_delta(request, [])
             self._tokens.finish(request, reason, now_s)
@@ -370,7 +371,7 @@ class EngineCore:
             len(message.prompt_token_ids),
             message.num_cached_tokens or 0,
             reason.value,
-            door.to_error_info(error) if error else None,
+            admission.to_error_info(error) if error else None,
         )
         self._outbox.send(owner, TokenDeltas(self._step, [delta]))
 
@@ -427,11 +428,11 @@ class EngineCore:
     def _charge_crash(self, request: Request, now_s: float) -> None:
         request.crash_charges += 1
         request.crash_charge_position = request.num_generated
-        if request.crash_charges >= policy.MAX_CRASH_CHARGES:
+        if request.crash_charges >= scheduling_policy.MAX_CRASH_CHARGES:
             error = CrashedWorker(f"the worker died {request.crash_charges} times while running this request")
-            self._tokens.fail(request, door.to_error_info(error), now_s)
+            self._tokens.fail(request, admission.to_error_info(error), now_s)
             return
-        if policy.must_run_alone(request):
+        if scheduling_policy.must_run_alone(request):
             self.scheduler.suspects.add(request)
         self._outbox.send(
             request.api_id, WorkerCrashReport(request.request_id, request.attempt_epoch, request.crash_charges)

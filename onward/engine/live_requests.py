@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, ValuesView
 from dataclasses import dataclass
 
 from onward.engine.request import Request
-from onward.pd.timers import Timers
+from onward.timers import Timers
 
 _Index = dict[str, dict[str, Request]]
 """Requests by id, under each key. No entry is empty."""

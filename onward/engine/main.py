@@ -11,11 +11,11 @@ import msgspec
 
 from onward import log
 from onward.clock import Clock, SystemClock
-from onward.engine import policy
 from onward.engine.core import EngineCore
-from onward.engine.peer_links import PeerLinks
-from onward.engine.recording import RecordingEngineCore
-from onward.engine.recording_file import open_recording
+from onward.engine.handoff.peer_links import PeerLinks
+from onward.engine.recording.recorder import RecordingEngineCore
+from onward.engine.recording.recording_file import open_recording
+from onward.engine.scheduling import scheduling_policy
 from onward.engine.worker_link import WorkerLink
 from onward.errors import OnwardError
 from onward.obs.step_log import StepLogFile
@@ -33,10 +33,10 @@ from onward.proto.control import (
     WorkerGone,
     WorkerStarting,
 )
-from onward.proto.request import Submit, ToEngine
+from onward.proto.engine import Submit, ToEngine
 from onward.proto.step import StepResult, WorkerHello
-from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
-from onward.transport.zmq import SocketPoller
+from onward.transport.control_channel import ChannelClosed, ControlChannel, join_supervisor
+from onward.transport.zmq_sockets import SocketPoller
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class EngineProcess:
 
 
 def _isolated_id_of(message: ToEngine) -> str | None:
-    if isinstance(message, Submit) and policy.is_suspect(message.worker_crashes, message.engine_crashes):
+    if isinstance(message, Submit) and scheduling_policy.is_suspect(message.worker_crashes, message.engine_crashes):
         return message.request_id
     return None
 

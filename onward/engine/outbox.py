@@ -6,7 +6,7 @@ What becomes of a prompt that we compute for a peer is kept apart: no api proces
 from dataclasses import dataclass
 
 from onward.engine.request import Request
-from onward.proto.request import ErrorInfo, FromEngine, TokenDelta, TokenDeltas
+from onward.proto.engine import ErrorInfo, FromEngine, TokenDelta, TokenDeltas
 from onward.proto.step import TokenLogprobs
 
 

@@ -18,13 +18,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-from onward.engine.draft_record import DraftAcceptance
+from onward.engine.draft_acceptance import DraftAcceptance
 from onward.pd.handoff import HandoffKey
 from onward.proto import block_hash
 from onward.proto.block_hash import BlockHash
+from onward.proto.engine import CallerLimits
 from onward.proto.kv_transfer import KvPush
-from onward.proto.request import CallerLimits
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
 
 

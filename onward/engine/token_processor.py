@@ -9,16 +9,16 @@ A fault while handling one slot ends that request with a typed error; everybody 
 import logging
 from operator import attrgetter
 
-from onward.engine.callers import CallerLimiter
+from onward.engine.caller_limiter import CallerLimiter
 from onward.engine.engine_metrics import EngineMetrics
 from onward.engine.live_requests import LiveRequests
-from onward.engine.log_line import format_request_line
 from onward.engine.outbox import ApiOutbox
-from onward.engine.rates import ServiceRates
 from onward.engine.request import FinishReason, Request, RequestStatus
-from onward.engine.scheduler import Scheduler
+from onward.engine.scheduler_stats import format_request_line
+from onward.engine.scheduling.scheduler import Scheduler
+from onward.engine.service_rates import ServiceRates
 from onward.log import event as log_event
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from onward.proto.step import SlotAdvanced, SlotEmbedding, SlotEvent, SlotFailed, SlotPreempted, SlotTokens, StepResult
 
 log = logging.getLogger(__name__)

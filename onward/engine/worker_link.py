@@ -10,7 +10,7 @@ from onward.proto.control import WorkerStarting
 from onward.proto.kv_transfer import KvCommand, KvReport
 from onward.proto.step import StepPlan, StepResult, WorkerHello
 from onward.transport.worker_wire import open_engine_wire_end
-from onward.transport.zmq import SocketPoller
+from onward.transport.zmq_sockets import SocketPoller
 
 
 class WorkerLink:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from onward.grammar.grammars import GrammarCompiler
+from onward.grammar.grammar_compiler import GrammarCompiler
 
 
 class LazyGrammarCompiler:

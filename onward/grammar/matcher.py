@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import llguidance
 
-from onward.grammar.faults import GrammarLimitExceeded, TokenNotAllowed
-from onward.grammar.vocabulary import GrammarVocabulary
+from onward.grammar.grammar_errors import GrammarLimitExceeded, TokenNotAllowed
+from onward.grammar.llguidance_tokenizer import GrammarVocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from onward.grammar.faults import InvalidGrammar
+from onward.grammar.grammar_errors import InvalidGrammar
 from onward.grammar.lark import json_value, literal
 
 

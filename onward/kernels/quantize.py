@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from onward.kernels.packing import TILE, pack
+from onward.kernels.weight_packing import TILE, pack
 from onward.proto.model import ModelConfig
 
 SCHEME = "int8-g32-v1"

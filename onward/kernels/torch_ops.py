@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from onward.kernels import torch_reference
 from onward.kernels.ops import FP8_MAX, HeadShape, Norms, Rotary, RowTensors, SlotTensors
-from onward.kernels.triton import reference
 
 
 class TorchOps:
@@ -33,16 +33,16 @@ class TorchOps:
         slots.tokens[rows.slots.long(), rows.lengths.long()] = rows.sampled[0]
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
-        out.copy_(reference.rms_norm(x, weight, eps))
+        out.copy_(torch_reference.rms_norm(x, weight, eps))
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
     ) -> None:
         residual += x
-        out.copy_(reference.rms_norm(residual, weight, eps))
+        out.copy_(torch_reference.rms_norm(residual, weight, eps))
 
     def silu_and_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(reference.silu_and_mul(gate_up))
+        out.copy_(torch_reference.silu_and_mul(gate_up))
 
     def decode_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, norms: Norms | None, eps: float, rotary: Rotary,
@@ -55,8 +55,8 @@ class TorchOps:
         self.rotate_and_store(qkv[live], kv, positions[live], pages[live], norms, eps, rotary)
         queries = _rotated(_heads(qkv, kv)[0], positions, None if norms is None else norms[0], eps, rotary)
         for row in live:
-            keys, values = reference.history(kv, rows.tables[row], lengths[row])
-            attended = reference.attention(queries[row : row + 1].to(qkv.dtype), keys, values, lengths[row] - 1)
+            keys, values = torch_reference.history(kv, rows.tables[row], lengths[row])
+            attended = torch_reference.attention(queries[row : row + 1].to(qkv.dtype), keys, values, lengths[row] - 1)
             out[row].copy_(attended.flatten())
 
     def rotate_and_store(
@@ -77,8 +77,8 @@ class TorchOps:
         queries = qkv[:, : num_heads * dim].unflatten(1, (num_heads, dim))
         for first, count, owner, position in tiles.tolist():
             if count:
-                keys, values = reference.history(kv, tables[owner], position + count)
-                attended = reference.attention(queries[first : first + count], keys, values, position)
+                keys, values = torch_reference.history(kv, tables[owner], position + count)
+                attended = torch_reference.attention(queries[first : first + count], keys, values, position)
                 out[first : first + count].copy_(attended.flatten(1))
 
     def matmul(
@@ -107,8 +107,8 @@ class TorchOps:
         norm: tuple[torch.Tensor, float] | None = None, adds: bool = False, gates: bool = False,
     ) -> None:  # fmt: skip
         wide = weight.double() if scales is None else weight.double() * scales[:, None]
-        product = F.linear(x.double() if norm is None else reference.rms_norm(x, *norm), wide)
-        product = reference.silu_and_mul(product) if gates else product
+        product = F.linear(x.double() if norm is None else torch_reference.rms_norm(x, *norm), wide)
+        product = torch_reference.silu_and_mul(product) if gates else product
         out.copy_(out + product if adds else product)
 
     def sample(self, logits: torch.Tensor, rows: RowTensors, *, with_cuts: bool) -> None:
@@ -135,8 +135,8 @@ class TorchOps:
         if temperature <= 0:
             return int(logits.argmax()), True
         cuts = (int(rows.top_ks[row]), float(rows.top_ps[row]), float(rows.min_ps[row])) if with_cuts else (0, 1.0, 0.0)
-        ends = reference.filtered_weights(logits, temperature, *cuts).cumsum(0)
-        number = reference.uniform(int(rows.seeds[row]), int(rows.choices[row]), int(rows.positions[row]))
+        ends = torch_reference.filtered_weights(logits, temperature, *cuts).cumsum(0)
+        number = torch_reference.uniform(int(rows.seeds[row]), int(rows.choices[row]), int(rows.positions[row]))
         return min(int(torch.searchsorted(ends, number * ends[-1], right=True)), len(logits) - 1), True
 
 
@@ -150,5 +150,5 @@ def _rotated(
     heads: torch.Tensor, positions: torch.Tensor, norm: torch.Tensor | None, eps: float, rotary: Rotary
 ) -> torch.Tensor:
     if norm is not None:
-        heads = reference.rms_norm(heads, norm, eps)
-    return reference.rotate(heads, rotary[0][positions.long()], rotary[1][positions.long()])
+        heads = torch_reference.rms_norm(heads, norm, eps)
+    return torch_reference.rotate(heads, rotary[0][positions.long()], rotary[1][positions.long()])

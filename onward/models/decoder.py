@@ -11,10 +11,10 @@ import numpy as np
 
 from onward.errors import StartupError
 from onward.kernels.cpu.threads import ThreadPool
-from onward.layers.paged_kv import AttentionScratch, PagedKV
-from onward.layers.rotary import RotaryTable
-from onward.layers.rows import ForwardBatch
-from onward.models.rope_factors import rope_divisors
+from onward.models.layers.forward_batch import ForwardBatch
+from onward.models.layers.paged_kv import AttentionScratch, PagedKV
+from onward.models.layers.rotary_table import RotaryTable
+from onward.models.rope_scaling import rope_divisors
 from onward.proto.model import ModelConfig, PreparedModel
 
 SIMD_LANES = 16
@@ -56,13 +56,13 @@ def build_decoder(
     check_supported(config, model.quantization)
     rotary = build_rotary(config, max_model_len)
     if model.quantization == "int8":
-        from onward.layers.int8_layers import TILE_SCRATCH, Int8Model
+        from onward.models.layers.int8_layers import TILE_SCRATCH, Int8Model
 
         scratch = AttentionScratch.allocate(config, max_model_len, threads.size, TILE_SCRATCH)
         return Int8Model(weights, config, rotary, kv, scratch, threads, max_rows=max_rows, max_sampled=max_sampled)
     import torch
 
-    from onward.layers.float_layers import Attention, FloatModel
+    from onward.models.layers.float_layers import Attention, FloatModel
 
     torch.set_num_threads(threads.size)
     scratch = AttentionScratch.allocate(config, max_model_len, threads.size)

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 import torch
 
 from onward.kernels.ops import Ops, Rotary, RowTensors, SlotTensors
-from onward.layers.device.buffers import ActivationBuffers
-from onward.layers.device.products import forward_invariant, forward_library, forward_single_row, prefers_own_kernels
-from onward.layers.device.weights import ModelWeights
-from onward.layers.rotary import RotaryTable
-from onward.models.rope_factors import rope_divisors
+from onward.models.layers.device.activation_buffers import ActivationBuffers
+from onward.models.layers.device.forward_layers import (
+    forward_invariant,
+    forward_library,
+    forward_single_row,
+    prefers_own_kernels,
+)
+from onward.models.layers.device.model_weights import ModelWeights
+from onward.models.layers.rotary_table import RotaryTable
+from onward.models.rope_scaling import rope_divisors
 from onward.proto.model import ModelConfig
 
 

@@ -11,9 +11,9 @@ from typing import Protocol, Self
 from onward.config import EngineConfig
 from onward.engine.core import EngineCore
 from onward.offline.output import OfflineRequest
-from onward.proto.request import Abort, Submit, ToEngine, TokenDelta, TokenDeltas
+from onward.proto.engine import Abort, Submit, ToEngine, TokenDelta, TokenDeltas
 from onward.proto.step import WorkerHello
-from onward.transport.inproc import AsyncStepRunner, AsyncWorkerWire, InprocWorkerWire, StepRunner
+from onward.transport.inproc_wire import AsyncStepRunner, AsyncWorkerWire, InprocWorkerWire, StepRunner
 
 _API_ID = "llm"
 _INCARNATION = "e1"

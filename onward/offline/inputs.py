@@ -6,9 +6,9 @@ from typing import Any, get_args, get_type_hints
 
 from onward.config import ServeConfig, with_defaults
 from onward.errors import InvalidRequest, StartupError
-from onward.extras import require_torch
 from onward.offline.sampling_options import SamplingOptions
-from onward.proto.speculation import parse_speculative
+from onward.optional_packages import require_torch
+from onward.proto.speculative_config import parse_speculative
 
 LLM_ARGS = (
     "device",

@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from onward.proto.request import ErrorInfo, TokenDelta
-from onward.proto.sampling import SamplingParams
+from onward.proto.engine import ErrorInfo, TokenDelta
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
 from onward.text.text_stream import TextStream
 

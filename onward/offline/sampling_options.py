@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onward.errors import InvalidRequest
-from onward.proto.sampling import Grammar, SamplingParams, clamp_temperature
+from onward.proto.sampling_params import Grammar, SamplingParams, clamp_temperature
 from onward.text.bad_words import check_bad_words
 from onward.text.stop_strings import check_stop_strings
 

@@ -7,11 +7,11 @@ The memory into which KV is written is not known here: a lease is a name that th
 from dataclasses import dataclass
 from enum import Enum
 
-from onward.pd import faults
-from onward.pd.events import DecodeEvent, GrantedLease, HandoffFailed, KvArrived, OfferReceived
-from onward.pd.memory import BoundedDict
-from onward.pd.timers import Timers
-from onward.pd.times import HandoffTimeouts
+from onward.bounded_dict import BoundedDict
+from onward.pd import handoff_errors
+from onward.pd.handoff_events import DecodeEvent, GrantedLease, HandoffFailed, KvArrived, OfferReceived
+from onward.pd.handoff_timeouts import HandoffTimeouts
+from onward.proto.engine import ErrorInfo
 from onward.proto.handoff import (
     CancelHandoff,
     HandoffHeartbeat,
@@ -25,7 +25,7 @@ from onward.proto.handoff import (
     ToDecode,
     ToPrefill,
 )
-from onward.proto.request import ErrorInfo
+from onward.timers import Timers
 
 MAX_REMEMBERED = 4096
 """Hand-overs that are over, and incarnations of peers: a late word about one of these is answered with knowledge."""
@@ -33,7 +33,7 @@ MAX_REMEMBERED = 4096
 RESEND_INTERVAL_S = 0.02
 """Between two attempts to send to a peer that could not be reached."""
 
-UNKNOWN_TO_DECODE = faults.prefill_failed("the decode instance does not have this hand-over any more")
+UNKNOWN_TO_DECODE = handoff_errors.prefill_failed("the decode instance does not have this hand-over any more")
 
 
 class DecodeHandoffState(Enum):
@@ -164,7 +164,9 @@ class DecodeSide:
         """What has been counted is complete, and needs its writer no more."""
         number = self._by_lease.get(lease_id)
         if number is not None and self._live[number].received_checksums is None:
-            self._fail_and_tell_peer(number, faults.transfer_failed(f"the prefill instance stopped writing: {message}"))
+            self._fail_and_tell_peer(
+                number, handoff_errors.transfer_failed(f"the prefill instance stopped writing: {message}")
+            )
 
     def cancel(self, handover: int, error: ErrorInfo, now_s: float) -> str | None:
         """Our own decision: no event follows, not even one that was waiting. Returns the lease to revoke, if any."""
@@ -264,7 +266,7 @@ class DecodeSide:
             self._repeat_final_answer(peer, ready.handoff_id, ready.incarnation)
         elif found.grant is None:
             self._fail_and_tell_peer(
-                ready.handoff_id, faults.prefill_failed("the prefill instance was ready before it had a grant")
+                ready.handoff_id, handoff_errors.prefill_failed("the prefill instance was ready before it had a grant")
             )
         elif found.ready is None:
             found.ready = ready
@@ -303,14 +305,16 @@ class DecodeSide:
             self._gone_incarnations.put((peer, incarnation), False)
             for number in self._handoffs_with_incarnation(peer):
                 if self._live[number].incarnation != incarnation:
-                    self._fail_and_tell_peer(number, faults.prefill_failed("the prefill instance was restarted"))
+                    self._fail_and_tell_peer(
+                        number, handoff_errors.prefill_failed("the prefill instance was restarted")
+                    )
         return not self._gone_incarnations.get((peer, incarnation))
 
     def _on_gone(self, peer: str, incarnation: str) -> None:
         self._gone_incarnations.put((peer, incarnation), True)
         for number in self._handoffs_with_incarnation(peer):
             if self._live[number].incarnation == incarnation:
-                self._fail_and_tell_peer(number, faults.prefill_failed("the prefill instance is gone"))
+                self._fail_and_tell_peer(number, handoff_errors.prefill_failed("the prefill instance is gone"))
 
     def _handoffs_with_incarnation(self, peer: str) -> list[int]:
         return [n for n, handover in self._live.items() if handover.peer == peer and handover.incarnation is not None]
@@ -322,7 +326,9 @@ class DecodeSide:
         if ready is None or counted is None or grant is None:
             return
         if grant.checksums and ready.checksums != counted:
-            self._fail_and_tell_peer(number, faults.transfer_failed(_checksum_message(ready.checksums, counted)))
+            self._fail_and_tell_peer(
+                number, handoff_errors.transfer_failed(_checksum_message(ready.checksums, counted))
+            )
             return
         self._remove(number, UNKNOWN_TO_DECODE, taken_from=handover.incarnation)
         self._send(handover.peer, PrefillTaken(number))
@@ -330,7 +336,7 @@ class DecodeSide:
 
     def _refuse_held(self, number: int) -> None:
         handover = self._live[number]
-        error = faults.no_decode_blocks("the decode instance has no free blocks")
+        error = handoff_errors.no_decode_blocks("the decode instance has no free blocks")
         self._send(handover.peer, RefuseHandoff(number, error, handover.incarnation or ""))
         self._fail_without_telling_peer(number, error)
 
@@ -395,11 +401,11 @@ class DecodeSide:
     def _timeout_of(self, handover: _DecodeHandoff) -> ErrorInfo:
         limit = f"within {self._times.handoff_timeout_s:g} s"
         if handover.ready is not None:
-            return faults.transfer_failed(f"the KV did not arrive {limit}")
-        return faults.prefill_failed(f"the prefill instance did not finish {limit}")
+            return handoff_errors.transfer_failed(f"the KV did not arrive {limit}")
+        return handoff_errors.prefill_failed(f"the prefill instance did not finish {limit}")
 
     def _silence_of(self, handover: _DecodeHandoff) -> ErrorInfo:
-        return faults.peer_silent(self._times.silence_timeout_s, granted=handover.grant is not None)
+        return handoff_errors.peer_silent(self._times.silence_timeout_s, granted=handover.grant is not None)
 
     def _send(self, peer: str, message: ToPrefill) -> None:
         self._outbox.append((peer, message))

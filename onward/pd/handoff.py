@@ -13,7 +13,7 @@ The machines know neither sockets nor clocks, neither blocks nor requests.
 """
 
 from onward.pd.decode_side import DecodeSide
-from onward.pd.events import (
+from onward.pd.handoff_events import (
     DecodeEvent,
     GrantedLease,
     GrantReceived,
@@ -26,8 +26,8 @@ from onward.pd.events import (
     PrefillEvent,
     PrefillRequested,
 )
+from onward.pd.handoff_timeouts import HandoffTimeouts
 from onward.pd.prefill_side import PrefillSide
-from onward.pd.times import HandoffTimeouts
 
 __all__ = [
     "DecodeEvent",

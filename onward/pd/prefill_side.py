@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
-from onward.pd import faults
-from onward.pd.events import (
+from onward.bounded_dict import BoundedDict
+from onward.pd import handoff_errors
+from onward.pd.handoff_events import (
     GrantReceived,
     HandoffCancelled,
     HandoffCompleted,
@@ -19,9 +20,8 @@ from onward.pd.events import (
     PrefillEvent,
     PrefillRequested,
 )
-from onward.pd.memory import BoundedDict
-from onward.pd.timers import Timers
-from onward.pd.times import HandoffTimeouts, heartbeat_interval_s
+from onward.pd.handoff_timeouts import HandoffTimeouts, heartbeat_interval_s
+from onward.proto.engine import ErrorInfo
 from onward.proto.handoff import (
     CancelHandoff,
     HandoffHeartbeat,
@@ -35,8 +35,8 @@ from onward.proto.handoff import (
     ToDecode,
     ToPrefill,
 )
-from onward.proto.request import ErrorInfo
 from onward.proto.step import TokenLogprobs
+from onward.timers import Timers
 
 MAX_REMEMBERED = 4096
 """Hand-overs that are over: a late Prefill does not start them again."""
@@ -44,8 +44,8 @@ MAX_REMEMBERED = 4096
 MAX_UNANSWERED_HEARTBEATS = 1024
 """Heartbeats to one decode instance that may be unanswered at a time. The answer to an older one comes too late."""
 
-UNKNOWN_TO_PREFILL = faults.prefill_failed("the prefill instance does not have this hand-over any more")
-NO_LONGER_WANTED = faults.prefill_failed("the decode instance does not want it any more")
+UNKNOWN_TO_PREFILL = handoff_errors.prefill_failed("the prefill instance does not have this hand-over any more")
+NO_LONGER_WANTED = handoff_errors.prefill_failed("the decode instance does not want it any more")
 
 
 class PrefillHandoffState(Enum):
@@ -168,7 +168,7 @@ class PrefillSide:
 
     def reset(self, incarnation: str, now_s: float) -> None:
         """Our KV memory is gone, and with it everything under way."""
-        error = faults.prefill_failed("the prefill instance has lost its KV memory")
+        error = handoff_errors.prefill_failed("the prefill instance has lost its KV memory")
         self._send_gone()
         for key in self._keys():
             self._remove(key, error)
@@ -199,7 +199,7 @@ class PrefillSide:
                     self._cancel_without_telling_peer(key, message.error)
             case PeerGone():
                 for key in self._keys_for_decode(decode):
-                    self._cancel_without_telling_peer(key, faults.prefill_failed("the decode instance is gone"))
+                    self._cancel_without_telling_peer(key, handoff_errors.prefill_failed("the decode instance is gone"))
 
     def tick(self, now_s: float) -> None:
         for key in self._timers.take_due(now_s):
@@ -326,7 +326,7 @@ class PrefillSide:
         self._send(key.decode_incarnation, word)
 
     def _expire(self, key: HandoffKey, handover: _PrefillHandoff) -> None:
-        error = faults.lease_expired(f"the decode instance was silent for {handover.lease_s:g} s")
+        error = handoff_errors.lease_expired(f"the decode instance was silent for {handover.lease_s:g} s")
         self._cancel_and_tell_peer(key, error)
         self._events.append(HandoffCancelled(key, error))
 

@@ -7,12 +7,12 @@ a new incarnation, and only then tells the others. That announcement, never a ti
 import msgspec
 
 from onward.config import ApiConfig, EngineConfig, WorkerConfig
-from onward.proto.keys import ApiKeyEntry
+from onward.proto.api_key_entry import ApiKeyEntry
+from onward.proto.field_types import Count, Duration, FileDescriptor, Serial, UnitInterval
 from onward.proto.model import PreparedModel
-from onward.proto.numbers import Count, Duration, FileDescriptor, Serial, UnitInterval
 from onward.proto.stats import EngineStats, MetricFamily
 from onward.proto.step import WorkerHello
-from onward.proto.wire import WorkerWireAddress
+from onward.proto.worker_wire_address import WorkerWireAddress
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag="start_engine"):

@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from onward.proto.numbers import Count, Serial, WallSecond, Word64
+from onward.proto.field_types import Count, Serial, WallSecond, Word64
 
 MAX_CURSOR_CHARS = 1 << 16
 MAX_CHOICES = 128

@@ -13,10 +13,10 @@ its socket; P's messages carry P's. Anything may be lost, doubled, delayed or re
 
 import msgspec
 
+from onward.proto.engine import ErrorInfo
+from onward.proto.field_types import Count, Duration, Priority, Serial, SerialOrNone, TimeLeft, Word64
 from onward.proto.kv_transfer import KvEndpoint, KvLayout
-from onward.proto.numbers import Count, Duration, Priority, Serial, SerialOrNone, TimeLeft, Word64
-from onward.proto.request import ErrorInfo
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
 
 

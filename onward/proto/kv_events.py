@@ -2,7 +2,7 @@
 
 import msgspec
 
-from onward.proto.numbers import SerialOrNone
+from onward.proto.field_types import SerialOrNone
 
 
 class KvEvents(msgspec.Struct, frozen=True):

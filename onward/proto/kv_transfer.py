@@ -9,7 +9,7 @@ the prefill worker pushes into it while it computes. Both report what has happen
 
 import msgspec
 
-from onward.proto.numbers import Count, Duration, Serial, Word64
+from onward.proto.field_types import Count, Duration, Serial, Word64
 
 
 class KvLayout(msgspec.Struct, frozen=True, array_like=True):

@@ -6,7 +6,7 @@ the tokenizer and the template named there, the worker maps the weights, and nob
 
 import msgspec
 
-from onward.proto.numbers import Count, Factor, ModelParameter, UnitInterval, WallSecond
+from onward.proto.field_types import Count, Factor, ModelParameter, UnitInterval, WallSecond
 
 
 class RopeScaling(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -37,9 +37,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from onward.proto.cursor import MAX_CHOICES, ChoiceCursor
-from onward.proto.kv_events import KvEvents
-from onward.proto.kv_transfer import KvLayout
-from onward.proto.numbers import (
+from onward.proto.engine import CallerLimits, ErrorInfo
+from onward.proto.field_types import (
     Count,
     Duration,
     Priority,
@@ -50,7 +49,8 @@ from onward.proto.numbers import (
     WallSecond,
     Word64,
 )
-from onward.proto.request import CallerLimits, ErrorInfo
+from onward.proto.kv_events import KvEvents
+from onward.proto.kv_transfer import KvLayout
 from onward.proto.step import TokenLogprobs
 
 SIGNATURE_HEADER = "x-onward-proof"

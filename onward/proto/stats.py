@@ -2,7 +2,7 @@
 
 import msgspec
 
-from onward.proto.numbers import Count, Duration, Serial
+from onward.proto.field_types import Count, Duration, Serial
 
 
 class MetricSeries(msgspec.Struct, frozen=True, array_like=True):

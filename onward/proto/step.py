@@ -10,9 +10,9 @@ that names (slot, epoch) can never be taken for another request's.
 
 import msgspec
 
+from onward.proto.field_types import Count, Duration, Factor, Serial, SerialOrNone
 from onward.proto.kv_transfer import KvEndpoint, KvLayout, KvPush
-from onward.proto.numbers import Count, Duration, Factor, Serial, SerialOrNone
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 
 MAX_PROMPT_LOGPROB_ROWS = 64
 """Prompt tokens of which one step reports logprobs. Each needs the whole vocabulary's logits, so there are few."""

@@ -8,27 +8,34 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onward.obs.metrics import Registry
 from onward.proto.router import REGISTER_PATH
-from onward.router import embedding
-from onward.router.aborting import RouterAbortEndpoint
-from onward.router.admin import RouterAdminEndpoints
-from onward.router.embedding import RouterEmbeddingsEndpoint
-from onward.router.generation import RouterGenerationEndpoint
-from onward.router.passing_on import INTERNAL_PATH_BY_CLIENT_PATH as PASSED_ON
-from onward.router.passing_on import RouterForwardEndpoint
-from onward.router.response_creation import RouterResponsesEndpoint
-from onward.router.responses import ClusterResponseStore
-from onward.router.serving import StreamRunner
-from onward.router.tokenizing import RoutingTokenizer
-from onward.web import docs_page, response_ids, root_page
-from onward.web.allowed_hosts import AllowedHosts
-from onward.web.application import make_starlette_app
-from onward.web.browsers import with_cors
-from onward.web.callers import ActiveKeys, Authenticator, ConnectionLimitMiddleware, GuardedRoute, RouteAccess
-from onward.web.cross_site import CrossSiteGuard
-from onward.web.envelope import RequestIdMiddleware, first_refusal, respond_refusal
-from onward.web.media_type import check_content_type
-from onward.web.paced_callers import ThrottleMiddleware
-from onward.web.response_endpoint import StoredResponseEndpoint
+from onward.router.endpoints import embeddings
+from onward.router.endpoints.abort import RouterAbortEndpoint
+from onward.router.endpoints.admin import RouterAdminEndpoints
+from onward.router.endpoints.embeddings import RouterEmbeddingsEndpoint
+from onward.router.endpoints.forward import INTERNAL_PATH_BY_CLIENT_PATH as PASSED_ON
+from onward.router.endpoints.forward import RouterForwardEndpoint
+from onward.router.endpoints.generation import RouterGenerationEndpoint
+from onward.router.endpoints.responses import RouterResponsesEndpoint
+from onward.router.response_store import ClusterResponseStore
+from onward.router.routing_tokenizer import RoutingTokenizer
+from onward.router.stream_runner import StreamRunner
+from onward.web import docs_page, root_page
+from onward.web.auth.allowed_hosts import AllowedHosts
+from onward.web.auth.authenticator import (
+    ActiveKeys,
+    Authenticator,
+    ConnectionLimitMiddleware,
+    GuardedRoute,
+    RouteAccess,
+)
+from onward.web.auth.content_type import check_content_type
+from onward.web.auth.cors import with_cors
+from onward.web.auth.cross_site import CrossSiteGuard
+from onward.web.openai_api import response_ids
+from onward.web.openai_api.response_endpoint import StoredResponseEndpoint
+from onward.web.request_id_middleware import RequestIdMiddleware, first_refusal, respond_refusal
+from onward.web.starlette_app import make_starlette_app
+from onward.web.throttle_middleware import ThrottleMiddleware
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/generate", response_ids.PATH)
 GENERATION_METHODS = ("GET", "POST")
@@ -94,7 +101,7 @@ def build_routes(
         GuardedRoute(response_ids.CANCEL_PATH, of_response, methods=["POST"], access=RouteAccess.USER),
         GuardedRoute(response_ids.INPUT_PATH, of_response, methods=["GET"], access=RouteAccess.USER),
         GuardedRoute(
-            embedding.PATH,
+            embeddings.PATH,
             RouterEmbeddingsEndpoint(serving, config.max_body_bytes),
             methods=["POST"],
             access=RouteAccess.USER,

@@ -16,11 +16,18 @@ from onward.errors import Conflict, DeadlineExceeded, NotFound, Overloaded, Unav
 from onward.obs.metrics import LabelValues, Registry
 from onward.proto.block_hash import BlockHash, hash_block, root_hash
 from onward.proto.cursor import Cursor
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from onward.proto.router import Attempt, Registration, RegistrationReply
-from onward.router.budget import RetryBudget
-from onward.router.overview import describe_instances
-from onward.router.policy import (
+from onward.router.client_stream import AttemptFailure, ClientRequest, ClientStream, FailureCause, resume_at_cursor
+from onward.router.detached_streams import DetachedStreams, Tombstones, matches
+from onward.router.instance_registry import InstanceInfo, InstanceRegistry, InstanceState
+from onward.router.instance_status import describe_instances
+from onward.router.resume_log import ResumeLog
+from onward.router.retry_budget import RetryBudget
+from onward.router.retry_policy import BUDGET_STEP_S, RetryPolicy
+from onward.router.routed_stream import RoutedStream
+from onward.router.router_metrics import RouterMetrics
+from onward.router.routing_policy import (
     InstanceSelector,
     RandBelow,
     RoutingCriteria,
@@ -28,14 +35,7 @@ from onward.router.policy import (
     can_take_request,
     fits_context,
 )
-from onward.router.records import DetachedStreams, Tombstones, matches
-from onward.router.replicas import InstanceInfo, InstanceRegistry, InstanceState
-from onward.router.resumes import ResumeLog
-from onward.router.retrying import BUDGET_STEP_S, RetryPolicy
-from onward.router.route import RoutedStream
-from onward.router.router_metrics import RouterMetrics
-from onward.router.stream import AttemptFailure, ClientRequest, ClientStream, FailureCause, resume_at_cursor
-from onward.web.failures import to_error_info
+from onward.web.error_format import to_error_info
 
 MAX_INSTANCE_WAIT_S = 60.0
 """For an instance, where the client has set no deadline."""

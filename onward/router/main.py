@@ -8,19 +8,19 @@ from collections.abc import Callable
 import uvloop
 
 from onward import log
-from onward.chance import SystemRandomSource
 from onward.clock import Clock, SystemClock
 from onward.config import RouterConfig
 from onward.errors import StartupError
-from onward.router import client_side
-from onward.router.posting import UpstreamConnectionPool
-from onward.router.process import Router
-from onward.router.serving import STARTUP_GRACE_S
-from onward.router.upstream import new_session
-from onward.web import audit
-from onward.web.connections import ConnectionLimits
-from onward.web.key_file import ApiKeySource
-from onward.web.server import HttpServer, tls_files
+from onward.random_source import SystemRandomSource
+from onward.router import client_writer
+from onward.router.router import Router
+from onward.router.stream_runner import STARTUP_GRACE_S
+from onward.router.upstream_client import new_session
+from onward.router.upstream_connections import UpstreamConnectionPool
+from onward.web.auth import audit_log
+from onward.web.auth.api_key_file import ApiKeySource
+from onward.web.server.connection_tracker import ConnectionLimits
+from onward.web.server.http_server import HttpServer, tls_files
 
 
 class RouterProcess:
@@ -32,7 +32,7 @@ class RouterProcess:
         key_source: ApiKeySource | None = None,
         clock: Clock | None = None,
         settle_s: float = STARTUP_GRACE_S,
-        keep_alive_s: float = client_side.KEEP_ALIVE_S,
+        keep_alive_s: float = client_writer.KEEP_ALIVE_S,
         on_started: Callable[[], None] = lambda: None,
     ) -> None:
         clock = clock or SystemClock()
@@ -77,10 +77,10 @@ class RouterProcess:
         try:
             keys = self._key_source.read()
         except StartupError as fault:
-            audit.log_failed_key_reload(fault.message)
+            audit_log.log_failed_key_reload(fault.message)
             return
         self._keyring.keys = keys
-        audit.log_key_reload(len(keys))
+        audit_log.log_key_reload(len(keys))
 
     def stop(self) -> None:
         """No new connections; running streams have the grace, and are then told. Asked twice, they are told at once."""

@@ -7,9 +7,9 @@ from concurrent.futures import Executor, Future
 from typing import Any, Protocol, cast
 
 from onward.api.process import ApiProcess, Runtime
-from onward.api.prompts import TextProcessor
+from onward.api.requests.text_processor import TextProcessor
 from onward.proto.control import FromChild, StartApi
-from onward.sim.channel import SimControlChannel
+from onward.sim.control_channel import SimControlChannel
 from onward.sim.engine_wires import SimAddresses
 from onward.sim.http import SimHttpNetwork, SimHttpSession, SimListener
 from onward.sim.process import SimProcess

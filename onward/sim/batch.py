@@ -21,10 +21,10 @@ from types import FrameType
 
 import msgspec
 
-from onward.sim.generate import FaultSelection, generate_scenario
 from onward.sim.scenario import SHAPES, RunResult, Scenario, Shape, Violation
+from onward.sim.scenario_generator import FaultSelection, generate_scenario
+from onward.sim.simulation import run_scenario
 from onward.sim.vocabulary import DOOM, ENGINE_POISON, POISON
-from onward.sim.world import run_scenario
 
 SHAPE_SHARES: dict[Shape, float] = {"engine": 0.85, "pd": 0.10, "cluster": 0.05}
 """Of runs of all shapes together: which share each has. Its opposite is what a run of each costs."""

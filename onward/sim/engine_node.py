@@ -7,7 +7,7 @@ from onward.engine.core import EngineCore
 from onward.engine.main import TICK_MS, EngineProcess
 from onward.proto.control import FromChild, StartEngine
 from onward.proto.step import StepPlan
-from onward.sim.channel import SimControlChannel
+from onward.sim.control_channel import SimControlChannel
 from onward.sim.engine_wires import SimAddresses, SimEngineWires
 from onward.sim.process import SimProcess
 from onward.sim.wire import SimContext

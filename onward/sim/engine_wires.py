@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from onward.proto.engine import FromEngine, ToEngine
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.proto.kv_transfer import KvCommand, KvReport
-from onward.proto.request import FromEngine, ToEngine
 from onward.proto.step import StepPlan, StepResult, WorkerHello
 from onward.sim.process import SimProcess
-from onward.sim.shelf_node import SimStreamStorePort
+from onward.sim.stream_store_node import SimStreamStorePort
 from onward.sim.wire import SimContext, SimWire
 
 

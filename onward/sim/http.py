@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp.client_reqrep import ConnectionKey
 
 from onward.proto.router import PROBE_PATH, REGISTER_PATH
-from onward.router.posting import UpstreamConnectError
+from onward.router.upstream_connections import UpstreamConnectError
 from onward.sim.process import SimProcess
 from onward.sim.wire import SLOW_S, SimContext
 

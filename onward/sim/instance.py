@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from onward.api.prompts import TextProcessor
+from onward.api.requests.text_processor import TextProcessor
 from onward.config import ApiConfig, EngineConfig
 from onward.grammar.lazy import LazyGrammarCompiler
+from onward.proto.api_key_entry import ApiKeyEntry
 from onward.proto.control import (
     ApiGone,
     ChildReady,
@@ -34,25 +35,24 @@ from onward.proto.control import (
     WorkerGone,
     WorkerStarting,
 )
-from onward.proto.keys import ApiKeyEntry
 from onward.proto.model import PreparedModel
 from onward.proto.stats import EngineStats
 from onward.proto.step import StepPlan, WorkerHello
-from onward.proto.wire import ZmqWireAddress
+from onward.proto.worker_wire_address import ZmqWireAddress
 from onward.sim.api_node import ApiNode
-from onward.sim.data_plane import SimKvNetwork, SimKvTransfer
-from onward.sim.drafts import HashDraftProposer
+from onward.sim.delayed_masks import DelayedMaskMaker
 from onward.sim.engine_node import EngineNode
 from onward.sim.engine_wires import SimAddresses
+from onward.sim.hash_drafts import HashDraftProposer
+from onward.sim.hash_worker import HashWorker
 from onward.sim.http import SimHttpNetwork, SimListener, url_of
-from onward.sim.late_masks import DelayedMaskMaker
+from onward.sim.kv_transfer import SimKvNetwork, SimKvTransfer
 from onward.sim.process import SimProcess
 from onward.sim.scenario import SimInstanceSpec
-from onward.sim.shelf_node import StreamStoreNode
+from onward.sim.stream_store_node import StreamStoreNode
 from onward.sim.vocabulary import DOOM_ID, ENGINE_POISON_ID, NUM_SAMPLED_IDS, POISON_ID, grammars, token_bytes
-from onward.sim.worker import HashWorker
 from onward.sim.worker_node import WorkerNode
-from onward.supervisor.restarts import RestartPolicy
+from onward.supervisor.restart_policy import RestartPolicy
 
 REAP_DELAY_S = 0.02
 """From a child's death until its supervisor has reaped it."""

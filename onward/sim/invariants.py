@@ -7,22 +7,22 @@ theirs), 6 (progress), 7 (the first in line never loses its blocks), 9 (no starv
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from onward.api.ledger import ISOLATED_CRASHES_TO_FAIL
+from onward.api.engine_link.request_tracker import ISOLATED_CRASHES_TO_FAIL
 from onward.engine.core import EngineCore
-from onward.engine.policy import MAX_CRASH_CHARGES, queue_key
 from onward.engine.request import Request
+from onward.engine.scheduling.scheduling_policy import MAX_CRASH_CHARGES, queue_key
 from onward.proto.step import StepPlan
 from onward.router.core import RouterCore
-from onward.shelf.core import StreamStoreCore
-from onward.sim import engine_state
+from onward.sim import engine_audit
 from onward.sim.instance import SimInstance
 from onward.sim.loop import START_S
-from onward.sim.needless import CLIENT_ONLY_FAULTS, find_unneeded_repair
-from onward.sim.preemptions import find_useless_preemption
-from onward.supervisor.restarts import MAX_DEATHS
+from onward.sim.preemption_check import find_useless_preemption
+from onward.sim.unneeded_repairs import CLIENT_ONLY_FAULTS, find_unneeded_repair
+from onward.stream_store.store_core import StreamStoreCore
+from onward.supervisor.restart_policy import MAX_DEATHS
 
 if TYPE_CHECKING:
-    from onward.sim.world import Simulation
+    from onward.sim.simulation import Simulation
 
 
 LONGEST_TTL_S = 61.0
@@ -165,7 +165,7 @@ class InvariantMonitor:
         if core is None or self._simulation.scenario.seed % AUDIT_ONE_RUN_IN:
             return
         try:
-            engine_state.audit_engine(core)
+            engine_audit.audit_engine(core)
         except AssertionError as fault:
             self._simulation.fail(0, f"{instance.spec.name}: {fault}")
 

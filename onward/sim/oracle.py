@@ -7,11 +7,11 @@ string or the end token.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
+from onward.sim.hash_worker import expected_output
+from onward.sim.output_structures import STRUCTURES
 from onward.sim.scenario import SimRequest
-from onward.sim.structures import STRUCTURES
 from onward.sim.vocabulary import END_ID, NUM_SAMPLED_IDS, grammars, token_bytes
-from onward.sim.worker import expected_output
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onward.sim.batch import FindingGroup, RunTotals, planned_faults, sum_totals, triggered_faults
-from onward.sim.faults import FAULT_KINDS
+from onward.sim.fault_kinds import FAULT_KINDS
 from onward.sim.scenario import RunResult, Scenario, Shape, Violation
 
 INVARIANTS = {

@@ -4,10 +4,10 @@ from functools import partial
 from typing import Any, cast
 
 from onward.config import RouterConfig
-from onward.router.process import Router
+from onward.router.router import Router
 from onward.sim.http import SimHttpNetwork, SimHttpSession, url_of
 from onward.sim.process import SimProcess
-from onward.web.keys import ApiKeyTable
+from onward.web.auth.api_key_table import ApiKeyTable
 
 
 class RouterNode:

@@ -12,7 +12,7 @@ import msgspec
 
 from onward.sim.batch import violation_signature
 from onward.sim.scenario import FaultSpec, RunResult, Scenario, SimInstanceSpec, SimRequest
-from onward.sim.world import run_scenario
+from onward.sim.simulation import run_scenario
 
 MAX_RUNS = 600
 MAX_S = 90.0

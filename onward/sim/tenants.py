@@ -10,12 +10,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from onward.proto.api_key_entry import ApiKeyEntry
 from onward.proto.cursor import parse_cursor
-from onward.proto.keys import ApiKeyEntry
 from onward.sim.http import SimHttpNetwork, SimHttpSession
 from onward.sim.process import SimProcess
-from onward.sim.reply import InvariantError
-from onward.web.keys import HASH_PREFIX, hash_key
+from onward.sim.reply_check import InvariantError
+from onward.web.auth.api_key_table import HASH_PREFIX, hash_key
 
 CLUSTER_KEY = "5a" * 32
 PRY_EVERY_S = 0.2

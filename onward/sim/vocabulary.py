@@ -6,7 +6,7 @@ The first ids are those that the hash model speaks. Behind them are all single b
 import functools
 import json
 
-from onward.grammar.grammars import GrammarCompiler
+from onward.grammar.grammar_compiler import GrammarCompiler
 from onward.proto.model import ModelConfig, PreparedModel, TokenizerFiles
 from onward.text.tokenizer import Tokenizer
 

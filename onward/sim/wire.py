@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from onward.sim.chance import SeededRandom
+from onward.sim.active_faults import ActiveFaults
 from onward.sim.loop import VirtualLoop
 from onward.sim.process import SimProcess
+from onward.sim.seeded_random import SeededRandom
 from onward.sim.trace import Trace
-from onward.sim.weather import ActiveFaults
 
 SLOW_S = 1.5
 """What a message on a slow wire takes, about."""

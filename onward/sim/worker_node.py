@@ -4,12 +4,12 @@ from collections import deque
 
 from onward.proto.kv_transfer import KvCommand
 from onward.proto.step import StepPlan
-from onward.sim.data_plane import SimKvNetwork, SimKvTransfer
 from onward.sim.engine_wires import SimKvPort, SimWorkerPort
+from onward.sim.hash_worker import HashWorker, WorkerPoisoned
+from onward.sim.kv_transfer import SimKvNetwork, SimKvTransfer
 from onward.sim.process import SimProcess
 from onward.sim.scenario import SimInstanceSpec
 from onward.sim.wire import SimContext
-from onward.sim.worker import HashWorker, WorkerPoisoned
 
 PLANE_STEP_S = 0.004
 

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from onward.obs.memory_groups import PROC_SELF, memory_cgroups
+from onward.obs.cgroup_memory import PROC_SELF, memory_cgroups
 
 WINDOW_S = 10.0
 """The counter rises when the signal is sent; a process with much memory takes a while to be gone."""

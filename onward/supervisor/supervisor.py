@@ -52,19 +52,19 @@ from onward.proto.control import (
     WorkerStarting,
 )
 from onward.proto.model import PreparedModel
-from onward.proto.speculation import num_draft_tokens_of
+from onward.proto.speculative_config import num_draft_tokens_of
 from onward.proto.step import WorkerHello
-from onward.supervisor import wires
-from onward.supervisor.children import ChildProcess, ChildState, ProcessRole, new_incarnation, spawn
-from onward.supervisor.hub import SnapshotAggregator
+from onward.supervisor import worker_wire
+from onward.supervisor.child_process import ChildProcess, ChildState, ProcessRole, new_incarnation, spawn
 from onward.supervisor.oom import OomEvidence, OomWatch
-from onward.supervisor.pd import PdConfig
-from onward.supervisor.restarts import RestartPolicy
-from onward.supervisor.routers import RegistrationConfig
-from onward.transport.control import ChannelClosed
+from onward.supervisor.pd_config import PdConfig
+from onward.supervisor.registration_config import RegistrationConfig
+from onward.supervisor.restart_policy import RestartPolicy
+from onward.supervisor.snapshots import SnapshotAggregator
+from onward.transport.control_channel import ChannelClosed
 from onward.transport.curve import make_private_address
-from onward.web import audit
-from onward.web.key_file import ApiKeySource
+from onward.web.auth import audit_log
+from onward.web.auth.api_key_file import ApiKeySource
 
 logger = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ class Supervisor:
             kv_host=self._pd.kv_host,
         )
         to_bind, to_connect = self._kv_addresses(engine.incarnation, incarnation)
-        with wires.open_worker_wire(self._config, self._model, engine.incarnation, incarnation) as made:
+        with worker_wire.open_worker_wire(self._config, self._model, engine.incarnation, incarnation) as made:
             worker = self._start(ProcessRole.WORKER, inherit_fds=made.worker_fds, incarnation=incarnation)
             engine.send(WorkerStarting(incarnation, made.for_engine, to_bind), made.engine_fds)
             worker.send(
@@ -347,10 +347,10 @@ class Supervisor:
         try:
             self._keys = self._key_source.read()
         except StartupError as fault:
-            audit.log_failed_key_reload(fault.message)
+            audit_log.log_failed_key_reload(fault.message)
             return
         self._broadcast(ProcessRole.API, UpdateApiKeys(list(self._keys.entries)))
-        audit.log_key_reload(len(self._keys))
+        audit_log.log_key_reload(len(self._keys))
 
     def _replace_worker(self, message: ReplaceWorker) -> None:
         """From here on it is a death like any other. One that has happened already needs no second."""

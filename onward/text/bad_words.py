@@ -7,7 +7,7 @@ spelling, or a word that is only a part of a longer token, is another word.
 from collections.abc import Sequence
 
 from onward.errors import InvalidRequest
-from onward.proto.sampling import MAX_BAD_WORD_TOKENS
+from onward.proto.sampling_params import MAX_BAD_WORD_TOKENS
 from onward.text.tokenizer import Tokenizer
 
 MAX_BAD_WORDS = 128

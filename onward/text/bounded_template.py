@@ -4,7 +4,7 @@ Work is counted in steps (an item of a loop is one, a call some), not in seconds
 request, so a slow machine must not refuse what a fast one takes. A million steps are about a second.
 
 This holds for a template that the operator has chosen and messages that anybody has sent. A template that is itself
-hostile can do much in one step; those are rendered apart, see `onward.web.template_jail`.
+hostile can do much in one step; those are rendered apart, see `onward.web.template_sandbox`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

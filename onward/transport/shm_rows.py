@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from onward.proto.numbers import Count, Serial
+from onward.proto.field_types import Count, Serial
 from onward.proto.step import (
     SlotAdvanced,
     SlotEmbedding,

@@ -4,9 +4,9 @@ import socket
 from typing import Protocol
 
 from onward.proto.step import StepPlan, StepResult, WorkerHello
-from onward.proto.wire import ShmWireAddress, WorkerWireAddress
-from onward.transport.shm import ShmEngineWireEnd, ShmWorkerWireEnd
-from onward.transport.zmq import Pollable, SocketPoller
+from onward.proto.worker_wire_address import ShmWireAddress, WorkerWireAddress
+from onward.transport.shm_wire import ShmEngineWireEnd, ShmWorkerWireEnd
+from onward.transport.zmq_sockets import Pollable, SocketPoller
 
 
 class EngineWireEnd(Pollable, Protocol):

@@ -3,13 +3,13 @@
 from starlette.types import Scope
 
 from onward.proto.cursor import Cursor, parse_cursor
-from onward.web import http
-from onward.web.body import field_error
+from onward.web import asgi
+from onward.web.json_body import field_error
 
 
 def parse_last_event_id(scope: Scope) -> Cursor | None:
     """The place that `Last-Event-ID` names. An empty one is none: its client has read no event yet."""
-    line = http.header(scope, b"last-event-id")
+    line = asgi.header(scope, b"last-event-id")
     if not line:
         return None
     try:

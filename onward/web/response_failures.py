@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 
 
 def response_error_fields(info: ErrorInfo) -> dict[str, Any]:

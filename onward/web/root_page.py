@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from onward.version import __version__
 from onward.web import docs_page
-from onward.web.responses import json_response
+from onward.web.http_responses import json_response
 
 PATH = "/"
 LINKS = {"docs": docs_page.PATH, "openapi": "/openapi.json", "models": "/v1/models", "health": "/health"}

@@ -1,8 +1,8 @@
 """Server-sent events as bytes: those for clients, and those that an instance sends to a router only."""
 
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from onward.proto.router import StreamProgress
-from onward.web.failures import error_body
+from onward.web.error_format import error_body
 
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",

@@ -14,15 +14,15 @@ from onward import log
 from onward.errors import OnwardError, StartupError
 from onward.proto.control import StartFailed, StartupProgress, StartWorker, StopChild
 from onward.proto.step import WorkerHello
-from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
-from onward.transport.shm import WorkerWireBroken
+from onward.transport.control_channel import ChannelClosed, ControlChannel, join_supervisor
+from onward.transport.shm_wire import WorkerWireBroken
 from onward.transport.worker_wire import open_worker_wire_end
-from onward.transport.zmq import SocketPoller
-from onward.worker.running import AsyncModelRunner, SyncRunnerAdapter, open_cpu_runner, open_cuda_runner
+from onward.transport.zmq_sockets import SocketPoller
+from onward.worker.runner_factory import AsyncModelRunner, SyncRunnerAdapter, open_cpu_runner, open_cuda_runner
 
 if TYPE_CHECKING:
-    from onward.worker.runner import CpuModelRunner
-    from onward.worker.transfer.plane import KvTransferThread
+    from onward.pd.transfer.kv_transfer_thread import KvTransferThread
+    from onward.worker.cpu_model_runner import CpuModelRunner
 
 _THREAD_SWITCH_INTERVAL_S = 0.0005
 _POLL_INTERVAL_S = 0.00002
@@ -88,7 +88,7 @@ class WorkerProcess:
 
 
 def _start_kv_transfer(start: StartWorker, runner: "CpuModelRunner") -> "KvTransferThread":
-    from onward.worker.transfer.plane import KvMemoryRegion, KvTransferThread
+    from onward.pd.transfer.kv_transfer_thread import KvMemoryRegion, KvTransferThread
 
     pool = runner.kv_pool
     plane = KvTransferThread(

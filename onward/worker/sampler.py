@@ -8,8 +8,8 @@ import numpy as np
 from onward.kernels.cpu.phases import WORDS_PER_PHASE
 from onward.kernels.cpu.sampling import sample, scratch_size
 from onward.kernels.cpu.threads import ThreadPool
-from onward.layers.context import fill_context, new_context
-from onward.proto.sampling import SamplingParams
+from onward.models.layers.kernel_context import fill_context, new_context
+from onward.proto.sampling_params import SamplingParams
 
 _U64 = (1 << 64) - 1
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import AssignSlot
 
 

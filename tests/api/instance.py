@@ -38,13 +38,13 @@ from onward.proto.control import (
     StreamStoreUp,
     Undrain,
 )
+from onward.proto.engine import AbortByName, ErrorInfo, FromEngine, HeldRequestsReport, QueryKvEvents, TokenDeltas
 from onward.proto.model import PreparedModel
-from onward.proto.request import AbortByName, ErrorInfo, FromEngine, HeldRequestsReport, QueryKvEvents, TokenDeltas
 from onward.proto.stats import EngineStats, MetricFamily
 from onward.proto.step import WorkerHello
-from onward.transport.control import ChannelClosed, ControlChannel
+from onward.transport.control_channel import ChannelClosed, ControlChannel
 from onward.transport.curve import make_private_address
-from onward.transport.zmq import SocketPoller
+from onward.transport.zmq_sockets import SocketPoller
 from tests.api.stand_in_engine import StandInEngine
 
 HOLDING_EVERY_S = 0.1
@@ -134,7 +134,15 @@ class ShelfChild:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel = ControlChannel(ours, FromChild)
-        command = [sys.executable, "-W", "error", "-m", "onward.shelf.main", "--control-fd", str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-W",
+            "error",
+            "-m",
+            "onward.stream_store.main",
+            "--control-fd",
+            str(theirs.fileno()),
+        ]
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         self.incarnation = f"shelf-{secrets.token_hex(4)}"

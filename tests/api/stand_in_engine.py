@@ -8,8 +8,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from onward.proto.kv_events import KvEvents
-from onward.proto.request import (
+from onward.proto.engine import (
     Abort,
     AbortByName,
     AbortReply,
@@ -26,7 +25,8 @@ from onward.proto.request import (
     TokenDeltas,
     WorkerCrashReport,
 )
-from onward.proto.sampling import SamplingParams
+from onward.proto.kv_events import KvEvents
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
 
 Choose = Callable[[Sequence[int], SamplingParams, Sequence[int]], int]

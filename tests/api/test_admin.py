@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 import onward
-from onward.api.admin import MAX_STALL_S
+from onward.api.endpoints.admin import MAX_STALL_S
 from tests.api.instance import NUM_BLOCKS, Instance
 
 

@@ -3,13 +3,13 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.api.answer import MAX_EVENT_TOKENS, RequestOutput
-from onward.api.choice import ActiveChoice, ChoiceStart
-from onward.api.ledger import ABORTED, EngineOutput
-from onward.api.logprobs import TextOffsets
-from onward.api.pieces import ChoiceUpdate, NullTextStream, join_updates
-from onward.proto.request import ErrorInfo
-from onward.proto.sampling import SamplingParams
+from onward.api.engine_link.request_tracker import ABORTED, EngineOutput
+from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
+from onward.api.lifecycle.choice_update import ChoiceUpdate, NullTextStream, join_updates
+from onward.api.lifecycle.logprobs_json import TextOffsets
+from onward.api.lifecycle.request_output import MAX_EVENT_TOKENS, RequestOutput
+from onward.proto.engine import ErrorInfo
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable

@@ -10,18 +10,18 @@ import httpx
 import msgspec
 import pytest
 
-from onward.api.proven import ClusterAuth
+from onward.api.endpoints.cluster_auth import ClusterAuth
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor
+from onward.proto.engine import ErrorInfo
 from onward.proto.model import PreparedModel
-from onward.proto.request import ErrorInfo
 from onward.proto.router import ATTEMPT_PATH, SIGNATURE_HEADER, Attempt, ChoiceSnapshot, PromptUsage
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
-from onward.transport.proof import sign_request
+from onward.transport.cluster_signature import sign_request
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, PATHS, PROMPT, PROMPTS, AnswerRead, ask, request
 from tests.api.routed import MSGPACK_BODY, REQUEST_ID, Heard, attempt_of, error_in, given, hear, heard_in, post

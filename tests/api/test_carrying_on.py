@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from onward.config import ApiConfig
+from onward.proto.engine import ErrorInfo, FromEngine, HeldRequestsReport, RequestAccepted
 from onward.proto.model import PreparedModel
-from onward.proto.request import ErrorInfo, FromEngine, HeldRequestsReport, RequestAccepted
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from tests.api.instance import Instance, running
 from tests.api.small_model import EOS
 from tests.api.stand_in_engine import StandInEngine, expected_tokens

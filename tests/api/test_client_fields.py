@@ -8,12 +8,12 @@ import msgspec
 import openai
 import pytest
 
-from onward.api.best_of import mean_logprob
-from onward.api.pieces import ChoiceUpdate
+from onward.api.lifecycle.best_of import mean_logprob
+from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.config import ApiConfig
+from onward.proto.engine import ErrorInfo
 from onward.proto.model import SamplingDefaults
-from onward.proto.request import ErrorInfo
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
 from tests.api import small_model
 from tests.api.instance import Instance, running

@@ -13,7 +13,7 @@ from onward.config import ApiConfig
 from onward.proto.cursor import format_cursor
 from onward.proto.model import PreparedModel
 from onward.proto.router import ChoiceSnapshot
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from tests.api.cut_streams import cuts, events_of, fresh, given_by, in_bursts, is_between, later, told, uncached
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, num_choices

@@ -10,10 +10,10 @@ import pytest
 
 from onward.config import ApiConfig
 from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor, parse_cursor
+from onward.proto.engine import ErrorInfo
 from onward.proto.model import PreparedModel
-from onward.proto.request import ErrorInfo
 from onward.proto.router import ATTEMPT_PATH
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
 from tests.api.instance import Instance, running

@@ -1,6 +1,6 @@
 """What an answer tells of its drafts: sums, shares, and each place behind the newest token."""
 
-from onward.api.draft_stats import DraftStats
+from onward.api.lifecycle.draft_stats import DraftStats
 
 
 def test_each_place_has_a_rate_of_its_own() -> None:

@@ -11,7 +11,7 @@ from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
 from onward.proto.router import PROBE_PATH, SIGNATURE_HEADER, Registration, RegistrationReply
-from onward.transport.proof import sign_request
+from onward.transport.cluster_signature import sign_request
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, ask, read, request
 from tests.api.routed import MSGPACK_BODY, attempt_of, error_in, given, post

@@ -16,12 +16,12 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.api.embedding_request import MAX_INPUTS
-from onward.api.embeddings import split_batches
+from onward.api.endpoints.embeddings import split_batches
+from onward.api.requests.embedding_request import MAX_INPUTS
 from onward.config import ApiConfig
+from onward.proto.engine import ErrorInfo
 from onward.proto.model import PreparedModel
-from onward.proto.request import ErrorInfo
-from onward.router.replicas import InstanceState
+from onward.router.instance_registry import InstanceState
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.stand_in_engine import made_up_vector

@@ -5,15 +5,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from onward.api import engine_client
-from onward.api.engine_client import MAX_OPEN_REQUESTS, EngineClient
-from onward.api.ledger import RequestTracker, SubmitSpec
+from onward.api.engine_link import engine_client
+from onward.api.engine_link.engine_client import MAX_OPEN_REQUESTS, EngineClient
+from onward.api.engine_link.request_tracker import RequestTracker, SubmitSpec
 from onward.clock import SystemClock
 from onward.errors import Conflict, Overloaded, Unavailable
 from onward.obs.metrics import Registry
 from onward.proto.control import EngineGone, EngineUp
-from onward.proto.kv_events import KvEvents
-from onward.proto.request import (
+from onward.proto.engine import (
     Abort,
     AbortByName,
     AbortReply,
@@ -26,9 +25,10 @@ from onward.proto.request import (
     TokenDelta,
     TokenDeltas,
 )
-from onward.proto.sampling import SamplingParams
+from onward.proto.kv_events import KvEvents
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import WorkerHello
-from onward.web.failures import RequestFailed
+from onward.web.error_format import RequestFailed
 
 
 class ListWire:

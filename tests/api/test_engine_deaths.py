@@ -4,16 +4,16 @@ from contextlib import closing
 
 import pytest
 
-from onward.api.ledger import CRASHED_ENGINE, RequestTracker, SubmitSpec, TrackerActions
+from onward.api.engine_link.request_tracker import CRASHED_ENGINE, RequestTracker, SubmitSpec, TrackerActions
 from onward.config import ServeConfig
 from onward.obs.metrics import Registry
 from onward.proto.control import EngineGone, IsolatedRequestRunning
-from onward.proto.request import CRASHES_TO_ISOLATE, Submit, TokenDelta, TokenDeltas
-from onward.proto.sampling import SamplingParams
+from onward.proto.engine import CRASHES_TO_ISOLATE, Submit, TokenDelta, TokenDeltas
+from onward.proto.sampling_params import SamplingParams
 from onward.sim.scenario import Scenario, SimInstanceSpec, SimRequest
+from onward.sim.simulation import run_scenario
 from onward.sim.vocabulary import ENGINE_POISON
-from onward.sim.world import run_scenario
-from onward.supervisor.children import ProcessRole
+from onward.supervisor.child_process import ProcessRole
 from tests.supervisor.stand_ins import child_of, supervisor_of
 
 

@@ -5,12 +5,12 @@ import re
 import httpx
 import msgspec
 
-from onward.api.fullness import LoadShedder
+from onward.api.engine_link.load_shedder import LoadShedder
 from onward.clock import Clock
 from onward.obs.metrics import Registry
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from onward.proto.router import ATTEMPT_PATH, Attempt
-from onward.web.failures import RequestFailed
+from onward.web.error_format import RequestFailed
 from tests.api.instance import Instance
 from tests.api.reader import NO_CERTIFICATES, PATHS, request
 from tests.api.routed import MSGPACK_BODY, attempt_of

@@ -10,7 +10,7 @@ import pytest
 from onward.config import ApiConfig
 from onward.proto.cursor import parse_cursor
 from onward.proto.model import PreparedModel
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from tests.api.instance import Instance, running
 from tests.api.reader import ask, request
 from tests.api.small_model import EOS

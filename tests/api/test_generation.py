@@ -6,24 +6,24 @@ from typing import Any
 
 import msgspec
 
-from onward.api.completions import CompletionsAdapter
-from onward.api.engine_client import EngineClient
-from onward.api.fullness import LoadShedder
-from onward.api.generation import MAX_OPEN_HTTP_REQUESTS, GenerationEndpoint, GenerationRunner
-from onward.api.identity import RequestContext
-from onward.api.jobs import ApiServices, RequestBuilder
-from onward.api.ledger import RequestTracker
-from onward.api.prompts import TextProcessor
-from onward.api.shelf_link import StreamStoreClient
-from onward.api.streams import StreamRegistry
+from onward.api.endpoints.completions import CompletionsAdapter
+from onward.api.engine_link.engine_client import EngineClient
+from onward.api.engine_link.load_shedder import LoadShedder
+from onward.api.engine_link.request_tracker import RequestTracker
+from onward.api.lifecycle.generation_runner import MAX_OPEN_HTTP_REQUESTS, GenerationEndpoint, GenerationRunner
+from onward.api.lifecycle.request_builder import ApiServices, RequestBuilder
+from onward.api.lifecycle.stream_registry import StreamRegistry
+from onward.api.lifecycle.stream_store_client import StreamStoreClient
+from onward.api.requests.preprocessing_executors import make_executors
+from onward.api.requests.request_context import RequestContext
+from onward.api.requests.text_processor import TextProcessor
 from onward.api.unknown_fields import UnknownFieldReporter
-from onward.api.work_queues import make_executors
-from onward.chance import SystemRandomSource
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.obs.metrics import Registry
 from onward.proto.model import PreparedModel
-from onward.text.prompt_tokens import read_tokenizer_files
+from onward.random_source import SystemRandomSource
+from onward.text.prompt_tokenizer import read_tokenizer_files
 
 
 def test_open_requests_have_a_bound_and_those_that_leave_make_room(model: PreparedModel) -> None:

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from onward.api.grammar_gate import GrammarValidator
-from onward.api.structured import RequestedGrammar
-from onward.api.work_queues import GRAMMAR_LIMITS
+from onward.api.requests.grammar_validator import GrammarValidator
+from onward.api.requests.preprocessing_executors import GRAMMAR_LIMITS
+from onward.api.requests.structured_outputs import RequestedGrammar
 from onward.clock import SystemClock
 from onward.errors import InvalidRequest, Overloaded
-from onward.proto.sampling import Grammar
-from onward.proto.thinking import ReasoningParams
+from onward.proto.reasoning_params import ReasoningParams
+from onward.proto.sampling_params import Grammar
 from onward.sim import vocabulary
 from onward.sim.api_node import InlineExecutor
 from onward.text.tokenizer import Tokenizer
-from onward.web.fair_queue import FairExecutor
+from onward.web.fair_executor import FairExecutor
 
 TEXT = vocabulary.model_text()
 TOKENIZER = Tokenizer(TEXT.tokenizer or "")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.api.ledger import (
+from onward.api.engine_link.request_tracker import (
     ABORT_REPLAY_S,
     ABORTED,
     DEADLINE_MARGIN_S,
@@ -21,7 +21,7 @@ from onward.api.ledger import (
     TrackerActions,
 )
 from onward.obs.metrics import Registry
-from onward.proto.request import (
+from onward.proto.engine import (
     Abort,
     AbortByName,
     CallerLimits,
@@ -36,7 +36,7 @@ from onward.proto.request import (
     TokenDeltas,
     WorkerCrashReport,
 )
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
 from tests.api.stand_in_engine import StandInEngine, expected_tokens, made_up_logprobs
 

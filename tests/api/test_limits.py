@@ -2,9 +2,9 @@
 
 import pytest
 
-from onward.api.limits import find_end, output_limit
+from onward.api.requests.output_limits import find_end, output_limit
 from onward.errors import InvalidRequest
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import WorkerHello
 
 

@@ -8,9 +8,9 @@ import msgspec
 import openai
 import pytest
 
-from onward.api import logprobs
-from onward.api.logprobs import LOWEST_LOGPROB, TokenStrings
-from onward.proto.sampling import SamplingParams
+from onward.api.lifecycle import logprobs_json
+from onward.api.lifecycle.logprobs_json import LOWEST_LOGPROB, TokenStrings
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
 from onward.text.token_table import TokenTable
 from tests.api.instance import Instance
@@ -61,7 +61,7 @@ def read_events(response: httpx.Response) -> list[Any]:
 
 def test_half_a_character_has_its_bytes_and_a_text_that_says_so() -> None:
     first, second = "é".encode()
-    told = logprobs.chat_logprobs(NAMES, [first, second, 65], [TokenLogprobs(-1.0, 1)] * 3)["content"]
+    told = logprobs_json.chat_logprobs(NAMES, [first, second, 65], [TokenLogprobs(-1.0, 1)] * 3)["content"]
     assert [one["bytes"] for one in told] == [[first], [second], [65]]
     assert bytes(byte for one in told for byte in one["bytes"]).decode() == "éA"
     assert [one["token"] for one in told] == ["\N{REPLACEMENT CHARACTER}"] * 2 + ["A"]
@@ -69,7 +69,7 @@ def test_half_a_character_has_its_bytes_and_a_text_that_says_so() -> None:
 
 def test_the_older_form_always_lists_the_token_itself() -> None:
     unlikely = TokenLogprobs(-9.0, 200, [(65, -0.5), (66, -1.0)])
-    told = logprobs.completion_logprobs(NAMES, [67, 65], [unlikely, TokenLogprobs(-0.5, 1, [(65, -0.5)])], [0, 1])
+    told = logprobs_json.completion_logprobs(NAMES, [67, 65], [unlikely, TokenLogprobs(-0.5, 1, [(65, -0.5)])], [0, 1])
     assert told["top_logprobs"] == [{"A": -0.5, "B": -1.0, "C": -9.0}, {"A": -0.5}]
     assert (told["tokens"], told["token_logprobs"], told["text_offset"]) == (["C", "A"], [-9.0, -0.5], [0, 1])
 
@@ -77,10 +77,10 @@ def test_the_older_form_always_lists_the_token_itself() -> None:
 def test_minus_infinity_is_a_number_that_json_can_say() -> None:
     never = TokenLogprobs(float("-inf"), 300, [(65, float("-inf"))])
     for told in (
-        logprobs.chat_logprobs(NAMES, [66], [never]),
-        logprobs.completion_logprobs(NAMES, [66], [never], [0]),
-        logprobs.token_logprobs([66], [never]),
-        logprobs.prompt_logprobs([(66, never)], NAMES),
+        logprobs_json.chat_logprobs(NAMES, [66], [never]),
+        logprobs_json.completion_logprobs(NAMES, [66], [never], [0]),
+        logprobs_json.token_logprobs([66], [never]),
+        logprobs_json.prompt_logprobs([(66, never)], NAMES),
     ):
         encoded = msgspec.json.encode(told)
         assert encoded.count(str(LOWEST_LOGPROB).encode()) >= 2
@@ -93,7 +93,7 @@ def test_an_id_that_stands_for_no_text_is_named_by_its_number() -> None:
 
 
 def test_the_prompts_own_token_comes_first_with_its_rank() -> None:
-    told = logprobs.prompt_logprobs([(67, TokenLogprobs(-9.0, 200, [(65, -0.5), (66, -1.0)]))], NAMES)
+    told = logprobs_json.prompt_logprobs([(67, TokenLogprobs(-9.0, 200, [(65, -0.5), (66, -1.0)]))], NAMES)
     assert told == [
         None,
         {

@@ -5,10 +5,10 @@ from openai.types.chat import ChatCompletionMessage
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
 
 from onward.api.message_json import delta_fields, message_fields
-from onward.text.message_stream import MessageParser
-from onward.text.reasoning.tags import REASONING_FORMATS as REASONING
-from onward.text.tool_calls.formats import TOOL_CALL_FORMATS
-from onward.text.tool_calls.ids import tool_call_id
+from onward.text.message_parser import MessageParser
+from onward.text.reasoning.reasoning_formats import REASONING_FORMATS as REASONING
+from onward.text.tool_calls.call_ids import tool_call_id
+from onward.text.tool_calls.tool_call_formats import TOOL_CALL_FORMATS
 
 TEXT = (
     "<think>\nhm</think>\n\nI look.\n"

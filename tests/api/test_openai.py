@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.api.openai import decode_chat, decode_completion, decode_tokens
-from onward.api.requests import ChatCompletionRequest, CompletionRequest, GenerateRequest, ValidationContext
+from onward.api.requests.decoding import decode_chat, decode_completion, decode_tokens
+from onward.api.requests.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, ValidationContext
 from onward.errors import ClientError
 
 BOUNDS = ValidationContext("m", 320, 4)

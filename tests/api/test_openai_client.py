@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from onward.proto.cursor import parse_cursor
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from tests.api.instance import Instance
 from tests.api.small_model import EOS, chat_prompt
 from tests.api.stand_in_engine import expected_tokens

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from onward.api.openai import decode_chat, decode_tokens
 from onward.api.openapi import FIELD_RANGES, SUMMARIES
-from onward.api.requests import ChatCompletionRequest, ValidationContext
-from onward.api.responses.request import decode_response
+from onward.api.requests.decoding import decode_chat, decode_tokens
+from onward.api.requests.schemas import ChatCompletionRequest, ValidationContext
+from onward.api.responses.chat_request import decode_response
 from onward.errors import InvalidRequest
 from tests.api.instance import Instance
 

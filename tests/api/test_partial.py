@@ -10,10 +10,10 @@ import msgspec
 import openai
 import pytest
 
-from onward.api.ledger import ABORTED
-from onward.proto.request import ErrorInfo
+from onward.api.engine_link.request_tracker import ABORTED
+from onward.proto.engine import ErrorInfo
 from onward.proto.router import CLOSE_PATH, ChoiceSnapshot, CloseAttempt, ClosedAttempt
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from tests.api.instance import Instance
 from tests.api.reader import NO_CERTIFICATES, PATHS, AnswerRead, ChoiceRead, ask, num_choices, read, request, take
 from tests.api.routed import attempt_of

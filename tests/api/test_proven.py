@@ -3,9 +3,9 @@
 import pytest
 from starlette.types import Scope
 
-from onward.api.proven import ClusterAuth
+from onward.api.endpoints.cluster_auth import ClusterAuth
 from onward.clock import SystemClock
-from onward.web.failures import RequestFailed
+from onward.web.error_format import RequestFailed
 from tests.web.exchange import request_scope
 
 OURS = ClusterAuth("", SystemClock())

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from onward.api.registering import instance_load
+from onward.api.router_registration import instance_load
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
 from onward.proto.router import (
@@ -23,7 +23,7 @@ from onward.proto.router import (
     RegistrationReply,
 )
 from onward.proto.stats import EngineStats
-from onward.transport.proof import sign_request, verify_signature
+from onward.transport.cluster_signature import sign_request, verify_signature
 from tests.api.instance import BLOCK_SIZE, NUM_BLOCKS, News, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.routed import MSGPACK_BODY

@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from onward.proto.request import ErrorInfo
-from onward.proto.sampling import SamplingParams
+from onward.proto.engine import ErrorInfo
+from onward.proto.sampling_params import SamplingParams
 from tests.api.instance import Instance
 from tests.api.reader import PATHS, PROMPT, AnswerRead, ask, read, request
 from tests.api.small_model import EOS

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from tests.api.instance import Instance
 from tests.api.reader import PATHS, ask, request
 

@@ -14,21 +14,21 @@ import pytest
 from starlette.applications import Starlette
 
 from onward.api.process import ApiProcess, Runtime
-from onward.api.prompts import TextProcessor
-from onward.chance import SystemRandomSource
+from onward.api.requests.text_processor import TextProcessor
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.proto.control import StartApi, UpdateApiKeys
 from onward.proto.cursor import format_cursor, parse_cursor
+from onward.proto.engine import CallerLimits, ErrorInfo
 from onward.proto.model import PreparedModel
-from onward.proto.request import CallerLimits, ErrorInfo
 from onward.proto.router import ABORT_PATH, SIGNATURE_HEADER
-from onward.text.prompt_tokens import read_tokenizer_files
-from onward.transport.proof import sign_request
-from onward.web.callers import RouteAccess, check_routes
-from onward.web.envelope import RequestIdMiddleware
-from onward.web.keys import ANONYMOUS
-from onward.web.owned_ids import make_owned_id
+from onward.random_source import SystemRandomSource
+from onward.text.prompt_tokenizer import read_tokenizer_files
+from onward.transport.cluster_signature import sign_request
+from onward.web.auth.api_key_table import ANONYMOUS
+from onward.web.auth.authenticator import RouteAccess, check_routes
+from onward.web.auth.owned_request_ids import make_owned_id
+from onward.web.request_id_middleware import RequestIdMiddleware
 from tests.api.instance import PATIENCE_S, Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.web import doors

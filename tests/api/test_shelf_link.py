@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from onward.api import shelf_link
-from onward.api.shelf_link import MAX_OPEN_QUERIES, MAX_UNACKNOWLEDGED_BYTES, StreamStoreClient
+from onward.api.lifecycle import stream_store_client
+from onward.api.lifecycle.stream_store_client import MAX_OPEN_QUERIES, MAX_UNACKNOWLEDGED_BYTES, StreamStoreClient
 from onward.errors import Unavailable
 from onward.obs.metrics import Registry
 from onward.proto.control import StreamStoreGone, StreamStoreUp
-from onward.proto.shelf import (
+from onward.proto.stream_store import (
     ClaimAttempt,
     ClaimReply,
     DropByName,
@@ -94,7 +94,7 @@ def with_link(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf_link, "REPLY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(stream_store_client, "REPLY_TIMEOUT_S", 0.01)
 
 
 def test_a_record_that_is_found_is_given(impatient: None) -> None:

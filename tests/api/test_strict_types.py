@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from onward.proto.cursor import ChoiceCursor, format_cursor, parse_cursor
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from tests.api.instance import Instance
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.strict_types import RESCHEDULE, check_answer, check_events

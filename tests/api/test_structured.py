@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from onward.api.structured import MAX_GUIDED_CHOICES, StructuredOutputFields, requested_grammar
+from onward.api.requests.structured_outputs import MAX_GUIDED_CHOICES, StructuredOutputFields, requested_grammar
 from onward.errors import InvalidRequest
-from onward.proto.sampling import MAX_GRAMMAR_BYTES, Grammar
+from onward.proto.sampling_params import MAX_GRAMMAR_BYTES, Grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TAGS = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<a"]}

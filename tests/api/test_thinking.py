@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from onward.api.request_checks import MAX_THINKING_BUDGET
-from onward.api.thinking import build_reasoning_params
+from onward.api.requests.reasoning_builder import build_reasoning_params
+from onward.api.requests.validation import MAX_THINKING_BUDGET
 from onward.errors import InvalidRequest
-from onward.text.reasoning.tags import REASONING_FORMATS
+from onward.text.reasoning.reasoning_formats import REASONING_FORMATS
 from onward.text.tokenizer import Tokenizer as OurTokenizer
 
 QWEN = REASONING_FORMATS["qwen3"]

@@ -4,9 +4,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from onward.api.tool_grammar import tool_call_grammar
+from onward.api.requests.tool_grammar import tool_call_grammar
 from onward.errors import InvalidRequest
-from onward.web.tooling import MAX_SCHEMA_BYTES, ResolvedTools, Tool, ToolChoice, resolve_tools
+from onward.web.openai_api.tools import MAX_SCHEMA_BYTES, ResolvedTools, Tool, ToolChoice, resolve_tools
 
 NAMED = {"type": "function", "function": {"name": "g"}}
 

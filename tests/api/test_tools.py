@@ -10,9 +10,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from onward.api.request_checks import MAX_THINKING_BUDGET
-from onward.proto.sampling import MAX_GRAMMAR_BYTES
-from onward.web.tooling import MAX_SCHEMA_BYTES
+from onward.api.requests.validation import MAX_THINKING_BUDGET
+from onward.proto.sampling_params import MAX_GRAMMAR_BYTES
+from onward.web.openai_api.tools import MAX_SCHEMA_BYTES
 from tests.api import small_model
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from onward.api.shelf_link import REPLY_TIMEOUT_S
+from onward.api.lifecycle.stream_store_client import REPLY_TIMEOUT_S
 from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor, parse_cursor
 from onward.proto.model import PreparedModel
 from onward.proto.router import ATTEMPT_PATH

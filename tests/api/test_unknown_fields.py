@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from onward.api import known_fields
-from onward.api.embedding_request import decode_embedding
-from onward.api.openai import decode_chat, decode_completion, decode_tokens
-from onward.api.requests import ValidationContext
+from onward.api.requests import unsupported_fields
+from onward.api.requests.decoding import decode_chat, decode_completion, decode_tokens
+from onward.api.requests.embedding_request import decode_embedding
+from onward.api.requests.schemas import ValidationContext
 from onward.api.unknown_fields import UnknownFieldReporter
 from onward.config import ApiConfig
 from onward.errors import InvalidRequest
@@ -110,11 +110,11 @@ def test_an_unknown_option_of_speculation_is_refused() -> None:
 
 
 def test_the_header_is_printable_and_bounded() -> None:
-    assert known_fields.format_names(["a b", "ü\n"]) == "a%20b, %C3%BC%0A"
-    many = known_fields.format_names([f"f{index}" for index in range(100)])
+    assert unsupported_fields.format_names(["a b", "ü\n"]) == "a%20b, %C3%BC%0A"
+    many = unsupported_fields.format_names([f"f{index}" for index in range(100)])
     assert many.endswith("f15, and 84 more")
-    assert len(known_fields.format_names(["x" * 10_000])) == known_fields.MAX_NAME_LENGTH
-    known_fields.format_names(["\ud800"]).encode("ascii")
+    assert len(unsupported_fields.format_names(["x" * 10_000])) == unsupported_fields.MAX_NAME_LENGTH
+    unsupported_fields.format_names(["\ud800"]).encode("ascii")
 
 
 def test_each_name_is_logged_once_and_only_so_many(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,26 +8,32 @@ from typing import Any
 import msgspec
 import pytest
 
-from onward.api.chat import ChatAdapter
-from onward.api.engine_client import EngineClient
-from onward.api.fullness import LoadShedder
-from onward.api.generation import GenerationRunner
-from onward.api.identity import RequestContext
-from onward.api.jobs import ApiServices, RequestBuilder
-from onward.api.ledger import RequestTracker
-from onward.api.prompts import TextProcessor
-from onward.api.shelf_link import StreamStoreClient
-from onward.api.streams import StreamRegistry
+from onward.api.endpoints.chat import ChatAdapter
+from onward.api.engine_link.engine_client import EngineClient
+from onward.api.engine_link.load_shedder import LoadShedder
+from onward.api.engine_link.request_tracker import RequestTracker
+from onward.api.lifecycle.generation_runner import GenerationRunner
+from onward.api.lifecycle.request_builder import ApiServices, RequestBuilder
+from onward.api.lifecycle.stream_registry import StreamRegistry
+from onward.api.lifecycle.stream_store_client import StreamStoreClient
+from onward.api.requests.preprocessing_executors import (
+    GRAMMAR_LIMITS,
+    TEMPLATE_LIMITS,
+    TEXT_LIMITS,
+    DeferredRender,
+    make_executors,
+)
+from onward.api.requests.request_context import RequestContext
+from onward.api.requests.text_processor import TextProcessor
 from onward.api.unknown_fields import UnknownFieldReporter
-from onward.api.work_queues import GRAMMAR_LIMITS, TEMPLATE_LIMITS, TEXT_LIMITS, DeferredRender, make_executors
-from onward.chance import SystemRandomSource
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.obs.metrics import Registry
 from onward.proto.model import PreparedModel
+from onward.random_source import SystemRandomSource
 from onward.sim.api_node import InlineExecutor
-from onward.text.prompt_tokens import read_tokenizer_files
-from onward.web.keys import Caller
+from onward.text.prompt_tokenizer import read_tokenizer_files
+from onward.web.auth.api_key_table import Caller
 
 PATH = "/v1/chat/completions"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
-from onward.proto.sampling import SamplingParams
-from onward.text.reasoning.thinking_tokens import ReasoningTracker
+from onward.proto.sampling_params import SamplingParams
+from onward.text.reasoning.reasoning_tracker import ReasoningTracker
 from tests.api import small_model
 from tests.api.instance import Instance, running
 from tests.api.small_model import EOS

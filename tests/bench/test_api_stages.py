@@ -3,13 +3,13 @@ import pytest
 from onward.bench.api_stages import OTHER, FunctionSamples, shares, stage_of
 
 OF_A_TOKEN = [
-    "onward/api/ledger.py",
-    "onward/api/engine_client.py",
+    "onward/api/engine_link/request_tracker.py",
+    "onward/api/engine_link/engine_client.py",
     "onward/text/detokenizer.py",
-    "onward/api/chunks.py",
-    "onward/api/generation.py",
+    "onward/api/lifecycle/chunk_encoder.py",
+    "onward/api/lifecycle/generation_runner.py",
     "uvicorn/protocols/http/httptools_impl.py",
-    "onward/web/envelope.py",
+    "onward/web/request_id_middleware.py",
     "asyncio/runners.py",
 ]
 
@@ -22,11 +22,11 @@ def test_every_part_of_a_tokens_way_has_a_stage_of_its_own() -> None:
 
 def test_shares_are_of_the_whole_and_the_largest_comes_first() -> None:
     samples = [
-        FunctionSamples("/x/onward/api/chunks.py", "f", 2),
-        FunctionSamples("/x/onward/api/ledger.py", "g", 5),
-        FunctionSamples("/x/onward/api/cursors.py", "h", 2),
+        FunctionSamples("/x/onward/api/lifecycle/chunk_encoder.py", "f", 2),
+        FunctionSamples("/x/onward/api/engine_link/request_tracker.py", "g", 5),
+        FunctionSamples("/x/onward/api/lifecycle/cursor_tracker.py", "h", 2),
         FunctionSamples("/y", "i", 1),
     ]
     found = shares(samples)
     assert list(found.values()) == pytest.approx([0.5, 0.4, 0.1])
-    assert list(found)[1:] == [stage_of("/x/onward/api/chunks.py"), OTHER]
+    assert list(found)[1:] == [stage_of("/x/onward/api/lifecycle/chunk_encoder.py"), OTHER]

@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 from onward.bench.hostile import HostileConnections, kinds
 from onward.bench.lean_streams import StreamRequest, ask_one, closed_load, open_load
 from onward.obs.metrics import Registry
-from onward.web import http, sse
-from onward.web.connections import ConnectionLimits
-from onward.web.server import HttpServer
+from onward.web import asgi, sse
+from onward.web.server.connection_tracker import ConnectionLimits
+from onward.web.server.http_server import HttpServer
 
 END_OF_TEST_S = 30.0
 
@@ -24,21 +24,21 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            model = msgspec.json.decode(await http.read_body(receive, 1 << 16))["model"]
-        except (http.ClientDisconnected, msgspec.DecodeError):
+            model = msgspec.json.decode(await asgi.read_body(receive, 1 << 16))["model"]
+        except (asgi.ClientDisconnected, msgspec.DecodeError):
             return
         if model == "full":
-            await http.respond(send, 429, b"{}")
+            await asgi.respond(send, 429, b"{}")
             return
-        await send(http.start_message(200, sse.HEADERS))
-        await send(http.body_message(sse.event(b'{"choices":[{"delta":{"role":"assistant","content":""}}]}')))
+        await send(asgi.start_message(200, sse.HEADERS))
+        await send(asgi.body_message(sse.event(b'{"choices":[{"delta":{"role":"assistant","content":""}}]}')))
         for ids in ("0:5", "0:6+7"):
             await send(
-                http.body_message(sse.event(b'{"choices":[{"delta":{"content":"text"}}]}', f"1;a;0;0;1;3;{ids}"))
+                asgi.body_message(sse.event(b'{"choices":[{"delta":{"content":"text"}}]}', f"1;a;0;0;1;3;{ids}"))
             )
         if model == "broken":
-            raise http.ClientDisconnected
-        await send(http.body_message(sse.event(b'{"usage":{"completion_tokens":3}}') + sse.DONE, more=False))
+            raise asgi.ClientDisconnected
+        await send(asgi.body_message(sse.event(b'{"usage":{"completion_tokens":3}}') + sse.DONE, more=False))
 
 
 @asynccontextmanager

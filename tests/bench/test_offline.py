@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from onward.bench import offline
-from onward.bench.shapes import SHAPES, write_config, write_tokenizer
+from onward.bench.model_shapes import SHAPES, write_config, write_tokenizer
 from onward.cli.main import run
-from onward.models.config import from_hf
+from onward.models.loader.config_parser import from_hf
 from onward.text.tokenizer import Tokenizer
 
 SMALL = {

@@ -18,7 +18,7 @@ from onward.bench.pd_figures import (
 from onward.bench.pd_load import PdLoadResult
 from onward.cli.flags import add_flags, from_args
 from onward.config import ServeConfig
-from onward.supervisor.pd import check_pd, prefill_peers_of
+from onward.supervisor.pd_config import check_pd, prefill_peers_of
 
 
 def round_with(gaps: list[float], side: str = "") -> PdRound:

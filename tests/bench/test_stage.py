@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from onward.bench import stage, stage_wires
-from onward.proto.request import TokenDeltas
+from onward.proto.engine import TokenDeltas
 from onward.proto.step import StepResult
 
 

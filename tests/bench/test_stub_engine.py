@@ -1,6 +1,6 @@
 from onward.bench.stub_engine import StubEngine
-from onward.proto.request import Abort, HeldRequest, RequestAccepted, Submit
-from onward.proto.sampling import SamplingParams
+from onward.proto.engine import Abort, HeldRequest, RequestAccepted, Submit
+from onward.proto.sampling_params import SamplingParams
 
 
 def submit(request_id: str, max_tokens: int, given: list[int] | None = None, seq: int = 1) -> Submit:

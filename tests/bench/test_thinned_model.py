@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from onward.bench.thinned_model import write_thinned
-from onward.models.loading import open_weights
-from onward.models.store import prepare
+from onward.models.loader.model_store import prepare
+from onward.models.loader.weights import open_weights
 from onward.models.thinned import all_but_every_nth, every_nth
 from tests.models.checkpoints import random_tensors, tiny_config, write_folder
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from onward.cli.admin_calls import add_arguments, admin_client_from_args
-from onward.cli.api_key import api_key_from_args
+from onward.cli.admin_client import add_arguments, admin_client_from_args
+from onward.cli.api_keys import api_key_from_args
 from onward.cli.main import run
 from onward.errors import StartupError
 

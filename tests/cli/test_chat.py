@@ -17,11 +17,11 @@ import pytest
 from rich.console import Console
 
 from onward.cli import chat
-from onward.cli.chat_sources import ChatOptions, Messages, OfflineChatBackend, ReplyDelta
+from onward.cli.chat_backends import ChatOptions, Messages, OfflineChatBackend, ReplyDelta
 from onward.config import EngineConfig
 from onward.errors import OnwardError
 from onward.llm import LLM
-from onward.sim.worker import HashWorker
+from onward.sim.hash_worker import HashWorker
 from tests.api import small_model
 from tests.bench.sse_server import DONE, chunk, serving, usage
 

@@ -10,7 +10,7 @@ from onward.cli.drain import RemainingWork, remaining_work_of
 from onward.cli.main import run
 from onward.proto.router import SIGNATURE_HEADER
 from onward.supervisor.cluster_key import read_key, write_key
-from onward.transport.proof import verify_signature
+from onward.transport.cluster_signature import verify_signature
 from tests.cli.stand_in_server import answering
 
 

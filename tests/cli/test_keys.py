@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from onward.cli.api_key import check_exposure, exposure_warnings, key_source_from_config
+from onward.cli.api_keys import check_exposure, exposure_warnings, key_source_from_config
 from onward.cli.main import run
 from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError
-from onward.web.key_file import ApiKeySource, read_table
-from onward.web.keys import ApiKeyTable, Caller, admin_entries, merge_tables
+from onward.web.auth.api_key_file import ApiKeySource, read_table
+from onward.web.auth.api_key_table import ApiKeyTable, Caller, admin_entries, merge_tables
 
 SOME_KEYS = merge_tables(admin_entries(["k"]))
 

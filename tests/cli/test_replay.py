@@ -8,7 +8,7 @@ import pytest
 
 from onward.cli.main import run
 from onward.engine.core import EngineCore
-from onward.engine.recording_file import RecordingReader
+from onward.engine.recording.recording_file import RecordingReader
 from tests.e2e.server import Server
 from tests.e2e.streams import chat_body, run_streams
 from tests.engine.test_recording import eventful_run

@@ -11,7 +11,7 @@ import pytest
 
 from onward.cli.main import run
 from onward.sim import batch
-from onward.sim.faults import FAULT_KINDS
+from onward.sim.fault_kinds import FAULT_KINDS
 from onward.sim.scenario import RunResult, Scenario
 from tests.sim.broken import break_restarts
 

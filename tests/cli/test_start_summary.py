@@ -9,13 +9,13 @@ from rich.console import Console
 
 from onward.cli import start_summary
 from onward.cli.progress import ProgressDisplay
+from onward.cli.ready_message import READY_LINE_PREFIX, print_ready
 from onward.cli.start_summary import summary
-from onward.cli.welcome import READY_LINE_PREFIX, print_ready
 from onward.config import ServeConfig
 from onward.kernels.cpu import compile_progress
 from onward.proto.step import WorkerHello
-from onward.supervisor.pd import resolve_pd
-from onward.supervisor.routers import resolve_registration
+from onward.supervisor.pd_config import resolve_pd
+from onward.supervisor.registration_config import resolve_registration
 from tests.supervisor.test_wires import MODEL
 
 URL = "http://127.0.0.1:8000"

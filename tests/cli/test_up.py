@@ -21,8 +21,8 @@ from onward.cli.up import (
 from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError
 from onward.supervisor.cluster_key import read_key
-from onward.supervisor.pd import resolve_pd
-from onward.supervisor.routers import resolve_registration
+from onward.supervisor.pd_config import resolve_pd
+from onward.supervisor.registration_config import resolve_registration
 
 PORTS = ReservedPorts(http=(9001, 9002, 8000, 9003, 9004), handoff=(7001, 7002))
 

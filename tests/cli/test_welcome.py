@@ -3,10 +3,10 @@ import io
 import msgspec
 from rich.console import Console
 
-from onward.cli.welcome import READY_LINE_PREFIX, curl_example, print_ready, print_router_ready
+from onward.cli.ready_message import READY_LINE_PREFIX, curl_example, print_ready, print_router_ready
 from onward.config import RouterConfig, ServeConfig
-from onward.supervisor.pd import resolve_pd
-from onward.supervisor.routers import resolve_registration
+from onward.supervisor.pd_config import resolve_pd
+from onward.supervisor.registration_config import resolve_registration
 from tests.supervisor.test_wires import MODEL
 
 URL = "http://127.0.0.1:8000"

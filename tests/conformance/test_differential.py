@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onward.proto.request import FromEngine, TokenDelta, TokenDeltas
+from onward.proto.engine import FromEngine, TokenDelta, TokenDeltas
 from tests.conformance.wires import KINDS, WiredHarness
 from tests.engine.traffic import ROUGH, SHAPES, Action, Actor
 

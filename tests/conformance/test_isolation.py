@@ -7,7 +7,7 @@ import pytest
 
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import Request
-from onward.engine.scheduler import Scheduler
+from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from tests.conformance.conftest import Connect
 

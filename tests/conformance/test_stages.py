@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from onward.engine.request import RequestStatus
-from onward.proto.request import FromEngine, HeldRequestsReport, TokenDelta, TokenDeltas
+from onward.proto.engine import FromEngine, HeldRequestsReport, TokenDelta, TokenDeltas
 from onward.proto.step import SlotAdvanced, SlotEvent, SlotFailed, SlotPreempted, SlotTokens, TokenLogprobs
-from onward.sim.worker import expected_logprobs
+from onward.sim.hash_worker import expected_logprobs
 from tests.conformance.changes import replace, request_of, until_preempting
 from tests.conformance.conftest import Connect
 from tests.conformance.wires import WiredHarness

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from onward.proto.request import FromEngine
+from onward.proto.engine import FromEngine
 from onward.proto.step import SlotEvent, StepPlan, StepResult, WorkerHello
-from onward.proto.wire import ShmWireAddress, WorkerWireAddress, ZmqWireAddress
-from onward.sim.worker import HashWorker
-from onward.transport import shm
-from onward.transport.inproc import InprocWorkerWire, StepRunner
+from onward.proto.worker_wire_address import ShmWireAddress, WorkerWireAddress, ZmqWireAddress
+from onward.sim.hash_worker import HashWorker
+from onward.transport import shm_wire
+from onward.transport.inproc_wire import InprocWorkerWire, StepRunner
 from onward.transport.worker_wire import open_engine_wire_end, open_worker_wire_end
-from onward.transport.zmq import SocketPoller
+from onward.transport.zmq_sockets import SocketPoller
 from tests.engine.harness import Harness
 
 KINDS = ["inproc", "zmq", "shm"]
@@ -72,7 +72,7 @@ def open_wire(
     shape = ShmWireAddress(
         hello.worker_incarnation, num_slots, MAX_TOKENS_PER_ROW, plan_bytes=1 << 16, extras_bytes=1 << 16
     )
-    memory, ours, theirs = shm.create_ring(shape)
+    memory, ours, theirs = shm_wire.create_ring(shape)
     fds = [os.dup(memory), ours.detach()]
     wire = msgspec.structs.replace(shape, memory_fd=memory, doorbell_fd=theirs.detach())
     return PairedWire(wire, fds, runner, hello)

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from onward.web.keys import hash_key
+from onward.web.auth.api_key_table import hash_key
 from tests.e2e.answers import Hearing, Question
 from tests.e2e.cluster import SMALL, Instance, Router
 from tests.e2e.pd_instances import wait_for

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from onward.web.keys import hash_key
+from onward.web.auth.api_key_table import hash_key
 from tests.e2e.server import Server
 from tests.e2e.streams import chat_body
 

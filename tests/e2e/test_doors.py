@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from onward.web.owned_ids import make_owned_id
+from onward.web.auth.owned_request_ids import make_owned_id
 from tests.e2e.answers import GREEDY, MODEL, USAGE, Hearing, Question, ask, chat, listen
 from tests.e2e.pd_instances import wait_for
 from tests.e2e.tenants import KEYS, Estate, abort, client_of, listening, refusals, status_of, stopped

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from onward.bench.shapes import write_tokenizer
+from onward.bench.model_shapes import write_tokenizer
 from onward.bench.thinned_model import write_thinned
 from onward.proto.model import ModelConfig
 from tests.e2e.pd_instances import SMALL, Pair, backend_of, ended, total

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.gpu.exactness import BASE, Results, Setup, check_exactness
 from benchmarks.gpu.exactness_lines import LINES
 from benchmarks.gpu.exactness_requests import Requests
-from onward.bench.shapes import write_tokenizer
+from onward.bench.model_shapes import write_tokenizer
 
 ELSEWHERE = {"worker-killed", "engine-killed", "preempted"}
 HERE = [name for name in LINES if name not in ELSEWHERE]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from onward.config import DEFAULT_MODEL, cache_dir
-from onward.models import file_facts
+from onward.models.loader import file_property_cache
 from tests.e2e.server import Server
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +87,7 @@ def test_a_fact_that_cannot_be_kept_is_learned_each_time(tmp_path: Path) -> None
     file = tmp_path / "file"
     file.write_text("content")
     learned = [
-        file_facts.cached_property_of(file, "name", tmp_path / "cache", lambda path: path.name) for _ in range(2)
+        file_property_cache.cached_property_of(file, "name", tmp_path / "cache", lambda path: path.name)
+        for _ in range(2)
     ]
     assert learned == ["file", "file"]

@@ -15,7 +15,7 @@ from onward.cli.main import run
 from onward.config import DEFAULT_MODEL, cache_dir
 from onward.errors import InvalidRequest, StartupError
 from onward.llm import LLM
-from onward.models.store import prepare
+from onward.models.loader.model_store import prepare
 from tests.e2e.server import Server
 from tests.models.checkpoints import random_tensors, tiny_config, write_gguf
 from tests.models.default_model import default_model
@@ -30,7 +30,7 @@ import argparse, sys
 from onward.cli.main import COMMANDS, module_of
 for command in COMMANDS:
     module_of(command).add_arguments(argparse.ArgumentParser())
-import onward.api.main, onward.engine.main, onward.llm, onward.router.main, onward.shelf.main, onward.worker.main
+import onward.api.main, onward.engine.main, onward.llm, onward.router.main, onward.stream_store.main, onward.worker.main
 print(*{"torch", "triton", "transformers", "numba"} & set(sys.modules))
 """
 

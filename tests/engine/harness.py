@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from onward.config import EngineConfig
 from onward.engine.core import EngineCore
-from onward.engine.policy import queue_key
-from onward.proto.request import (
+from onward.engine.scheduling.scheduling_policy import queue_key
+from onward.proto.engine import (
     Abort,
     AbortByName,
     AbortReply,
@@ -19,11 +19,11 @@ from onward.proto.request import (
     TokenDeltas,
     WorkerCrashReport,
 )
-from onward.proto.sampling import Pooling, SamplingParams
+from onward.proto.sampling_params import Pooling, SamplingParams
 from onward.proto.step import StepPlan, StepResult
-from onward.sim import engine_state
-from onward.sim.drafts import HashDraftProposer
-from onward.sim.worker import HashWorker, expected_embedding, expected_output
+from onward.sim import engine_audit
+from onward.sim.hash_drafts import HashDraftProposer
+from onward.sim.hash_worker import HashWorker, expected_embedding, expected_output
 
 API = "api-1"
 
@@ -205,7 +205,7 @@ class Harness:
 
     def check(self) -> None:
         """Everything that must hold between two events."""
-        engine_state.audit_engine(self.core)
+        engine_audit.audit_engine(self.core)
         pool = self.core.scheduler.pool
         free = {*pool._free, *pool._cached}
         for plan in self.plans:

@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Callable
 
 from onward.proto.handoff import ToDecode, ToPrefill
-from onward.sim import engine_state
-from onward.sim.data_plane import SimKvNetwork, SimKvTransfer
-from onward.sim.drafts import HashDraftProposer
-from onward.sim.worker import HashWorker
+from onward.sim import engine_audit
+from onward.sim.hash_drafts import HashDraftProposer
+from onward.sim.hash_worker import HashWorker
+from onward.sim.kv_transfer import SimKvNetwork, SimKvTransfer
 from tests.engine.harness import Client, Harness
 
 
@@ -159,7 +159,7 @@ class Cluster:
         for instance in self._instances():
             assert instance.core.idle, instance.name
             instance.core.audit_idle()
-            engine_state.audit_engine(instance.core)
+            engine_audit.audit_engine(instance.core)
             assert not instance.plane.expected_leases, f"{instance.name} expects what nobody will send"
             assert not instance.plane.pushes, f"{instance.name} pushes what nobody wants"
 

@@ -2,8 +2,8 @@
 
 from onward.engine.request import RequestStatus
 from onward.obs.metrics import render
-from onward.proto.request import CallerLimits, Submit
-from onward.proto.sampling import SamplingParams
+from onward.proto.engine import CallerLimits, Submit
+from onward.proto.sampling_params import SamplingParams
 from tests.engine.harness import Client, Harness
 from tests.engine.pd_cluster import Cluster
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onward.proto.request import CallerLimits, TokenDelta
+from onward.proto.engine import CallerLimits, TokenDelta
 from tests.engine.harness import Client, Harness
 from tests.engine.traffic import CRASHES, ENDINGS, REQUESTS, SHAPES, STEPS, WHICH, Action, Actor
 

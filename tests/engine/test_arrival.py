@@ -1,13 +1,13 @@
 """Requests are served in the order of their arrival at the engine. No other machine's clock has a say in it."""
 
-from onward.api.ledger import RequestTracker, SubmitSpec
-from onward.engine import policy
+from onward.api.engine_link.request_tracker import RequestTracker, SubmitSpec
+from onward.engine.scheduling import scheduling_policy
 from onward.obs.metrics import Registry
+from onward.proto.engine import Submit
 from onward.proto.handoff import PrefillRequest
-from onward.proto.request import Submit
-from onward.proto.sampling import SamplingParams
-from onward.router.origin import RequestMetadata, build_client_request, stream_from_record
-from onward.router.stream import ClientStream
+from onward.proto.sampling_params import SamplingParams
+from onward.router.client_request import RequestMetadata, build_client_request, stream_from_record
+from onward.router.client_stream import ClientStream
 from tests.engine.harness import Harness
 from tests.engine.pd_cluster import Cluster
 
@@ -45,7 +45,7 @@ def test_time_that_was_waited_elsewhere_counts() -> None:
 def test_credit_for_waiting_is_bounded() -> None:
     harness = one_slot()
     harness.submit("here", [1, 2], max_tokens=1)
-    harness.now_s = policy.MAX_WAIT_CREDIT_S + 1.0
+    harness.now_s = scheduling_policy.MAX_WAIT_CREDIT_S + 1.0
     harness.submit("claims-years", [1, 2], max_tokens=1, waited_s=1e8)
     assert order_of_service(harness) == ["here", "claims-years"]
 

@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.engine.callers import MAX_RETRY_S, CallerLimiter, TokenBucket
+from onward.engine.caller_limiter import MAX_RETRY_S, CallerLimiter, TokenBucket
 from onward.engine.live_requests import CallerInFlight, LiveRequests
 from onward.engine.request import Request
-from onward.proto.request import CallerLimits
-from onward.proto.sampling import SamplingParams
+from onward.proto.engine import CallerLimits
+from onward.proto.sampling_params import SamplingParams
 
 
 def request(

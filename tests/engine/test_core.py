@@ -2,7 +2,7 @@
 
 import msgspec
 
-from onward.proto.request import Abort, AbortByName
+from onward.proto.engine import Abort, AbortByName
 from onward.proto.step import SlotFailed, SlotTokens, StepResult
 from tests.engine.harness import API, Harness
 

@@ -4,7 +4,7 @@ and between any two events the engine's books are right."""
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onward.sim.worker import expected_output
+from onward.sim.hash_worker import expected_output
 from tests.engine.harness import Harness
 from tests.engine.traffic import CALM, PROMPTS, REQUESTS, ROUGH, SHAPES, Action, Actor
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.proto.handoff import PrefillRequest
-from onward.proto.sampling import Pooling
+from onward.proto.sampling_params import Pooling
 from tests.engine.harness import Harness
 from tests.engine.pd_cluster import Cluster
 

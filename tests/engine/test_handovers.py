@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from onward.engine.request import RequestStatus
+from onward.proto.engine import TokenDelta
 from onward.proto.handoff import PrefillRequest
-from onward.proto.request import TokenDelta
-from onward.sim.worker import expected_logprobs
+from onward.sim.hash_worker import expected_logprobs
 from tests.engine.harness import Client
 from tests.engine.pd_cluster import Cluster
 

@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.engine import kv_event_log
-from onward.engine.kv_event_log import KvEventLog
+from onward.engine.scheduling import kv_event_log
+from onward.engine.scheduling.kv_event_log import KvEventLog
+from onward.proto.engine import KvEventsReply, QueryKvEvents
 from onward.proto.kv_events import KvEvents
-from onward.proto.request import KvEventsReply, QueryKvEvents
 from tests.engine.harness import API, Harness
 
 

@@ -12,13 +12,13 @@ from onward.config import EngineConfig
 from onward.engine.main import EngineProcess
 from onward.proto.control import StartEngine, StopChild, WorkerStarting
 from onward.proto.handoff import PeerGone, PrefillRequest, ToDecode
-from onward.proto.sampling import SamplingParams
-from onward.proto.wire import ZmqWireAddress
-from onward.sim.data_plane import SimKvTransfer
-from onward.sim.worker import HashWorker
-from onward.transport.control import ControlChannel, control_pair
+from onward.proto.sampling_params import SamplingParams
+from onward.proto.worker_wire_address import ZmqWireAddress
+from onward.sim.hash_worker import HashWorker
+from onward.sim.kv_transfer import SimKvTransfer
+from onward.transport.control_channel import ControlChannel, control_pair
 from onward.transport.curve import make_private_address
-from onward.transport.zmq import SocketPoller
+from onward.transport.zmq_sockets import SocketPoller
 
 MAX_TURNS = 1000
 WAIT_MS = 20_000

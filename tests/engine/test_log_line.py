@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from onward.engine.log_line import SchedulerStatLogger, SchedulerStats, format_scheduler_line
+from onward.engine.scheduler_stats import SchedulerStatLogger, SchedulerStats, format_scheduler_line
 from tests.engine.harness import Harness
 
 IDLE = SchedulerStats(0, 0, 0, 0, 100, 0, 0, 0, 0)

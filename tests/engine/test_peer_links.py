@@ -3,12 +3,12 @@
 import pytest
 
 from onward.config import EngineConfig
-from onward.engine.handovers import HandoffOutbox
-from onward.engine.peer_links import PeerLinks
+from onward.engine.handoff.handoff_manager import HandoffOutbox
+from onward.engine.handoff.peer_links import PeerLinks
 from onward.proto.control import StartEngine
 from onward.proto.handoff import Ping, ToPrefill
 from onward.transport.curve import make_private_address
-from onward.transport.zmq import SocketPoller
+from onward.transport.zmq_sockets import SocketPoller
 
 
 @pytest.mark.parametrize("cluster_key", ["", "ab" * 32])

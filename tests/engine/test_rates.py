@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.engine import policy
-from onward.engine.rates import WINDOW_S, RecentRate
+from onward.engine.scheduling import scheduling_policy
+from onward.engine.service_rates import WINDOW_S, RecentRate
 
 
 def test_a_rate_is_that_of_the_last_seconds_and_of_no_earlier_ones() -> None:
@@ -42,8 +42,8 @@ def test_a_rate_is_never_more_than_all_work_of_the_window_and_its_memory_is_boun
 
 
 def test_a_client_is_told_when_the_excess_is_worked_off_within_bounds() -> None:
-    assert policy.retry_after_s(excess=500, per_s=100) == 5
-    assert policy.retry_after_s(excess=1, per_s=100) == policy.MIN_RETRY_S
-    assert policy.retry_after_s(excess=1e9, per_s=1) == policy.MAX_RETRY_S
-    assert policy.retry_after_s(excess=1e9, per_s=None) == policy.MIN_RETRY_S, "nothing is known"
-    assert policy.retry_after_s(excess=1e9, per_s=0.0) == policy.MIN_RETRY_S
+    assert scheduling_policy.retry_after_s(excess=500, per_s=100) == 5
+    assert scheduling_policy.retry_after_s(excess=1, per_s=100) == scheduling_policy.MIN_RETRY_S
+    assert scheduling_policy.retry_after_s(excess=1e9, per_s=1) == scheduling_policy.MAX_RETRY_S
+    assert scheduling_policy.retry_after_s(excess=1e9, per_s=None) == scheduling_policy.MIN_RETRY_S, "nothing is known"
+    assert scheduling_policy.retry_after_s(excess=1e9, per_s=0.0) == scheduling_policy.MIN_RETRY_S

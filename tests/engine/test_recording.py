@@ -12,11 +12,10 @@ import pytest
 
 from onward.clock import SystemClock
 from onward.config import EngineConfig
-from onward.engine import recording_file
-from onward.engine.block_pool import BlockPool
 from onward.engine.core import EngineCore
 from onward.engine.main import EngineProcess
-from onward.engine.recording import (
+from onward.engine.recording import recording_file
+from onward.engine.recording.recorder import (
     ApiMessageRecord,
     ApiOutboxRecord,
     CrashRecord,
@@ -30,18 +29,19 @@ from onward.engine.recording import (
     RecordingEngineCore,
     StepResultRecord,
 )
-from onward.engine.recording_file import RecordingReader, RecordingWriter
-from onward.engine.replay import ReplayResult, first_difference, replay
-from onward.engine.token_disguise import TokenAnonymizer
+from onward.engine.recording.recording_file import RecordingReader, RecordingWriter
+from onward.engine.recording.replayer import ReplayResult, first_difference, replay
+from onward.engine.recording.token_anonymizer import TokenAnonymizer
+from onward.engine.scheduling.block_pool import BlockPool
 from onward.errors import InvalidRequest, StartupError
 from onward.proto.control import StartEngine
+from onward.proto.engine import CallerLimits, KvEventsReply, QueryKvEvents, Submit, TokenDelta, TokenDeltas
 from onward.proto.handoff import PrefillRequest
-from onward.proto.request import CallerLimits, KvEventsReply, QueryKvEvents, Submit, TokenDelta, TokenDeltas
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import AssignSlot, RunSlot, SlotAdvanced, SlotTokens, StepPlan, StepResult, TokenLogprobs
-from onward.transport.control import ControlChannel
+from onward.transport.control_channel import ControlChannel
 from onward.transport.curve import make_private_address
-from onward.transport.zmq import SocketPoller
+from onward.transport.zmq_sockets import SocketPoller
 from tests.engine.harness import API, Harness
 from tests.engine.pd_cluster import Cluster
 

@@ -7,7 +7,7 @@ import pytest
 from onward.bench import engine_scale
 from onward.bench.engine_scale import LOADS
 from onward.engine.live_requests import LiveRequests
-from onward.pd.timers import Timers
+from onward.timers import Timers
 from tests.engine.harness import Harness
 from tests.work import num_instructions
 

@@ -1,6 +1,6 @@
 """Workers that stop without dying, between instances: who is ill is seen where it is ill, and others do not wait for it."""
 
-from onward.engine.prefill_service import WORKER_SILENCE_TIMEOUT_S
+from onward.engine.handoff.prefill_service import WORKER_SILENCE_TIMEOUT_S
 from onward.engine.request import RequestStatus
 from onward.proto.handoff import CancelHandoff, LeaseGrant, PrefillDone, PrefillOffer, PrefillRequest, RefuseHandoff
 from tests.engine.harness import Client

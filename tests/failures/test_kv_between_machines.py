@@ -21,9 +21,9 @@ from onward.proto.handoff import (
     ToDecode,
 )
 from onward.proto.kv_transfer import KvLayout, PushFailed, WritesComplete
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import SlotTokens, StepResult
-from onward.transport.zmq import SocketPoller
+from onward.transport.zmq_sockets import SocketPoller
 from tests.engine.harness import Client
 from tests.engine.pd_cluster import Cluster, Instance
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onward.engine.block_pool import BlockPool
+from onward.engine.scheduling.block_pool import BlockPool
 from tests.sabotage import TABLE
 from tests.sabotage_child import sabotaged
 from tests.sabotage_kinds import Patches, Sabotage

@@ -5,14 +5,14 @@ import os
 
 import pytest
 
-from onward.engine import policy
 from onward.engine.core import MAX_TOMBSTONES
 from onward.engine.request import Request, RequestStatus
+from onward.engine.scheduling import scheduling_policy
 from onward.engine.token_processor import TokenProcessor
 from onward.proto.step import SlotAdvanced, SlotEvent, SlotPreempted, SlotTokens, StepPlan, StepResult
-from onward.proto.wire import ShmWireAddress
-from onward.transport import shm, shm_rows
-from onward.transport.shm import NUM_RING_ENTRIES, ShmEngineWireEnd, ShmWorkerWireEnd
+from onward.proto.worker_wire_address import ShmWireAddress
+from onward.transport import shm_rows, shm_wire
+from onward.transport.shm_wire import NUM_RING_ENTRIES, ShmEngineWireEnd, ShmWorkerWireEnd
 from tests.engine.harness import Client, Harness
 
 
@@ -239,10 +239,10 @@ def test_f09_nobody_is_preempted_whose_blocks_are_all_shared() -> None:
     needer, owning, sharing = (harness.core._live[name] for name in ("needer", "owning", "sharing"))
     pool = harness.core.scheduler.pool
     pool.start_sending(sharing.block_ids)
-    shortage = policy.CapacityShortage(pool.num_available + 2)
+    shortage = scheduling_policy.CapacityShortage(pool.num_available + 2)
 
     def choose(running: list[Request]) -> list[Request]:
-        return policy.choose_victims(needer, running, shortage, pool.estimate_reclaim(), same_priority=True)
+        return scheduling_policy.choose_victims(needer, running, shortage, pool.estimate_reclaim(), same_priority=True)
 
     assert choose([sharing, owning]) == [owning]
     assert choose([sharing]) == []
@@ -424,7 +424,7 @@ def test_f17_nobody_is_admitted_without_a_slot() -> None:
 def test_f18_a_result_that_was_taken_is_not_overwritten_by_later_steps() -> None:
     """Buffers have owners: what was read is a copy, and a place of the ring is written again only when it was read."""
     wire = ShmWireAddress("w1", num_slots=2, max_tokens_per_row=2, plan_bytes=1000, extras_bytes=1000)
-    memory, ours, theirs = shm.create_ring(wire)
+    memory, ours, theirs = shm_wire.create_ring(wire)
     engine, worker = ShmEngineWireEnd(wire, os.dup(memory), ours), ShmWorkerWireEnd(wire, memory, theirs)
     taken = []
     for step in range(1, 3 * NUM_RING_ENTRIES):

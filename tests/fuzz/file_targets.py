@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from onward.errors import ClientError, StartupError
-from onward.models import texts
-from onward.models.config import from_hf
-from onward.models.gguf_file import GgufFile
-from onward.models.names import expected_tensors
-from onward.models.safetensors_file import MappedTensors
+from onward.models.loader import text_metadata
+from onward.models.loader.config_parser import from_hf
+from onward.models.loader.gguf_file import GgufFile
+from onward.models.loader.safetensors_file import MappedTensors
+from onward.models.tensor_names import expected_tensors
 from onward.proto.model import ModelConfig
 from onward.text.gguf_tokenizer import build_tokenizer
 from onward.text.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ def _gguf(data: bytes) -> None:
     path = _PATH / "case.gguf"
     path.write_bytes(data)
     file = GgufFile(path)
-    texts.read_gguf_text_metadata(file.metadata)
+    text_metadata.read_gguf_text_metadata(file.metadata)
     if "tokenizer.ggml.model" in file.metadata:
         Tokenizer(build_tokenizer(file.metadata).to_str()).encode("ab a")
     for name in file:
@@ -82,8 +82,8 @@ def _config(data: bytes) -> None:
     folder.mkdir(exist_ok=True)
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"):
         (folder / name).write_bytes(data)
-    texts.read_folder_text_metadata(folder)
-    config = from_hf(texts.read_json(folder / "config.json"))
+    text_metadata.read_folder_text_metadata(folder)
+    config = from_hf(text_metadata.read_json(folder / "config.json"))
     assert len(expected_tensors(config)) < 1 << 16
     told = msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=ModelConfig)
     assert told == config, "every process takes what the reader of the file has taken"

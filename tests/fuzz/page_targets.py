@@ -16,14 +16,14 @@ from urllib.parse import SplitResult, urlsplit
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
-from onward.cli.checks import check_allowed_hosts, check_origins
+from onward.cli.flag_checks import check_allowed_hosts, check_origins
 from onward.errors import StartupError
-from onward.web import http
-from onward.web.allowed_hosts import ANY, AllowedHosts, normalized_host
-from onward.web.authorities import canonical_origin
-from onward.web.browsers import with_cors
-from onward.web.cross_site import CrossSiteGuard
-from onward.web.media_type import check_content_type
+from onward.web import asgi
+from onward.web.auth.allowed_hosts import ANY, AllowedHosts, normalized_host
+from onward.web.auth.content_type import check_content_type
+from onward.web.auth.cors import with_cors
+from onward.web.auth.cross_site import CrossSiteGuard
+from onward.web.auth.host_and_origin import canonical_origin
 from tests.fuzz.case import Target
 from tests.web.exchange import exchanged
 
@@ -154,7 +154,7 @@ def _is_same_origin(origin: str, host: str | None) -> bool:
 
 
 async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
-    await http.respond(send, 200, b"{}")
+    await asgi.respond(send, 200, b"{}")
 
 
 def _origins(data: bytes) -> None:

@@ -7,17 +7,25 @@ from typing import Any
 
 import msgspec
 
-from onward.api.attempts import decode_cluster_message
-from onward.engine.door import EngineLimits, create_request
-from onward.engine.request_queue import RequestQueue
+from onward.api.endpoints.attempts import decode_cluster_message
+from onward.engine.admission import EngineLimits, create_request
+from onward.engine.scheduling.request_queue import RequestQueue
 from onward.errors import ClientError
 from onward.obs.metrics import merge, usable
 from onward.pd.handoff import DecodeSide, GrantedLease, HandoffTimeouts, PrefillSide
+from onward.pd.transfer import transfer_messages as link
+from onward.pd.transfer.authenticated_link import ReceiverLink
+from onward.pd.transfer.backend import RemoteMemoryInfo
+from onward.pd.transfer.framed_channel import FramedChannel, LinkClosed
+from onward.pd.transfer.handshake import ClusterSecret
+from onward.pd.transfer.kv_receiver import KvReceiver, ProtocolViolation
+from onward.pd.transfer.page_geometry import PageGeometry
 from onward.proto import SCHEMA_VERSION, control
 from onward.proto import handoff as pd
+from onward.proto.api_key_entry import ApiKeyEntry
 from onward.proto.cursor import ChoiceCursor
+from onward.proto.engine import Abort, AbortByName, ErrorInfo, QueryKvEvents, Submit, ToEngine
 from onward.proto.handoff import ToDecode, ToPrefill
-from onward.proto.keys import ApiKeyEntry
 from onward.proto.kv_events import KvEvents
 from onward.proto.kv_transfer import (
     ExpectWrites,
@@ -29,22 +37,14 @@ from onward.proto.kv_transfer import (
     RevokeLease,
     WritesComplete,
 )
-from onward.proto.request import Abort, AbortByName, ErrorInfo, QueryKvEvents, Submit, ToEngine
 from onward.proto.router import Attempt, ChoiceSnapshot, FindStream, InstanceLoad, Registration
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.stats import EngineStats, MetricFamily, MetricSeries
-from onward.proto.wire import ShmWireAddress
-from onward.router.admin import decode_registration
-from onward.router.events import EventSplitter, MalformedEvent, parse_event
-from onward.router.replicas import InstanceRegistry
-from onward.transport.decoding import decode_message
-from onward.worker.transfer import messages as link
-from onward.worker.transfer.backend import RemoteMemoryInfo
-from onward.worker.transfer.channel import FramedChannel, LinkClosed
-from onward.worker.transfer.geometry import PageGeometry
-from onward.worker.transfer.handshake import ClusterSecret
-from onward.worker.transfer.link import ReceiverLink
-from onward.worker.transfer.sink import KvReceiver, ProtocolViolation
+from onward.proto.worker_wire_address import ShmWireAddress
+from onward.router.endpoints.admin import decode_registration
+from onward.router.instance_registry import InstanceRegistry
+from onward.router.upstream_events import EventSplitter, MalformedEvent, parse_event
+from onward.transport.message_decoding import decode_message
 from tests.fuzz.case import Target
 from tests.fuzz.mutation import byte_cases, cases
 

@@ -5,19 +5,19 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from onward.api.openai import decode_chat, decode_completion, decode_tokens
-from onward.api.requests import ValidationContext
-from onward.api.responses.request import decode_response
+from onward.api.requests.decoding import decode_chat, decode_completion, decode_tokens
+from onward.api.requests.schemas import ValidationContext
+from onward.api.responses.chat_request import decode_response
 from onward.errors import ClientError, InvalidRequest, StartupError
 from onward.proto.cursor import format_cursor, parse_cursor
 from onward.proto.model import TokenizerFiles
 from onward.text.chat_template import ChatTemplate
 from onward.text.gguf_tokenizer import build_tokenizer
 from onward.text.length_check import CONTEXT_LENGTH_EXCEEDED
-from onward.text.prompt_tokens import ChatMessage, PromptTokenizer
-from onward.web.aborts import decode_abort, decode_routed_abort
-from onward.web.keys import parse_table
-from onward.web.template_fields import template_options
+from onward.text.prompt_tokenizer import ChatMessage, PromptTokenizer
+from onward.web.auth.api_key_table import parse_table
+from onward.web.openai_api.abort_request import decode_abort, decode_routed_abort
+from onward.web.openai_api.template_fields import template_options
 from tests.fuzz.case import Target
 from tests.fuzz.mutation import byte_cases, cases
 from tests.models.checkpoints import GPT2_TOKENIZER

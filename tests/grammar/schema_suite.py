@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from onward.config import cache_dir
-from onward.grammar.faults import GrammarLimitExceeded, InvalidGrammar, TokenNotAllowed
-from onward.grammar.grammars import GrammarCompiler
-from onward.proto.sampling import Grammar
+from onward.grammar.grammar_compiler import GrammarCompiler
+from onward.grammar.grammar_errors import GrammarLimitExceeded, InvalidGrammar, TokenNotAllowed
+from onward.proto.sampling_params import Grammar
 from onward.text.tokenizer import Tokenizer
 
 RELEASE = "4.26.0"

@@ -5,9 +5,9 @@ import json
 import random
 from typing import Any
 
-from onward.grammar.grammars import GrammarCompiler
+from onward.grammar.grammar_compiler import GrammarCompiler
 from onward.grammar.matcher import GrammarMatcher
-from onward.proto.sampling import Grammar
+from onward.proto.sampling_params import Grammar
 from onward.text.tokenizer import Tokenizer
 from tests.models.default_model import default_model
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from onward.grammar.check_process import TOO_LARGE, GrammarChecker
-from onward.grammar.faults import InvalidGrammar
-from onward.proto.sampling import Grammar
+from onward.grammar.grammar_checker import TOO_LARGE, GrammarChecker
+from onward.grammar.grammar_errors import InvalidGrammar
+from onward.proto.sampling_params import Grammar
 from onward.sim import vocabulary
 
 FINE = Grammar("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}')

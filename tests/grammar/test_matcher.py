@@ -6,9 +6,9 @@ import re
 import jsonschema
 import pytest
 
-from onward.grammar.faults import InvalidGrammar, TokenNotAllowed
-from onward.grammar.grammars import GrammarCompiler
-from onward.proto.sampling import Grammar
+from onward.grammar.grammar_compiler import GrammarCompiler
+from onward.grammar.grammar_errors import InvalidGrammar, TokenNotAllowed
+from onward.proto.sampling_params import Grammar
 from onward.sim import vocabulary
 from onward.text.tokenizer import Tokenizer
 from tests.grammar.schemas import BOUNDED, grammars, schema_grammar, tokenizer, walk

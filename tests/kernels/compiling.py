@@ -17,7 +17,7 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from onward.kernels.triton import launching
+from onward.kernels.triton import kernel_launch
 
 _TARGET = GPUTarget("cuda", 90, 32)
 _BFLOAT16_INNER = 16
@@ -159,7 +159,7 @@ class _Compiler:
         self.kernels: list[CompiledKernel] = []
 
     def takes(self, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
-        key = launching._variant(kernel, args, options)
+        key = kernel_launch._variant(kernel, args, options)
         if key not in self._seen:
             self._seen.add(key)
             compiled = kernel.warmup(*args, grid=(1,), **options)
@@ -176,9 +176,9 @@ def compiled_kernels(cache_dir: Path) -> Iterator[list[CompiledKernel]]:
         knobs.cache.dir = str(cache_dir)
         knobs.runtime.add_stages_inspection_hook = _stop_after_layouts
         driver.set_active(_StandInDriver())
-        token = launching._share.set(compiler)
+        token = kernel_launch._share.set(compiler)
         try:
             yield compiler.kernels
         finally:
-            launching._share.reset(token)
+            kernel_launch._share.reset(token)
             driver._active = driver_before

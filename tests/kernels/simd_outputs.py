@@ -18,10 +18,10 @@ from onward.config import environment_with
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.exp_sum import exp_sum
 from onward.kernels.cpu.threads import ThreadPool
-from onward.layers.rotary import RotaryTable
-from onward.proto.sampling import SamplingParams
-from onward.worker.logprobs import token_logprobs
+from onward.models.layers.rotary_table import RotaryTable
+from onward.proto.sampling_params import SamplingParams
 from onward.worker.sampler import Sampler, SamplingRow
+from onward.worker.token_logprobs import token_logprobs
 from tests.kernels.test_attention import LENGTH, Case
 from tests.worker import exact_int8
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numba import carray
 
-from onward.kernels import reference
+from onward.kernels import numpy_reference
 from onward.kernels.cpu import simd
+from onward.kernels.cpu.attention_tiles import row_tile, scratch_size
 from onward.kernels.cpu.batch_attention import CONTEXT, attend_item, rotate_and_attend, rotate_rows
 from onward.kernels.cpu.jit import Kernel
 from onward.kernels.cpu.kv_layout import record_size
 from onward.kernels.cpu.phases import claim_items, mark_finished, wait_for_phase
-from onward.kernels.cpu.tiles import row_tile, scratch_size
 from tests.kernels.kernel_runs import run
 
 LENGTH = 75
@@ -76,7 +76,7 @@ class Case:
 
     def expected(self) -> np.ndarray:
         q, k, v = np.split(self.qkv, [self.heads, self.heads + self.kv_heads], axis=1)
-        return (reference.int8_attention if self.kv_type == "int8" else reference.attention)(q, k, v, 0)
+        return (numpy_reference.int8_attention if self.kv_type == "int8" else numpy_reference.attention)(q, k, v, 0)
 
 
 @pytest.mark.parametrize(

@@ -16,18 +16,18 @@ import pytest
 import torch
 import triton
 
-from onward.bench.shapes import SHAPES
-from onward.kernels.batches import padded_batch_size
+from onward.bench.model_shapes import SHAPES
+from onward.kernels.batch_sizes import padded_batch_size
 from onward.kernels.triton.activation import silu_and_mul
 from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
-from onward.kernels.triton.launching import is_launching, record_variants
-from onward.kernels.triton.log_totals import logsumexp
-from onward.kernels.triton.norm import add_rms_norm, rms_norm
-from onward.kernels.triton.ops import TritonOps
-from onward.kernels.triton.rotary import rotate_and_store
+from onward.kernels.triton.kernel_launch import is_launching, record_variants
+from onward.kernels.triton.logsumexp import logsumexp
+from onward.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from onward.kernels.triton.rotate_and_store import rotate_and_store
 from onward.kernels.triton.sampling import FilterParams, SampleInputs, SampleScratch, sample
-from onward.models.config import from_hf
+from onward.kernels.triton.triton_ops import TritonOps
+from onward.models.loader.config_parser import from_hf
 from tests.kernels.compiling import CompiledKernel, compiled_kernels, num_warps_of
 from tests.worker.cuda.small_model import DeviceDriver
 from tests.worker.cuda.test_kernels_are_rehearsed import EIGHT_KV_HEADS, SETTINGS

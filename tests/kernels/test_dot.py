@@ -5,8 +5,8 @@ import functools
 import pytest
 from llvmlite import ir
 
-from onward.kernels.cpu.dot import best_level, emit_dot, passes_self_test, supported_levels
-from onward.kernels.cpu.vectors import I32X16, call_llvm
+from onward.kernels.cpu.dot_instruction import best_level, emit_dot, passes_self_test, supported_levels
+from onward.kernels.cpu.llvm_vectors import I32X16, call_llvm
 
 
 @pytest.mark.parametrize("level", supported_levels())

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from numba import carray
 
-from onward.kernels import reference
+from onward.kernels import numpy_reference
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.dot import supported_levels
-from onward.kernels.cpu.int8_tile import int8_tile
+from onward.kernels.cpu.dot_instruction import supported_levels
+from onward.kernels.cpu.int8_matmul_tile import int8_tile
 from onward.kernels.cpu.jit import Kernel
-from onward.kernels.packing import BYTES_RECORD, NIBBLES_RECORD, pack
+from onward.kernels.weight_packing import BYTES_RECORD, NIBBLES_RECORD, pack
 from tests.kernels.kernel_runs import run
 
 _NAMES = ("num_groups", "weights", "values", "scales", "totals", "corrections", "together", "alone")
@@ -51,13 +51,15 @@ def test_a_product_has_the_bits_of_its_reference_in_any_company(level: str, is_n
     x = np.random.default_rng(3).standard_normal((ROWS, INPUTS), dtype=np.float32)
     x[1, 32:64] = 0  # a group without a scale
     x[2] = np.sign(x[2])  # the largest sums there can be
-    rows = reference.quantize_rows(x)
+    rows = numpy_reference.quantize_rows(x)
     together, alone = (np.full((ROWS, OUTPUTS), np.nan, np.float32) for _ in range(2))
     run(
         _kernel(level, is_nibbles), num_groups=INPUTS // 32, weights=packed, together=together, alone=alone,
         **rows._asdict(),
     )  # fmt: skip
-    expected = reference.int8_linear(packed, rows)
+    expected = numpy_reference.int8_linear(packed, rows)
     np.testing.assert_array_equal(together, expected)
     np.testing.assert_array_equal(alone, expected)
-    np.testing.assert_allclose(expected, reference.dequantize_rows(rows) @ reference.weights(packed).T, atol=1e-4)
+    np.testing.assert_allclose(
+        expected, numpy_reference.dequantize_rows(rows) @ numpy_reference.weights(packed).T, atol=1e-4
+    )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from onward.kernels.triton.library_products import LibraryMatmuls, default_matmul, matmul_without_split_k
+from onward.kernels.triton.library_matmul import LibraryMatmuls, default_matmul, matmul_without_split_k
 
 
 def _tensors(rows: int = 96) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

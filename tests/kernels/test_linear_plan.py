@@ -2,7 +2,7 @@
 
 import pytest
 
-from onward.kernels.triton.linear_plan import _GATES, _PLAIN, LinearPlan, library_rows
+from onward.kernels.triton.invariant_linear_plan import _GATES, _PLAIN, LinearPlan, library_rows
 
 
 @pytest.mark.parametrize("num_outputs", [64, 1024, 3072, 4096, 6144, 8960, 12_288, 151_936])

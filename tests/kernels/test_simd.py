@@ -3,10 +3,10 @@
 import numpy as np
 from numba import carray
 
-from onward.kernels import reference
+from onward.kernels import numpy_reference
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.jit import Kernel
-from onward.kernels.cpu.quantized import QuantizedActivations, quantize_group
+from onward.kernels.cpu.quantized_rows import QuantizedActivations, quantize_group
 from onward.kernels.cpu.rope import mean_square
 from tests.kernels.kernel_runs import run
 
@@ -77,7 +77,7 @@ def test_rows_are_quantized_with_the_bits_of_the_reference() -> None:
     x[2, 32:64] = 0
     ours = QuantizedActivations.allocate(5, 96)
     run(Kernel(_quantize, GROUP_CONTEXT), size=15, x=x, **ours._asdict())
-    for mine, expected in zip(ours, reference.quantize_rows(x), strict=True):
+    for mine, expected in zip(ours, numpy_reference.quantize_rows(x), strict=True):
         np.testing.assert_array_equal(mine, expected.reshape(-1))
 
 

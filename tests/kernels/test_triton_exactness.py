@@ -11,19 +11,19 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from onward.bench.shapes import SHAPES
-from onward.kernels.batches import padded_batch_size
-from onward.kernels.triton import reference
+from onward.bench.model_shapes import SHAPES
+from onward.kernels import torch_reference
+from onward.kernels.batch_sizes import padded_batch_size
 from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
 from onward.kernels.triton.chunk_tiles import chunk_tiles
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
-from onward.kernels.triton.linear_plan import LinearPlan, library_rows
-from onward.kernels.triton.log_totals import logsumexp
-from onward.kernels.triton.norm import add_rms_norm, rms_norm
-from onward.kernels.triton.ops import TritonOps
-from onward.kernels.triton.rotary import rotate_and_store
+from onward.kernels.triton.invariant_linear_plan import LinearPlan, library_rows
+from onward.kernels.triton.logsumexp import logsumexp
+from onward.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from onward.kernels.triton.rotate_and_store import rotate_and_store
 from onward.kernels.triton.sampling import FilterParams, SampleInputs, SampleScratch, sample
-from onward.models.config import from_hf
+from onward.kernels.triton.triton_ops import TritonOps
+from onward.models.loader.config_parser import from_hf
 
 pytestmark = pytest.mark.gpu
 DEVICE, EPS = "cuda", 1e-6
@@ -401,9 +401,11 @@ def test_a_number_on_the_border_of_two_tokens_falls_on_one_side_in_every_batch()
     """Temperatures are such that the tokens before the middle of the vocabulary have the mass that the number asks for, as
     exactly as float32 can tell."""
     position = 5
-    seeds = [seed for seed in range(4 * SAMPLED_ROWS) if 0.6 < reference.uniform(seed, 0, position) < 0.95]
+    seeds = [seed for seed in range(4 * SAMPLED_ROWS) if 0.6 < torch_reference.uniform(seed, 0, position) < 0.95]
     seeds = seeds[:SAMPLED_ROWS]
-    wanted = torch.tensor([reference.uniform(seed, 0, position) for seed in seeds], device=DEVICE, dtype=torch.float64)
+    wanted = torch.tensor(
+        [torch_reference.uniform(seed, 0, position) for seed in seeds], device=DEVICE, dtype=torch.float64
+    )
     row = _random(VOCAB_SIZE, dtype=torch.float32)
     row[: VOCAB_SIZE // 2] += 1
     row = row.to(torch.bfloat16)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from onward.kernels.triton.launching import compile_share, launch
+from onward.kernels.triton.kernel_launch import compile_share, launch
 
 
 class Kernel:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from onward.kernels import reference
+from onward.kernels import numpy_reference
 from onward.kernels.cpu.threads import ThreadPool
-from onward.layers.model_ends import EmbeddingAndHead, open_embedding_and_head
+from onward.models.layers.embedding_and_head import EmbeddingAndHead, open_embedding_and_head
 from onward.proto.model import ModelConfig
 from tests.worker import small_int8
 from tests.worker.driver import prepared
@@ -20,7 +20,7 @@ def _ends(config: ModelConfig, kind: str) -> tuple[EmbeddingAndHead, np.ndarray,
         arrays = small_int8.arrays(config)
         model, weights = prepared(config, quantization="int8"), dict(arrays)
         matrices = [
-            reference.weights(arrays[name])[: config.vocab_size] for name in ("embed", "head") if name in arrays
+            numpy_reference.weights(arrays[name])[: config.vocab_size] for name in ("embed", "head") if name in arrays
         ]
     else:
         matrices = [random.standard_normal((config.vocab_size, config.hidden_size), np.float32) for _ in range(2)]

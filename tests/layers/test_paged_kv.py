@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from onward.layers.paged_kv import kv_dtype
+from onward.models.layers.paged_kv import kv_dtype
 from tests.worker.small_int8 import CONFIG
 
 

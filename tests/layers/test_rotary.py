@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from onward.kernels import reference
-from onward.layers.rotary import RotaryTable
+from onward.kernels import numpy_reference
+from onward.models.layers.rotary_table import RotaryTable
 
 
 def test_rotation_depends_on_distance_only() -> None:
@@ -13,8 +13,8 @@ def test_rotation_depends_on_distance_only() -> None:
     q, k = rng.standard_normal((2, 1, 1, 64), dtype=np.float32)
 
     def product(at: int, seen: int) -> float:
-        left = reference.rotate(q, cos[at : at + 1], sin[at : at + 1])
-        right = reference.rotate(k, cos[seen : seen + 1], sin[seen : seen + 1])
+        left = numpy_reference.rotate(q, cos[at : at + 1], sin[at : at + 1])
+        right = numpy_reference.rotate(k, cos[seen : seen + 1], sin[seen : seen + 1])
         return float((left * right).sum())
 
     np.testing.assert_allclose(product(20, 7), product(290, 277), rtol=1e-3)

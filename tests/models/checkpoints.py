@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from safetensors.numpy import save_file
 
-from onward.models.names import expected_tensors
+from onward.models.tensor_names import expected_tensors
 from onward.proto.model import ModelConfig
 
 HF_NAMES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

@@ -6,8 +6,8 @@ from typing import Any
 import tokenizers
 
 from onward.config import DEFAULT_MODEL
-from onward.models.loading import open_weights
-from onward.models.store import prepare
+from onward.models.loader.model_store import prepare
+from onward.models.loader.weights import open_weights
 from onward.proto.model import PreparedModel
 from tests.worker.driver import Driver
 

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from onward.config import DEFAULT_MODEL, cache_dir
-from onward.models.names import EMBED, FINAL_NORM, expected_tensors
-from onward.models.store import resolve_source
+from onward.models.loader.model_store import resolve_source
+from onward.models.tensor_names import EMBED, FINAL_NORM, expected_tensors
 from onward.proto.model import ModelConfig
 from tests.models.checkpoints import write_folder
 from tests.models.default_model import default_model

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.models.cache_faults import is_cache_error
+from onward.models.loader.cache_errors import is_cache_error
 
 CACHE = Path("/home/me/.cache/onward")
 

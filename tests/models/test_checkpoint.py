@@ -6,8 +6,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from onward.errors import StartupError
-from onward.models.checkpoint import check_checkpoint, weight_files
-from onward.models.names import LM_HEAD
+from onward.models.loader.checkpoint import check_checkpoint, weight_files
+from onward.models.tensor_names import LM_HEAD
 from tests.models.checkpoints import VARIANTS, random_tensors, tiny_config, write_folder
 
 INDEX = "model.safetensors.index.json"

@@ -4,7 +4,7 @@ import pytest
 import transformers
 
 from onward.errors import StartupError
-from onward.models.config import from_gguf, from_hf
+from onward.models.loader.config_parser import from_gguf, from_hf
 from onward.proto.model import RopeScaling
 from tests.models.checkpoints import HF_NAMES, hf_json, tiny_config
 

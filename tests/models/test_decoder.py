@@ -6,7 +6,7 @@ import pytest
 from onward.errors import StartupError
 from onward.kernels.quantize import quantize_model
 from onward.models.decoder import check_supported
-from onward.proto.sampling import Pooling, SamplingParams
+from onward.proto.sampling_params import Pooling, SamplingParams
 from onward.proto.step import RunSlot, SlotAdvanced, SlotEmbedding, SlotTokens
 from tests.models import small_models
 from tests.models.int8_reference import reference_logits

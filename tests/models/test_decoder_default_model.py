@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from onward.config import DEFAULT_MODEL, cache_dir
-from onward.models.store import resolve_source
+from onward.models.loader.model_store import resolve_source
 from onward.proto.step import RunSlot
-from onward.worker.batch import TokenSpan
+from onward.worker.batch_builder import TokenSpan
 from tests.models.default_model import PROMPTS, default_model, driver, prompt_ids, tokenizer
 from tests.models.evaluation_texts import texts
 from tests.models.gguf_in_transformers import transformers_model

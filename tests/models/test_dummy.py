@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from onward.models.dummy import DummyWeights
-from onward.models.names import expected_tensors
+from onward.models.loader.dummy_weights import DummyWeights
+from onward.models.tensor_names import expected_tensors
 from tests.models.checkpoints import VARIANTS, tiny_config
 
 

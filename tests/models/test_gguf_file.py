@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from onward.errors import StartupError
-from onward.models.gguf_file import GgufFile, is_dequantizable
-from onward.models.names import LM_HEAD
-from onward.models.rope_factors import rope_divisors
+from onward.models.loader.gguf_file import GgufFile, is_dequantizable
+from onward.models.rope_scaling import rope_divisors
+from onward.models.tensor_names import LM_HEAD
 from onward.proto.model import RopeScaling
 from tests.models.checkpoints import VARIANTS, random_tensors, tiny_config, write_gguf
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.errors import StartupError
-from onward.models.gguf_header import GgufHeader, read_header
+from onward.models.loader.gguf_header import GgufHeader, read_header
 from tests.models.checkpoints import GPT2_TOKENIZER, random_tensors, tiny_config, write_gguf
 
 

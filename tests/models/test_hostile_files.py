@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from onward.errors import StartupError
-from onward.models import safetensors_header, texts
-from onward.models.bounded_read import MAX_JSON_BYTES, MAX_TEMPLATE_BYTES, read_json
-from onward.models.config import from_hf
-from onward.models.gguf_file import GgufFile
-from onward.models.gguf_header import read_header
-from onward.models.store import prepare
+from onward.models.loader import safetensors_header, text_metadata
+from onward.models.loader.bounded_read import MAX_JSON_BYTES, MAX_TEMPLATE_BYTES, read_json
+from onward.models.loader.config_parser import from_hf
+from onward.models.loader.gguf_file import GgufFile
+from onward.models.loader.gguf_header import read_header
+from onward.models.loader.model_store import prepare
 from onward.text.gguf_tokenizer import build_tokenizer
 from onward.text.tokenizer import Tokenizer
 from tests.models.checkpoints import GPT2_TOKENIZER, hf_json, random_tensors, tiny_config, write_folder, write_gguf
@@ -153,10 +153,10 @@ def test_files_of_text_have_a_largest_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     sparse(tmp_path / "chat_template.jinja", b"x", MAX_TEMPLATE_BYTES + 1)
     with pytest.raises(StartupError, match=r"chat_template\.jinja is larger"):
-        texts.read_folder_text_metadata(tmp_path)
+        text_metadata.read_folder_text_metadata(tmp_path)
     sparse(tmp_path / "tokenizer.json", b"{", 1 << 40)
     with pytest.raises(StartupError, match=r"tokenizer\.json is larger"):
-        texts.has_tokenizer(tmp_path)
+        text_metadata.has_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from onward.errors import StartupError
-from onward.models.loading import open_weights
-from onward.models.store import prepare
+from onward.models.loader.model_store import prepare
+from onward.models.loader.weights import open_weights
 from tests.models.checkpoints import random_tensors, tiny_config, write_folder
 from tests.models.hub_server import Hub, serve
 

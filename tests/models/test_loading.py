@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from onward.models.loading import open_weights
-from onward.models.store import prepare
+from onward.models.loader.model_store import prepare
+from onward.models.loader.weights import open_weights
 from tests.models.checkpoints import random_tensors, tiny_config, write_folder
 
 CONFIG = tiny_config()
@@ -50,7 +50,7 @@ def test_numpy_weights_are_opened_without_torch(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     script = (
         "import sys; from pathlib import Path;"
-        "from onward.models.store import prepare; from onward.models.loading import open_weights;"
+        "from onward.models.loader.model_store import prepare; from onward.models.loader.weights import open_weights;"
         f"weights = open_weights(prepare({str(folder)!r}, cache_dir=Path({str(cache)!r})));"
         "print(sum(array.nbytes for array in weights.values()), 'torch' in sys.modules)"
     )

@@ -4,7 +4,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from onward.errors import StartupError
-from onward.models.rope_factors import fit_rope_scaling, rope_divisors
+from onward.models.rope_scaling import fit_rope_scaling, rope_divisors
 from onward.proto.model import RopeScaling
 
 SCALINGS = [

@@ -9,8 +9,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from onward.errors import StartupError
-from onward.models.safetensors_file import ALIGNMENT, BFloat16Bits, MappedTensors, write_file
-from onward.models.safetensors_header import read_header
+from onward.models.loader.safetensors_file import ALIGNMENT, BFloat16Bits, MappedTensors, write_file
+from onward.models.loader.safetensors_header import read_header
 
 
 def sample() -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from onward.errors import StartupError
-from onward.models.sampling_defaults import read_sampling_defaults
+from onward.models.loader.generation_config import read_sampling_defaults
 from onward.proto.model import SamplingDefaults
 
 

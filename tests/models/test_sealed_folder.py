@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.models import sealed_folder
+from onward.models.loader import sealed_folder
 
 LARGE = 3 << 20
 

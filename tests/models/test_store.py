@@ -14,10 +14,10 @@ from tokenizers import Tokenizer, models
 
 from onward.errors import StartupError
 from onward.kernels.quantize import quantize_model
-from onward.models.dummy import DummyWeights
-from onward.models.loading import open_weights
-from onward.models.safetensors_file import BFloat16Bits, write_file
-from onward.models.store import MANIFEST, prepare
+from onward.models.loader.dummy_weights import DummyWeights
+from onward.models.loader.model_store import MANIFEST, prepare
+from onward.models.loader.safetensors_file import BFloat16Bits, write_file
+from onward.models.loader.weights import open_weights
 from onward.proto.model import PreparedModel
 from tests.models.checkpoints import (
     GPT2_TOKENIZER,
@@ -85,7 +85,7 @@ def test_second_time_nothing_is_converted(gguf_path: Path, cache: Path) -> None:
 def test_a_prepared_model_is_found_without_heavy_imports(gguf_path: Path, cache: Path) -> None:
     prepare(str(gguf_path), cache_dir=cache)
     script = (
-        "import sys; from pathlib import Path; from onward.models.store import prepare;"
+        "import sys; from pathlib import Path; from onward.models.loader.model_store import prepare;"
         f"prepare({str(gguf_path)!r}, cache_dir=Path({str(cache)!r}));"
         "print([name for name in ('torch', 'numpy', 'gguf', 'numba', 'huggingface_hub') if name in sys.modules])"
     )
@@ -96,8 +96,8 @@ def test_a_prepared_model_is_found_without_heavy_imports(gguf_path: Path, cache:
 def test_a_quantized_model_is_found_without_torch_and_gguf(gguf_path: Path, cache: Path) -> None:
     prepare(str(gguf_path), quantization="int8", cache_dir=cache)
     script = (
-        "import sys; from pathlib import Path; from onward.models.store import prepare;"
-        "from onward.models.loading import open_weights;"
+        "import sys; from pathlib import Path; from onward.models.loader.model_store import prepare;"
+        "from onward.models.loader.weights import open_weights;"
         f"model = prepare({str(gguf_path)!r}, quantization='int8', cache_dir=Path({str(cache)!r}));"
         "print(len(dict(open_weights(model))) > 0,"
         "[name for name in ('torch', 'gguf', 'numba', 'huggingface_hub') if name in sys.modules])"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from onward.errors import StartupError
-from onward.models.texts import has_tokenizer, read_folder_text_metadata, read_gguf_text_metadata
+from onward.models.loader.text_metadata import has_tokenizer, read_folder_text_metadata, read_gguf_text_metadata
 from tests.models.checkpoints import GPT2_TOKENIZER
 
 

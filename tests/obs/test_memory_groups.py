@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.obs.memory_groups import memory_cgroups
+from onward.obs.cgroup_memory import memory_cgroups
 from tests.obs.control_groups import MIB, write_group, write_proc
 
 

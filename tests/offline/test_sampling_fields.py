@@ -8,11 +8,11 @@ from onward.config import EngineConfig
 from onward.errors import InvalidRequest
 from onward.llm import LLM, SamplingOptions
 from onward.offline.output import OfflineRequest
+from onward.proto.engine import TokenDelta
 from onward.proto.model import PreparedModel
-from onward.proto.request import TokenDelta
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import StepPlan, StepResult, TokenLogprobs
-from onward.sim.worker import HashWorker, expected_logprobs
+from onward.sim.hash_worker import HashWorker, expected_logprobs
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
 from tests.api import small_model

@@ -3,7 +3,7 @@
 from onward.pd.handoff import GrantedLease, HandoffTimeouts
 from onward.proto.handoff import PrefillRequest
 from onward.proto.kv_transfer import KvEndpoint, KvLayout
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 
 TIMES = HandoffTimeouts(lease_s=5.0, offer_hold_s=0.5, handoff_timeout_s=60.0)
 LAYOUT = KvLayout("weights-and-kernels", "float16", 16, 30, 3, 64)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from onward.pd import decode_side, faults
+from onward.pd import decode_side, handoff_errors
 from onward.pd.handoff import DecodeSide, HandoffFailed, KvArrived, OfferReceived
+from onward.proto.engine import ErrorInfo
 from onward.proto.handoff import (
     CancelHandoff,
     HandoffHeartbeat,
@@ -15,10 +16,9 @@ from onward.proto.handoff import (
     PrefillTaken,
     RefuseHandoff,
 )
-from onward.proto.request import ErrorInfo
 from tests.pd.messages import ENDPOINT, TIMES, lease, prefill
 
-WHY = faults.prefill_failed("for a test")
+WHY = handoff_errors.prefill_failed("for a test")
 
 
 class Decode(DecodeSide):
@@ -421,10 +421,10 @@ def test_closing_tells_every_peer_that_works_for_us_once() -> None:
 
 def test_each_error_says_where_it_happened() -> None:
     errors: list[ErrorInfo] = [
-        faults.no_decode_blocks("x"),
-        faults.prefill_failed("x"),
-        faults.transfer_failed("x"),
-        faults.lease_expired("x"),
+        handoff_errors.no_decode_blocks("x"),
+        handoff_errors.prefill_failed("x"),
+        handoff_errors.transfer_failed("x"),
+        handoff_errors.lease_expired("x"),
     ]
     assert [error.stage for error in errors] == ["offer", "prefill", "transfer", "transfer"]
     assert {(error.message, error.status, error.retryable) for error in errors} == {("PD Error: x", 503, True)}

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from onward.pd import faults, layout
+from onward.pd import handoff_errors, layout
 from onward.proto.kv_transfer import KvLayout
 from tests.pd.messages import LAYOUT
 
@@ -25,6 +25,6 @@ def test_all_differences_are_named_at_once() -> None:
 
 
 def test_a_layout_that_does_not_fit_is_not_worth_another_try() -> None:
-    error = faults.layout_mismatch("dtype is 'float16' here and 'bfloat16' there")
+    error = handoff_errors.layout_mismatch("dtype is 'float16' here and 'bfloat16' there")
     assert (error.code, error.retryable, error.stage) == ("pd_layout_mismatch", False, "prefill")
     assert error.message.startswith("PD Error: ")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onward.pd import faults, prefill_side
+from onward.pd import handoff_errors, prefill_side
 from onward.pd.handoff import (
     GrantReceived,
     HandoffCancelled,
@@ -23,7 +23,7 @@ from onward.proto.handoff import (
 )
 from tests.pd.messages import ENDPOINT, TIMES, prefill
 
-WHY = faults.prefill_failed("for a test")
+WHY = handoff_errors.prefill_failed("for a test")
 KEY = HandoffKey("D1", 1)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from onward.pd import faults
+from onward.pd import handoff_errors
 from onward.pd.handoff import (
     DecodeSide,
     GrantedLease,
@@ -32,7 +32,7 @@ from tests.pd.messages import ENDPOINT, prefill
 STEP_S = 0.05
 TIMES = HandoffTimeouts(lease_s=1.0, offer_hold_s=0.3, handoff_timeout_s=4.0)
 NUM_BLOCKS = 6
-OWN_CHOICE = faults.prefill_failed("given up by its own side")
+OWN_CHOICE = handoff_errors.prefill_failed("given up by its own side")
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class PrefillInstance(Instance):
     def _open(self, key: HandoffKey, grant: LeaseGrant) -> None:
         memory = self.world.memories[key.decode_incarnation]
         if grant.lease_id not in memory.open_leases:
-            self.side.fail(key, faults.transfer_failed("the door is shut"), self.now_s)
+            self.side.fail(key, handoff_errors.transfer_failed("the door is shut"), self.now_s)
             return
         assert all(push.lease_id != grant.lease_id for push in self.world.pushes()), "two writers under one lease"
         self.pushes[key] = Push(grant.lease_id, memory, grant.block_ids)
@@ -273,7 +273,7 @@ class DecodeInstance(Instance):
         world = self.world
         for number, num_blocks in list(self.offers.items()):
             if world.happens(world.weather.whim):
-                self.side.refuse(number, faults.no_decode_blocks("no"), self.now_s)
+                self.side.refuse(number, handoff_errors.no_decode_blocks("no"), self.now_s)
                 self._end(number, None)
                 continue
             lease_id = f"{self.side.incarnation}/{number}"

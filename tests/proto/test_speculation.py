@@ -3,7 +3,7 @@
 import pytest
 
 from onward.errors import StartupError
-from onward.proto.speculation import SpeculativeConfig, num_draft_tokens_of, parse_speculative
+from onward.proto.speculative_config import SpeculativeConfig, num_draft_tokens_of, parse_speculative
 
 
 @pytest.mark.parametrize(

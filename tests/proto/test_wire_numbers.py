@@ -8,13 +8,14 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from onward.api.attempts import decode_cluster_message
+from onward.api.endpoints.attempts import decode_cluster_message
 from onward.errors import ClientError
+from onward.pd.transfer import transfer_messages as link
 from onward.proto import SCHEMA_VERSION
 from onward.proto.control import FromChild, ToChild
+from onward.proto.engine import ErrorInfo, FromEngine, Submit, ToEngine, TokenDeltas
 from onward.proto.handoff import LeaseGrant, PrefillRequest, ToDecode, ToPrefill
 from onward.proto.kv_transfer import KvCommand, KvEndpoint, KvLayout, KvReport
-from onward.proto.request import ErrorInfo, FromEngine, Submit, ToEngine, TokenDeltas
 from onward.proto.router import (
     Attempt,
     PromptUsage,
@@ -24,15 +25,14 @@ from onward.proto.router import (
     StreamProgress,
     StreamRecord,
 )
-from onward.proto.sampling import SamplingParams
-from onward.proto.shelf import FromStreamStore, ToStreamStore
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import StepPlan, StepResult, WorkerHello
-from onward.router.admin import decode_registration
-from onward.router.events import MalformedEvent, parse_event
-from onward.router.failures import parse_error_info
-from onward.transport.decoding import decode_message
+from onward.proto.stream_store import FromStreamStore, ToStreamStore
+from onward.router.endpoints.admin import decode_registration
+from onward.router.upstream_errors import parse_error_info
+from onward.router.upstream_events import MalformedEvent, parse_event
+from onward.transport.message_decoding import decode_message
 from onward.transport.shm_rows import RowExtras
-from onward.worker.transfer import messages as link
 
 WIRES: dict[str, Any] = {
     "to_engine": ToEngine,

@@ -13,7 +13,7 @@ import msgspec
 from onward.config import RouterConfig
 from onward.proto.cursor import Cursor, parse_cursor
 from onward.router.main import RouterProcess
-from onward.web.key_file import ApiKeySource
+from onward.web.auth.api_key_file import ApiKeySource
 from tests.router.stand_in_instance import StandInInstance, text_of, token
 
 CHAT = "/v1/chat/completions"

@@ -5,7 +5,7 @@ import msgspec
 from onward.proto import SCHEMA_VERSION
 from onward.proto.kv_transfer import KvLayout
 from onward.proto.router import InstanceLoad, Registration
-from onward.router.replicas import InstanceInfo, InstanceState
+from onward.router.instance_registry import InstanceInfo, InstanceState
 
 LAYOUT = KvLayout("weights-and-kernels", "float16", 16, 30, 3, 64)
 A_REPLICA = InstanceInfo(

@@ -12,12 +12,12 @@ import openai
 import pytest
 import uvloop
 
-from onward.api.openai import decode_chat
+from onward.api.requests.decoding import decode_chat
 from onward.errors import InvalidRequest
 from onward.proto.cursor import parse_cursor
 from onward.proto.router import REGISTER_PATH, SIGNATURE_HEADER, TOKENIZE_PATH, ChoiceSnapshot, StreamRecord
-from onward.router.replicas import InstanceState
-from onward.transport.proof import sign_request
+from onward.router.instance_registry import InstanceState
+from onward.transport.cluster_signature import sign_request
 from tests.router.harness import CHAT, Answer, Received, Router, assert_seamless, expected_text, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, events_of, text_of, token
 
@@ -444,7 +444,7 @@ def test_a_deadline_ends_the_waiting() -> None:
 
 
 def test_a_static_instance_is_found_by_asking_it_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "onward.router.serving")
+    caplog.set_level(logging.INFO, "onward.router.stream_runner")
 
     async def scenario() -> None:
         a = StandInInstance("a")
@@ -809,7 +809,7 @@ def test_a_second_stop_ends_streams_at_once_and_says_how_many(caplog: pytest.Log
                 data += await response.content.read()
             assert [error["code"] for error in Received.of(data).errors] == ["unavailable"]
 
-    with caplog.at_level(logging.WARNING, "onward.router.serving"):
+    with caplog.at_level(logging.WARNING, "onward.router.stream_runner"):
         uvloop.run(scenario())
     assert "streams cut clients=1" in [record.message for record in caplog.records]
 

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.router.budget import MAX_PACE_S, MIN_RETRIES_PER_WINDOW, PACE_BURST, PACED_PER_S, WINDOW_S, RetryBudget
+from onward.router.retry_budget import (
+    MAX_PACE_S,
+    MIN_RETRIES_PER_WINDOW,
+    PACE_BURST,
+    PACED_PER_S,
+    WINDOW_S,
+    RetryBudget,
+)
 
 
 def granted(budget: RetryBudget, asked: int, now_s: float) -> int:

@@ -9,8 +9,8 @@ import pytest
 import uvloop
 
 from onward.proto.router import ChoiceSnapshot, CloseAttempt, ClosedAttempt
-from onward.router.closing import build_partial
-from onward.router.stream import ClientRequest, ClientStream, DeliveredChoice
+from onward.router.client_stream import ClientRequest, ClientStream, DeliveredChoice
+from onward.router.partial_output import build_partial
 from tests.router.harness import running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, token
 from tests.router.test_core import World

@@ -12,12 +12,12 @@ from onward.errors import Conflict, NotFound
 from onward.obs.metrics import Registry
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from onward.proto.router import Registration, StreamProgress
+from onward.router.client_stream import ClientRequest, FailureCause
 from onward.router.core import ABORTED, MAX_INSTANCE_WAIT_S, Dispatch, Finish, GiveUp, RouterCore, Wait, block_hashes
-from onward.router.events import CompleteBody, TokenEvent, UpstreamErrorEvent
-from onward.router.route import RoutedStream
-from onward.router.stream import ClientRequest, FailureCause
+from onward.router.routed_stream import RoutedStream
+from onward.router.upstream_events import CompleteBody, TokenEvent, UpstreamErrorEvent
 
 NO_BLOCKS = ErrorInfo("pd_preempted", "PD Error: no blocks", 503, True)
 LIVING = ErrorInfo("internal_error", "something went wrong", 500, True)
@@ -632,7 +632,7 @@ def test_the_log_says_which_streams_were_carried_on_and_which_were_not(caplog: p
     route, doomed = world.open(), world.open()
     left = world.start(route, tokens=3)
     world.start(doomed, tokens=1)
-    with caplog.at_level(logging.INFO, "onward.router.resumes"):
+    with caplog.at_level(logging.INFO, "onward.router.resume_log"):
         world.fail(route)
         other = world.start(route, tokens=1)
         world.fail(doomed)

@@ -1,9 +1,9 @@
 """Instances that take a request and then have no room for its prompt: another one is tried, and it is no failed attempt."""
 
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from onward.router.core import MAX_INSTANCE_WAIT_S, Dispatch, GiveUp, Wait
-from onward.router.events import UpstreamErrorEvent
-from onward.router.route import RoutedStream
+from onward.router.routed_stream import RoutedStream
+from onward.router.upstream_events import UpstreamErrorEvent
 from tests.router.test_core import World
 
 NO_ROOM = ErrorInfo("pd_no_decode_blocks", "PD Error: no free blocks", 503, True)

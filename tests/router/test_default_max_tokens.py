@@ -5,7 +5,7 @@ import uvloop
 
 from onward.proto import SCHEMA_VERSION
 from onward.proto.router import Attempt
-from onward.router.origin import stream_from_record
+from onward.router.client_request import stream_from_record
 from tests.router.harness import running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from onward.proto.cursor import ChoiceCursor
 from onward.proto.router import PromptUsage, StreamProgress
-from onward.router.events import (
+from onward.router.upstream_events import (
     CompleteBody,
     DoneEvent,
     EventSplitter,

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from onward.proto.router import Registration
+from onward.router.client_stream import ClientStream, FailureCause
 from onward.router.core import ABORTED, GiveUp
-from onward.router.events import CompleteBody
-from onward.router.stream import ClientStream, FailureCause
+from onward.router.upstream_events import CompleteBody
 from tests.router.harness import assert_seamless, expected_text, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance
 from tests.router.test_core import World

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from onward.config import RoutingPolicy
 from onward.proto.kv_events import KvEvents
 from onward.proto.router import InstanceLoad
-from onward.router import policy
-from onward.router.policy import (
+from onward.router import routing_policy
+from onward.router.instance_registry import InstanceInfo, InstanceState
+from onward.router.prefix_index import PrefixIndex
+from onward.router.routing_policy import (
     MAX_PREFILL_PEERS,
     PREFIX_WEIGHT,
     InstanceSelector,
@@ -21,8 +23,6 @@ from onward.router.policy import (
     RoutingCriteria,
     relative_load,
 )
-from onward.router.prefix_index import PrefixIndex
-from onward.router.replicas import InstanceInfo, InstanceState
 from tests.router.members import A_REPLICA
 
 POLICIES: tuple[RoutingPolicy, ...] = get_args(RoutingPolicy)
@@ -111,7 +111,7 @@ class TestRules:
     ) -> None:
         pair = chooser(name, PrefixIndex(), seed).select(facts, replicas, NOW_S)
         if pair is None:
-            assert not any(policy.can_take_request(one, facts) for one in replicas)
+            assert not any(routing_policy.can_take_request(one, facts) for one in replicas)
             return
         one = pair.instance
         assert one.role in ("mixed", "decode")
@@ -119,7 +119,7 @@ class TestRules:
         assert one.instance_id not in facts.excluded_instances
         if one.max_tokens and facts.num_prompt_tokens is not None:
             assert facts.num_prompt_tokens + (facts.max_output or 0) <= one.max_tokens
-        others = [other for other in replicas if policy.can_take_request(other, facts)]
+        others = [other for other in replicas if routing_policy.can_take_request(other, facts)]
         healthy = [
             other
             for other in others
@@ -280,7 +280,7 @@ class TestLeastLoaded:
     @settings(max_examples=60, deadline=None)
     @given(like_ones)
     def test_nobody_has_less_to_do(self, replicas: list[InstanceInfo]) -> None:
-        assert relative_load(policy.least_loaded(replicas)) == min(map(relative_load, replicas))
+        assert relative_load(routing_policy.least_loaded(replicas)) == min(map(relative_load, replicas))
 
     def test_load_is_relative_to_what_runs_at_once(self) -> None:
         assert (
@@ -320,7 +320,7 @@ class TestChance:
             drawn.append(Random(seed + len(drawn)).randrange(below))
             return drawn[-1]
 
-        one = policy.power_of_two(replicas, chance)
+        one = routing_policy.power_of_two(replicas, chance)
         if len(replicas) > 1:
             first = replicas[drawn[0]]
             beaten = [other for other in replicas if other is not one and relative_load(other) >= relative_load(one)]
@@ -330,13 +330,15 @@ class TestChance:
     def test_power_of_two_can_draw_every_two(self) -> None:
         ones = [replica(name, load=busy(load)) for load, name in enumerate("abcd")]
         winners = {
-            policy.power_of_two(ones, _told(first, second)).instance_id for first in range(4) for second in range(3)
+            routing_policy.power_of_two(ones, _told(first, second)).instance_id
+            for first in range(4)
+            for second in range(3)
         }
         assert winners == {"a", "b", "c"}
 
     def test_random_can_choose_everybody(self) -> None:
         ones = [replica(name) for name in "abcd"]
-        assert [policy.random(ones, _told(number)).instance_id for number in range(4)] == list("abcd")
+        assert [routing_policy.random(ones, _told(number)).instance_id for number in range(4)] == list("abcd")
 
 
 class TestPrefix:
@@ -348,7 +350,7 @@ class TestPrefix:
         return index
 
     def choose(self, index: PrefixIndex, *replicas: InstanceInfo) -> str:
-        return policy.prefix(replicas, PROMPT, index).instance_id
+        return routing_policy.prefix(replicas, PROMPT, index).instance_id
 
     def test_the_longest_cached_prefix_wins(self) -> None:
         index = self.index(a=2, b=8, c=5)
@@ -369,7 +371,7 @@ class TestPrefix:
 
     def test_where_nobody_knows_the_prompt_the_load_decides(self) -> None:
         assert self.choose(self.index(), replica("a", load=busy(1)), replica("b")) == "b"
-        assert policy.prefix([replica("a", load=busy(1)), replica("b")], [], None).instance_id == "b"
+        assert routing_policy.prefix([replica("a", load=busy(1)), replica("b")], [], None).instance_id == "b"
 
     @settings(max_examples=60, deadline=None)
     @given(like_ones, st.dictionaries(names, st.integers(0, 10)))
@@ -377,8 +379,8 @@ class TestPrefix:
         self, replicas: list[InstanceInfo], cached: dict[str, int]
     ) -> None:
         index = self.index(**cached)
-        one = policy.prefix(replicas, PROMPT, index)
-        least = policy.least_loaded(replicas)
+        one = routing_policy.prefix(replicas, PROMPT, index)
+        least = routing_policy.least_loaded(replicas)
         assert relative_load(one) <= relative_load(least) + PREFIX_WEIGHT + 1e-9
         if one is not least:
             assert cached.get(one.instance_id, 0) > cached.get(least.instance_id, 0) or relative_load(
@@ -397,9 +399,9 @@ class TestSession:
         lost = data.draw(st.sampled_from(replicas))
         left = [one for one in replicas if one is not lost]
         for key in sessions:
-            before = policy.session(replicas, key)
+            before = routing_policy.session(replicas, key)
             if before is not lost:
-                assert policy.session(left, key) is before
+                assert routing_policy.session(left, key) is before
 
     @settings(max_examples=60, deadline=None)
     @given(like_ones, sessions)
@@ -408,12 +410,12 @@ class TestSession:
     ) -> None:
         again = [replace(one, instance_id=f"new-{one.instance_id}", num_reserved=0) for one in reversed(replicas)]
         for key in sessions:
-            assert policy.session(replicas, key).url == policy.session(again, key).url
+            assert routing_policy.session(replicas, key).url == routing_policy.session(again, key).url
 
     def test_sessions_are_spread_over_all(self) -> None:
         ones = [replica(name) for name in "abcd"]
-        counts = Counter(policy.session(ones, f"session {number}").instance_id for number in range(400))
+        counts = Counter(routing_policy.session(ones, f"session {number}").instance_id for number in range(400))
         assert all(60 <= counts[name] <= 140 for name in "abcd")
 
     def test_without_a_key_the_load_decides(self) -> None:
-        assert policy.session([replica("a", load=busy(1)), replica("b")], "").instance_id == "b"
+        assert routing_policy.session([replica("a", load=busy(1)), replica("b")], "").instance_id == "b"

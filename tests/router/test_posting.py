@@ -8,8 +8,13 @@ import pytest
 import uvloop
 
 from onward.clock import SystemClock
-from onward.router import posting
-from onward.router.posting import MAX_BUFFERED_BYTES, UpstreamConnectError, UpstreamConnection, UpstreamConnectionPool
+from onward.router import upstream_connections
+from onward.router.upstream_connections import (
+    MAX_BUFFERED_BYTES,
+    UpstreamConnectError,
+    UpstreamConnection,
+    UpstreamConnectionPool,
+)
 from onward.transport.http_urls import ServerUrl
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -117,7 +122,7 @@ def test_whoever_leaves_before_the_end_closes_the_connection() -> None:
 def test_connections_of_an_instance_that_is_gone_do_not_keep_others_from_being_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(posting, "MAX_IDLE_CONNECTIONS", 2)
+    monkeypatch.setattr(upstream_connections, "MAX_IDLE_CONNECTIONS", 2)
     heard: list[bytes] = []
     leave = asyncio.Event()
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from onward.proto.kv_events import KvEvents
 from onward.proto.router import InstanceLoad
-from onward.router.prefix_index import RESEND_ALL
-from onward.router.replicas import (
+from onward.router.instance_registry import (
     FAILURES_TO_OPEN_CIRCUIT,
     FIRST_OPEN_S,
     GONE_AFTER_S,
@@ -22,6 +21,7 @@ from onward.router.replicas import (
     InstanceState,
     Reservation,
 )
+from onward.router.prefix_index import RESEND_ALL
 from tests.router.members import LAYOUT, registration
 
 BOOKING_MOVES = [*["book"] * 4, *["release"] * 5, *["join"] * 2, "leave", "silence"]

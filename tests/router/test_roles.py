@@ -23,16 +23,16 @@ import uvloop
 
 from onward.obs.metrics import Registry
 from onward.proto.cursor import parse_cursor
-from onward.proto.request import CallerLimits
+from onward.proto.engine import CallerLimits
 from onward.proto.router import ChoiceSnapshot, StreamRecord
-from onward.router.admin import RouterAdminEndpoints
 from onward.router.app import GENERATION_PATHS, build_routes
-from onward.router.generation import RouterGenerationEndpoint
-from onward.router.responses import ClusterResponseStore
-from onward.web.callers import RouteAccess
-from onward.web.key_file import ApiKeySource
-from onward.web.keys import table_text
-from onward.web.owned_ids import make_owned_id
+from onward.router.endpoints.admin import RouterAdminEndpoints
+from onward.router.endpoints.generation import RouterGenerationEndpoint
+from onward.router.response_store import ClusterResponseStore
+from onward.web.auth.api_key_file import ApiKeySource
+from onward.web.auth.api_key_table import table_text
+from onward.web.auth.authenticator import RouteAccess
+from onward.web.auth.owned_request_ids import make_owned_id
 from tests.router.harness import CHAT, Answer, Received, Router, assert_seamless, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, token
 from tests.web import certificate, doors

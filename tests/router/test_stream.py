@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.proto.cursor import ChoiceCursor, Cursor, parse_cursor
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from onward.proto.router import Attempt, PromptUsage, StreamProgress
-from onward.router.events import EventSplitter, TokenEvent, parse_event
-from onward.router.stream import MAX_HELD_CHUNKS, ClientRequest, ClientStream, FailureCause, resume_at_cursor
+from onward.router.client_stream import MAX_HELD_CHUNKS, ClientRequest, ClientStream, FailureCause, resume_at_cursor
+from onward.router.upstream_events import EventSplitter, TokenEvent, parse_event
 from tests.router.harness import Received, assert_seamless, expected_text
 from tests.router.stand_in_instance import Behaviour, events_of, token
 

@@ -16,11 +16,11 @@ from onward.obs.metrics import Registry
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor
 from onward.proto.router import Attempt, ChoiceSnapshot
+from onward.router.client_request import stream_from_record
+from onward.router.client_stream import ClientRequest, FailureCause
 from onward.router.core import Dispatch, RouterCore
-from onward.router.events import TokenEvent
-from onward.router.origin import stream_from_record
-from onward.router.stream import ClientRequest, FailureCause
-from onward.router.tokenizing import BUSY, MAX_INLINE_BYTES, TOKENIZE_QUEUE_BOUNDS, RoutingTokenizer
+from onward.router.routing_tokenizer import BUSY, MAX_INLINE_BYTES, TOKENIZE_QUEUE_BOUNDS, RoutingTokenizer
+from onward.router.upstream_events import TokenEvent
 from tests.api.small_model import chat_prompt
 from tests.router.harness import CHAT, Router, assert_seamless, running_router
 from tests.router.members import registration
@@ -123,7 +123,7 @@ def test_where_instances_have_different_tokenizers_the_text_is_passed_on(caplog:
             assert [attempt.prompt_token_ids for attempt in a.attempts + b.attempts] == [None] * 3
             assert await metric(router, "onward_router_untokenized_total", reason="differs") == 3
 
-    with caplog.at_level(logging.WARNING, "onward.router.tokenizer_source"):
+    with caplog.at_level(logging.WARNING, "onward.router.tokenizer_fetcher"):
         uvloop.run(scenario())
     assert [record.getMessage() for record in caplog.records] == [
         'texts are not tokenized here, and are sent by load cause="the instances have different tokenizers or chat '

@@ -11,7 +11,7 @@ from onward.proto.kv_events import KvEvents
 from onward.proto.model import TokenizerFiles
 from onward.proto.router import TOKENIZER_FILES_PATH, Registration
 from onward.router.core import block_hashes
-from onward.text.prompt_tokens import read_tokenizer_files, tokenizer_hash
+from onward.text.prompt_tokenizer import read_tokenizer_files, tokenizer_hash
 from tests.api import small_model
 from tests.router.stand_in_instance import StandInInstance, respond
 

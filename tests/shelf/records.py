@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from onward.proto.shelf import StoreEntry
+from onward.proto.stream_store import StoreEntry
 
 
 def record_of(name: str, **fields: Any) -> StoreEntry:

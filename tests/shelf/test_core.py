@@ -1,6 +1,6 @@
 """Who has a stream, and who goes on with it: the shelf's side, without a socket."""
 
-from onward.proto.shelf import (
+from onward.proto.stream_store import (
     ClaimAttempt,
     ClaimReply,
     Delete,
@@ -17,7 +17,7 @@ from onward.proto.shelf import (
     StoreHeartbeat,
     StoreHeartbeatReply,
 )
-from onward.shelf.core import FINALIZE_TIMEOUT_S, PEER_REPLY_TIMEOUT_S, StreamStoreCore
+from onward.stream_store.store_core import FINALIZE_TIMEOUT_S, PEER_REPLY_TIMEOUT_S, StreamStoreCore
 from tests.shelf.records import record_of
 
 

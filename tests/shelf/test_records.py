@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.proto.shelf import EntryStatus
-from onward.shelf.records import DELETED_S, EntryTable, RecordLimits, size_of
+from onward.proto.stream_store import EntryStatus
+from onward.stream_store.entries import DELETED_S, EntryTable, RecordLimits, size_of
 from tests.shelf.records import record_of
 
 

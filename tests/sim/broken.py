@@ -2,9 +2,9 @@
 
 import pytest
 
-from onward.engine.block_pool import BlockPool
 from onward.engine.request import Request
-from onward.engine.scheduler import Scheduler
+from onward.engine.scheduling.block_pool import BlockPool
+from onward.engine.scheduling.scheduler import Scheduler
 from onward.sim.scenario import FaultSpec, Scenario, SimInstanceSpec, SimRequest
 
 MARKED = 7

@@ -6,35 +6,36 @@ from typing import Any
 
 import msgspec
 
-from onward.api import closing, continuing, jobs, starts
-from onward.api.answer import OutputUpdate, RequestOutput
-from onward.api.choice import ActiveChoice, ChoiceStart
-from onward.api.cursors import CursorTracker
-from onward.api.generation import GenerationEndpoint
-from onward.api.ledger import PD_RESCHEDULE, EngineOutput, RequestTracker, TrackedRequest
-from onward.api.pieces import ChoiceUpdate
-from onward.api.requests import GenerationRequest
-from onward.api.responses import form, view
-from onward.api.responses.form import ResponseFormatter
-from onward.api.starts import STREAM_UNKNOWN
+from onward.api.endpoints import close_attempt
+from onward.api.engine_link.request_tracker import PD_RESCHEDULE, EngineOutput, RequestTracker, TrackedRequest
+from onward.api.lifecycle import request_builder, resume, resume_fields
+from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
+from onward.api.lifecycle.choice_update import ChoiceUpdate
+from onward.api.lifecycle.cursor_tracker import CursorTracker
+from onward.api.lifecycle.generation_runner import GenerationEndpoint
+from onward.api.lifecycle.request_output import OutputUpdate, RequestOutput
+from onward.api.lifecycle.resume import STREAM_UNKNOWN
+from onward.api.requests.schemas import GenerationRequest
+from onward.api.responses import response_formatters, response_view
+from onward.api.responses.response_formatters import ResponseFormatter
 from onward.engine.main import EngineProcess
 from onward.proto.control import StopChild, ToChild
 from onward.proto.cursor import Cursor
-from onward.proto.request import Submit
+from onward.proto.engine import Submit
 from onward.proto.router import ChoiceSnapshot
-from onward.router import generation
-from onward.router import responses as router_responses
-from onward.router.client_side import ClientWriter
+from onward.router import response_store as router_responses
+from onward.router.client_stream import ClientStream
+from onward.router.client_writer import ClientWriter
 from onward.router.core import Dispatch
-from onward.router.response_creation import RouterResponsesEndpoint
-from onward.router.responses import ClusterResponseStore
-from onward.router.route import RoutedStream
-from onward.router.serving import StreamRunner
-from onward.router.stream import ClientStream
-from onward.shelf.records import EntryTable
-from onward.sim import responses
+from onward.router.endpoints import generation
+from onward.router.endpoints.responses import RouterResponsesEndpoint
+from onward.router.response_store import ClusterResponseStore
+from onward.router.routed_stream import RoutedStream
+from onward.router.stream_runner import StreamRunner
+from onward.sim import response_check
 from onward.sim.invariants import InvariantMonitor
-from onward.web.body import compact_json
+from onward.stream_store.entries import EntryTable
+from onward.web.json_body import compact_json
 from tests.sabotage_kinds import Patches
 
 
@@ -77,8 +78,8 @@ def a_choice_that_was_given_up_runs_again(patch: Patches) -> None:
         ]
         return original(attempt, request, msgspec.structs.replace(cursor, choices=choices))
 
-    patch.around(starts, "_stream_start", start)
-    patch.around(jobs, "made_again", made_again)
+    patch.around(resume, "_stream_start", start)
+    patch.around(request_builder, "made_again", made_again)
 
 
 def the_end_of_a_choice_that_is_made_again_is_told(patch: Patches) -> None:
@@ -119,11 +120,11 @@ def scores_that_were_never_told_are_not_asked_for(patch: Patches) -> None:
             told["resume"].pop("rescore_from", None)
         return told
 
-    patch.around(continuing, "output_resume_fields", of_answer)
+    patch.around(resume_fields, "output_resume_fields", of_answer)
 
 
 def a_cancelled_response_ends_before_events_that_were_told(patch: Patches) -> None:
-    patch.put(responses, "_is_cancelled_or_failed", lambda event: False)
+    patch.put(response_check, "_is_cancelled_or_failed", lambda event: False)
 
 
 def a_response_is_forgotten_between_two_attempts(patch: Patches) -> None:
@@ -148,7 +149,7 @@ def a_response_is_lost_with_the_instance_that_finished_it(patch: Patches) -> Non
 
 
 def a_response_that_was_given_up_cannot_be_told(patch: Patches) -> None:
-    patch.put(view, "GIVEN_UP", None)
+    patch.put(response_view, "GIVEN_UP", None)
 
 
 def who_comes_back_by_a_place_is_behind_who_followed_by_the_id(patch: Patches) -> None:
@@ -167,7 +168,7 @@ def an_engine_goes_on_after_its_farewell(patch: Patches) -> None:
 
 def an_abort_discards_a_whole_answer(patch: Patches) -> None:
     patch.put(ClientStream, "is_out_of_reach_of_aborts", False)
-    patch.put(closing, "_seems_complete", lambda job: False)
+    patch.put(close_attempt, "_seems_complete", lambda job: False)
 
 
 def a_client_is_not_to_be_told_that_a_record_is_out_of_reach(patch: Patches) -> None:
@@ -178,14 +179,14 @@ def a_client_is_not_to_be_told_that_a_record_is_out_of_reach(patch: Patches) -> 
 def an_event_of_another_end_is_compared_with_the_end(patch: Patches) -> None:
     """A fault of the simulator: where records may be lost, a response may be shown with another end."""
 
-    def take_new(original: Callable, self: responses.ResponseChecker, event: dict[str, Any]) -> None:
+    def take_new(original: Callable, self: response_check.ResponseChecker, event: dict[str, Any]) -> None:
         try:
             original(self, event)
-        except responses.ConflictingEndError:
+        except response_check.ConflictingEndError:
             self.events.append(event)
             raise
 
-    patch.around(responses.ResponseChecker, "_take_new", take_new)
+    patch.around(response_check.ResponseChecker, "_take_new", take_new)
 
 
 def an_attempt_stays_listed_when_its_stream_is_cancelled_twice(patch: Patches) -> None:
@@ -208,7 +209,11 @@ def an_attempt_stays_listed_when_its_stream_is_cancelled_twice(patch: Patches) -
 
 
 def a_failure_passes_tokens_that_wait_for_scores(patch: Patches) -> None:
-    patch.put(ResponseFormatter, "format_error", lambda self, info: [form.event_bytes(self._teller.failed(info))])
+    patch.put(
+        ResponseFormatter,
+        "format_error",
+        lambda self, info: [response_formatters.event_bytes(self._teller.failed(info))],
+    )
 
 
 def a_supervisor_is_not_to_pause_after_deaths_that_it_caused(patch: Patches) -> None:

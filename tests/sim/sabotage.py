@@ -11,9 +11,9 @@ import msgspec
 
 from onward.sim.catalogue import SCENARIOS
 from onward.sim.catalogue_entry import find_mismatch
-from onward.sim.generate import FaultSelection, generate_scenario
 from onward.sim.scenario import RunResult, Scenario, Shape
-from onward.sim.world import run_scenario
+from onward.sim.scenario_generator import FaultSelection, generate_scenario
+from onward.sim.simulation import run_scenario
 from tests.sabotage_kinds import Patches, Sabotage
 
 

@@ -6,29 +6,35 @@ from typing import Any
 
 import msgspec
 
-from onward.api.embeddings import EmbeddingService, PreparedEmbedding
-from onward.api.ledger import EPOCHS_PER_ATTEMPT, RequestTracker, SubmitSpec, TrackedRequest, TrackerActions
-from onward.api.streams import StreamRegistry
-from onward.engine import policy, request_queue, seating
-from onward.engine.block_pool import BlockPool
+from onward.api.endpoints.embeddings import EmbeddingService, PreparedEmbedding
+from onward.api.engine_link.request_tracker import (
+    EPOCHS_PER_ATTEMPT,
+    RequestTracker,
+    SubmitSpec,
+    TrackedRequest,
+    TrackerActions,
+)
+from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.engine.core import EngineCore
+from onward.engine.handoff.remote_prefill import RemotePrefillClient, RemotePrefillTask
 from onward.engine.outbox import ApiOutbox
-from onward.engine.remote_prefill import RemotePrefillClient, RemotePrefillTask
 from onward.engine.request import Request
-from onward.engine.scheduler import Scheduler
+from onward.engine.scheduling import request_queue, scheduling_policy, slot_allocator
+from onward.engine.scheduling.block_pool import BlockPool
+from onward.engine.scheduling.scheduler import Scheduler
 from onward.pd.decode_side import DecodeHandoffState, DecodeSide
 from onward.proto import block_hash
+from onward.proto.engine import Abort, Submit, TokenDelta
 from onward.proto.handoff import PrefillOffer
-from onward.proto.request import Abort, Submit, TokenDelta
 from onward.proto.router import Attempt, StreamRecord
 from onward.proto.step import StepPlan
-from onward.router import generation as router_generation
-from onward.router.origin import RequestMetadata
-from onward.router.responses import ClusterResponseStore
-from onward.router.retrying import RetryPolicy
-from onward.router.route import RoutedStream
-from onward.router.serving import StreamRunner
-from onward.router.stream import AttemptFailure, ClientRequest, ClientStream
+from onward.router.client_request import RequestMetadata
+from onward.router.client_stream import AttemptFailure, ClientRequest, ClientStream
+from onward.router.endpoints import generation as router_generation
+from onward.router.response_store import ClusterResponseStore
+from onward.router.retry_policy import RetryPolicy
+from onward.router.routed_stream import RoutedStream
+from onward.router.stream_runner import StreamRunner
 from onward.sim.process import EPOCH_S
 from onward.sim.vocabulary import END_ID
 from onward.text.detokenizer import Detokenizer
@@ -130,7 +136,7 @@ def crashes_are_not_charged(patch: Patches) -> None:
 
 def a_suspect_is_let_go(patch: Patches) -> None:
     """A request that always crashes its worker is started again for ever."""
-    patch.put(policy, "MAX_CRASH_CHARGES", 1_000_000)
+    patch.put(scheduling_policy, "MAX_CRASH_CHARGES", 1_000_000)
 
 
 def names_outlive_their_blocks(patch: Patches) -> None:
@@ -148,15 +154,17 @@ def a_name_without_what_came_before(patch: Patches) -> None:
 
 
 def admitted_without_room(patch: Patches) -> None:
-    patch.around(policy, "may_admit", lambda original, needed, available, running: needed <= available + 2)
+    patch.around(scheduling_policy, "may_admit", lambda original, needed, available, running: needed <= available + 2)
 
 
 def blocks_are_not_given_back(patch: Patches) -> None:
-    def vacate(original: Callable, self: seating.SlotAllocator, request: Request, fence_step: int | None) -> None:
+    def vacate(
+        original: Callable, self: slot_allocator.SlotAllocator, request: Request, fence_step: int | None
+    ) -> None:
         request.block_ids = request.block_ids[:-1]
         original(self, request, fence_step)
 
-    patch.around(seating.SlotAllocator, "release", vacate)
+    patch.around(slot_allocator.SlotAllocator, "release", vacate)
 
 
 def what_is_sent_is_not_held(patch: Patches) -> None:
@@ -299,7 +307,7 @@ def the_last_is_first(patch: Patches) -> None:
     def queue_key(original: Callable, request: Request) -> tuple:
         return request.priority, -request.arrival_s, -request.arrival_number, request.request_id
 
-    for module in (policy, request_queue):
+    for module in (scheduling_policy, request_queue):
         patch.around(module, "queue_key", queue_key)
 
 

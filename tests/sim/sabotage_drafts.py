@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from onward.engine.plan_draft import StepPlanBuilder
-from onward.engine.remote_prefill import RemotePrefillClient, RemotePrefillTask
+from onward.engine.handoff.remote_prefill import RemotePrefillClient, RemotePrefillTask
 from onward.engine.request import PlannedRun, Request
-from onward.engine.scheduler import Scheduler
-from onward.engine.seating import SlotAllocator
+from onward.engine.scheduling.scheduler import Scheduler
+from onward.engine.scheduling.slot_allocator import SlotAllocator
+from onward.engine.scheduling.step_plan_builder import StepPlanBuilder
 from onward.engine.token_processor import TokenProcessor
 from onward.proto.handoff import PrefillDone
 from onward.proto.step import RunSlot, SlotTokens, StepPlan
-from onward.sim.worker import HashWorker, HashWorkerSlot
+from onward.sim.hash_worker import HashWorker, HashWorkerSlot
 from tests.sabotage_kinds import Patches
 
 

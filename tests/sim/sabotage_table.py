@@ -1,8 +1,8 @@
 """The table of deliberate bugs for the simulator: where each shows, and within how many seeds it must."""
 
 from onward.sim.catalogue import SCENARIOS
-from onward.sim.needless import CLIENT_ONLY_FAULTS
 from onward.sim.scenario import Shape
+from onward.sim.unneeded_repairs import CLIENT_ONLY_FAULTS
 from tests.sabotage import TABLE as TESTED
 from tests.sim import sabotage_bugs as bugs
 from tests.sim import sabotage_drafts as drafts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onward.sim.answers import CompletionChecker
+from onward.sim.completion_check import CompletionChecker
 from onward.sim.scenario import SimRequest
 
 

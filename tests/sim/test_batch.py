@@ -19,10 +19,10 @@ from onward.sim.batch import (
     untriggered_kinds,
     violation_signature,
 )
-from onward.sim.generate import FaultSelection, generate_scenario
 from onward.sim.scenario import SHAPES, FaultSpec, RunResult, Scenario, Shape, SimInstanceSpec, SimRequest, Violation
+from onward.sim.scenario_generator import FaultSelection, generate_scenario
+from onward.sim.simulation import run_scenario
 from onward.sim.vocabulary import DOOM, POISON
-from onward.sim.world import run_scenario
 from tests.sim.broken import break_restarts
 
 

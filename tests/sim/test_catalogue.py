@@ -4,8 +4,8 @@ import pytest
 
 from onward.sim.catalogue import SCENARIOS, CatalogueEntry
 from onward.sim.catalogue_entry import find_mismatch
-from onward.sim.faults import FAULT_KINDS
-from onward.sim.world import run_scenario
+from onward.sim.fault_kinds import FAULT_KINDS
+from onward.sim.simulation import run_scenario
 from tests.failures.test_named_tests_exist import is_there
 
 NUMBERS = [*range(1, 19), *range(20, 38), *range(40, 52)]

@@ -1,8 +1,8 @@
 """Seeds lead to a large suspect that waits under load, and show it if later requests pass it by."""
 
-from onward.sim.generate import generate_scenario
 from onward.sim.scenario import Scenario
-from onward.sim.world import run_scenario
+from onward.sim.scenario_generator import generate_scenario
+from onward.sim.simulation import run_scenario
 from tests.sabotage import TABLE
 
 NUM_SEEDS = 400

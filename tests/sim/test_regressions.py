@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from onward.sim.scenario import Scenario
-from onward.sim.world import run_scenario
+from onward.sim.simulation import run_scenario
 from tests.sabotage_kinds import Patches
 from tests.sim import found
 

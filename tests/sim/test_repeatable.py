@@ -5,16 +5,16 @@ import sys
 
 import pytest
 
-from onward.sim.generate import generate_scenario
 from onward.sim.scenario import Shape
-from onward.sim.world import run_scenario
+from onward.sim.scenario_generator import generate_scenario
+from onward.sim.simulation import run_scenario
 
 SEEDS: dict[Shape, range] = {"engine": range(8), "pd": range(5), "cluster": range(2)}
 IN_ANOTHER_PROCESS = """
 import hashlib, sys
 from onward.sim import http, wire
-from onward.sim.generate import scenario_of
-from onward.sim.world import run
+from onward.sim.scenario_generator import scenario_of
+from onward.sim.simulation import run
 
 def hashed(owner, name):
     original = getattr(owner, name)

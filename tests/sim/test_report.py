@@ -1,8 +1,7 @@
 """How runs are shown."""
 
 from onward.sim.batch import FindingGroup, RunTotals
-from onward.sim.faults import FAULT_KINDS
-from onward.sim.generate import generate_scenario
+from onward.sim.fault_kinds import FAULT_KINDS
 from onward.sim.report import (
     INVARIANTS,
     MIN_PLANNED,
@@ -19,7 +18,8 @@ from onward.sim.report import (
     total_of,
 )
 from onward.sim.scenario import FaultSpec, Scenario, SimInstanceSpec, SimRequest, Violation
-from onward.sim.world import run_scenario
+from onward.sim.scenario_generator import generate_scenario
+from onward.sim.simulation import run_scenario
 
 RATES = BatchRates(wall_s=10.0, num_processes=2, num_runs=4, num_tokens=1000)
 

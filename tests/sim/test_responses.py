@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from onward.sim.generate import FaultSelection, generate_scenario
 from onward.sim.scenario import FaultSpec, RunResult, Scenario, Shape, SimInstanceSpec, SimRequest
-from onward.sim.world import run_scenario
+from onward.sim.scenario_generator import FaultSelection, generate_scenario
+from onward.sim.simulation import run_scenario
 
 NUM_SEEDS: dict[Shape, int] = {"engine": 40, "pd": 10, "cluster": 8}
 CLIENTS = FaultSelection(kinds=frozenset({"detach", "cancel", "disconnect", "leave"}))

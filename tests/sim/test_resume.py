@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.sim import resume
+from onward.sim import batch_state
 from onward.sim.batch import RunTotals
-from onward.sim.generate import FaultSelection
-from onward.sim.resume import BatchState, CompletedRange
+from onward.sim.batch_state import BatchState, CompletedRange
+from onward.sim.scenario_generator import FaultSelection
 
 
 def done(start: int, stop: int, code: str = "a", shape: str = "pd") -> CompletedRange:
@@ -37,28 +37,28 @@ def test_ranges_of_other_code_and_other_shapes_stay_apart() -> None:
 def test_a_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     choice = FaultSelection(frozenset({"lose", "abort"}), {"lose": 2.0})
     state = BatchState(choice, [done(0, 5)], 3.5)
-    resume.save(tmp_path / "new" / "state", state)
-    assert resume.load(tmp_path / "new" / "state", choice) == state
+    batch_state.save(tmp_path / "new" / "state", state)
+    assert batch_state.load(tmp_path / "new" / "state", choice) == state
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["state"]
 
 
 def test_no_file_is_an_empty_state(tmp_path: Path) -> None:
-    assert resume.load(tmp_path / "none", FaultSelection()).done == []
+    assert batch_state.load(tmp_path / "none", FaultSelection()).done == []
 
 
 def test_a_state_of_other_faults_is_not_mixed_with_these(tmp_path: Path) -> None:
-    resume.save(tmp_path / "state", BatchState(FaultSelection(frozenset({"lose"}))))
+    batch_state.save(tmp_path / "state", BatchState(FaultSelection(frozenset({"lose"}))))
     with pytest.raises(InvalidRequest, match="other --only"):
-        resume.load(tmp_path / "state", FaultSelection())
+        batch_state.load(tmp_path / "state", FaultSelection())
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"done": 3}', b'{"schema": 99}'])
 def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state").write_bytes(content)
     with pytest.raises(InvalidRequest, match="state"):
-        resume.load(tmp_path / "state", FaultSelection())
+        batch_state.load(tmp_path / "state", FaultSelection())
 
 
 def test_the_code_is_known_by_its_contents() -> None:
-    assert resume.code_digest() == resume.code_digest()
-    assert len(resume.code_digest()) == 16
+    assert batch_state.code_digest() == batch_state.code_digest()
+    assert len(batch_state.code_digest()) == 16

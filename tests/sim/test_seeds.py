@@ -5,9 +5,9 @@ import os
 import pytest
 
 from onward.sim.batch import plan_ranges, run_ranges, seeds_by_shape, sum_totals
-from onward.sim.generate import FaultSelection
 from onward.sim.report import group_lines, never_triggered, percentile
 from onward.sim.scenario import SHAPES
+from onward.sim.scenario_generator import FaultSelection
 
 NUM_RUNS = 2000
 

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from onward.sim.generate import FaultSelection, generate_scenario
 from onward.sim.scenario import FaultSpec, RunResult, Scenario
-from onward.sim.world import run_scenario
+from onward.sim.scenario_generator import FaultSelection, generate_scenario
+from onward.sim.simulation import run_scenario
 
 ONLY_CLIENTS = FaultSelection(kinds=frozenset({"disconnect"}))
 

@@ -6,7 +6,7 @@ import pytest
 
 from onward.sim.scenario import RunResult, Scenario
 from onward.sim.shrink import ShrinkResult, shrink
-from onward.sim.world import run_scenario
+from onward.sim.simulation import run_scenario
 from tests.sim.broken import break_restarts, crowded
 
 

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from onward.sim import vectors
-from onward.sim.generate import generate_scenario
+from onward.sim import embedding_check
 from onward.sim.scenario import RunResult, Scenario, Shape
-from onward.sim.world import run_scenario
+from onward.sim.scenario_generator import generate_scenario
+from onward.sim.simulation import run_scenario
 from tests import sabotage_doors, sabotage_responses
 
 NUM_SEEDS: dict[Shape, int] = {"engine": 16, "cluster": 6}
@@ -15,7 +15,9 @@ NUM_SEEDS: dict[Shape, int] = {"engine": 16, "cluster": 6}
 def with_tenants(scenario: Scenario, max_in_flight: int | None = None) -> Scenario:
     names = ("ann", "bob")
     asks = [
-        msgspec.structs.replace(ask, caller=names[number % 2], is_streaming=ask.path != vectors.PATH, seed=number)
+        msgspec.structs.replace(
+            ask, caller=names[number % 2], is_streaming=ask.path != embedding_check.PATH, seed=number
+        )
         for number, ask in enumerate(scenario.requests)
     ]
     machines = [msgspec.structs.replace(machine, num_api_processes=2) for machine in scenario.instances]

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from onward.clock import Clock, SystemClock
 from onward.config import ServeConfig
 from onward.proto.model import ModelConfig, PreparedModel
-from onward.supervisor.children import ChildProcess, ChildState, ProcessRole
+from onward.supervisor.child_process import ChildProcess, ChildState, ProcessRole
 from onward.supervisor.oom import OomWatch
-from onward.supervisor.pd import PdConfig
-from onward.supervisor.routers import resolve_registration
+from onward.supervisor.pd_config import PdConfig
+from onward.supervisor.registration_config import resolve_registration
 from onward.supervisor.supervisor import Supervisor
-from onward.transport.control import ControlChannel, control_pair
-from onward.web.key_file import ApiKeySource
+from onward.transport.control_channel import ControlChannel, control_pair
+from onward.web.auth.api_key_file import ApiKeySource
 
 SHAPE = ModelConfig("llama", 32, 8, 16, 1, 1, 1, 8, 256, 1e-5, 1e4)
 

@@ -10,9 +10,9 @@ from onward.config import ServeConfig
 from onward.obs.metrics import render
 from onward.proto.control import MetricsSnapshot, QueryInstance, StartupProgress
 from onward.proto.stats import EngineStats, MetricFamily, MetricSeries
-from onward.supervisor.children import ChildProcess, ProcessRole
+from onward.supervisor.child_process import ChildProcess, ProcessRole
 from onward.supervisor.supervisor import Supervisor
-from onward.transport.control import ControlChannel
+from onward.transport.control_channel import ControlChannel
 from tests.supervisor.stand_ins import child_of, supervisor_of
 
 GOOD = MetricFamily("good_total", "counter", "h", [MetricSeries({}, 5.0)])

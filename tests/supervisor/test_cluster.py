@@ -13,7 +13,7 @@ import pytest
 
 from onward.clock import SystemClock
 from onward.errors import StartupError
-from onward.supervisor.cluster import KILL_AFTER_S, LocalCluster, MemberSpec
+from onward.supervisor.local_cluster import KILL_AFTER_S, LocalCluster, MemberSpec
 
 READY = "print('  Onward serves', flush=True)"
 WAIT = "import signal; signal.pause()"

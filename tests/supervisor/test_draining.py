@@ -9,9 +9,9 @@ from contextlib import closing
 from onward.config import ServeConfig
 from onward.proto.control import Drain, MetricsSnapshot, QueryMetrics, RequestDrain, RequestUndrain, StartApi, Undrain
 from onward.proto.stats import EngineStats
-from onward.supervisor.children import ProcessRole
+from onward.supervisor.child_process import ProcessRole
 from onward.supervisor.supervisor import Supervisor
-from onward.transport.control import ChannelClosed, ControlChannel
+from onward.transport.control_channel import ChannelClosed, ControlChannel
 from tests.supervisor.stand_ins import child_of, supervisor_of
 
 LONG_S = 30.0

@@ -7,9 +7,9 @@ import pytest
 
 from onward.config import ServeConfig
 from onward.proto.control import StartApi, UpdateApiKeys
-from onward.supervisor.children import ProcessRole
-from onward.web.key_file import ApiKeySource
-from onward.web.keys import table_text
+from onward.supervisor.child_process import ProcessRole
+from onward.web.auth.api_key_file import ApiKeySource
+from onward.web.auth.api_key_table import table_text
 from tests.supervisor.stand_ins import child_of, supervisor_of
 from tests.web import doors
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from onward.config import ServeConfig
-from onward.supervisor.children import ProcessRole
+from onward.supervisor.child_process import ProcessRole
 from onward.supervisor.supervisor import START_RETRY_S, Supervisor
 from tests.supervisor.stand_ins import supervisor_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.children import ProcessRole
+from onward.supervisor.child_process import ProcessRole
 from onward.supervisor.oom import WINDOW_S, OomCounts, OomEvidence, OomWatch, read_counts
 from onward.supervisor.supervisor import Supervisor
 from tests.obs.control_groups import write_group, write_proc

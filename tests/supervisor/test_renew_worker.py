@@ -4,7 +4,7 @@ from contextlib import closing
 
 from onward.config import ServeConfig
 from onward.proto.control import ReplaceWorker
-from onward.supervisor.children import ProcessRole
+from onward.supervisor.child_process import ProcessRole
 from tests.supervisor.stand_ins import child_of, supervisor_of
 
 

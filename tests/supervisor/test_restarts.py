@@ -3,8 +3,8 @@ from contextlib import closing
 from onward.config import ServeConfig
 from onward.proto.control import MetricsSnapshot
 from onward.proto.stats import EngineStats
-from onward.supervisor.children import ProcessRole
-from onward.supervisor.restarts import COOL_DOWN_S, MAX_DEATHS, RestartPolicy
+from onward.supervisor.child_process import ProcessRole
+from onward.supervisor.restart_policy import COOL_DOWN_S, MAX_DEATHS, RestartPolicy
 from tests.supervisor.stand_ins import child_of, supervisor_of
 
 

@@ -2,8 +2,8 @@ import pytest
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.own_address import source_address_to
-from onward.supervisor.routers import RegistrationConfig, check_routers, resolve_registration
+from onward.supervisor.advertised_address import source_address_to
+from onward.supervisor.registration_config import RegistrationConfig, check_routers, resolve_registration
 
 HERE, THERE = "http://127.0.0.1:8080", "http://192.0.2.7:8080"
 

@@ -5,7 +5,7 @@ from contextlib import closing
 
 from onward.config import ServeConfig
 from onward.proto.control import ApiGone, MetricsSnapshot, StartApi, StreamStoreGone, StreamStoreUp
-from onward.supervisor.children import ChildProcess, ChildState, ProcessRole
+from onward.supervisor.child_process import ChildProcess, ChildState, ProcessRole
 from onward.supervisor.supervisor import Supervisor
 from tests.supervisor.stand_ins import child_of, supervisor_of
 

@@ -8,7 +8,7 @@ from contextlib import closing
 
 from onward.config import ServeConfig
 from onward.proto.control import StopChild
-from onward.supervisor.children import ChildState, ProcessRole
+from onward.supervisor.child_process import ChildState, ProcessRole
 from tests.supervisor.stand_ins import child_of, supervisor_of
 
 

@@ -2,14 +2,14 @@
 
 import msgspec
 
-from onward.api.request_checks import MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS
+from onward.api.requests.validation import MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS
 from onward.config import ServeConfig
 from onward.proto.kv_transfer import KvEndpoint, KvPush
 from onward.proto.model import ModelConfig, PreparedModel
-from onward.proto.sampling import MAX_BAD_WORD_TOKENS, MAX_GRAMMAR_BYTES, Grammar, SamplingParams
+from onward.proto.reasoning_params import ReasoningParams
+from onward.proto.sampling_params import MAX_BAD_WORD_TOKENS, MAX_GRAMMAR_BYTES, Grammar, SamplingParams
 from onward.proto.step import AssignSlot, RunSlot, StepPlan
-from onward.proto.thinking import ReasoningParams
-from onward.supervisor.wires import shm_wire_for
+from onward.supervisor.worker_wire import shm_wire_for
 from onward.text.bad_words import MAX_BAD_WORDS
 
 MAX_MODEL_LEN, BLOCK_SIZE, LARGE = 2048, 16, 2**31 - 1

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from hypothesis import strategies as st
 
+from onward.text.incremental_parser import IncrementalParser
 from onward.text.message_events import MessageEvent, merge_events
-from onward.text.message_stream import MessageParser
-from onward.text.piecewise import IncrementalParser
+from onward.text.message_parser import MessageParser
 
 cuts = st.lists(st.integers(0, 400), max_size=12)
 

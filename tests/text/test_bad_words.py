@@ -3,7 +3,7 @@
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.proto.sampling import MAX_BAD_WORD_TOKENS
+from onward.proto.sampling_params import MAX_BAD_WORD_TOKENS
 from onward.text.bad_words import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, bad_word_token_ids, check_bad_words
 from onward.text.tokenizer import Tokenizer
 

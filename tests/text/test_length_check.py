@@ -11,7 +11,7 @@ from onward.errors import InvalidRequest
 from onward.proto.model import TokenizerFiles
 from onward.text.gguf_tokenizer import build_tokenizer
 from onward.text.length_check import PIECE_CHARS, check_text_length
-from onward.text.prompt_tokens import ChatMessage, PromptTokenizer
+from onward.text.prompt_tokenizer import ChatMessage, PromptTokenizer
 from onward.text.tokenizer import Tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"

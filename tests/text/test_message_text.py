@@ -3,13 +3,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.text.message_events import ContentText, MessageEvent, ReasoningText, ToolCallEnded, merge_events
-from onward.text.message_stream import MessageParser
-from onward.text.message_text import ParsedTextStream
-from onward.text.reasoning.tags import REASONING_FORMATS as REASONING
+from onward.text.message_parser import MessageParser
+from onward.text.parsed_text_stream import ParsedTextStream
+from onward.text.reasoning.reasoning_formats import REASONING_FORMATS as REASONING
 from onward.text.shown_marks import with_visible_markers
 from onward.text.text_stream import INTERRUPTED_REASONS, TextStream
 from onward.text.token_table import TokenTable
-from onward.text.tool_calls.formats import TOOL_CALL_FORMATS
+from onward.text.tool_calls.tool_call_formats import TOOL_CALL_FORMATS
 
 PIECES = [
     b"[TOOL_CALLS]", b"[ARGS]", b"[THINK]", b"[/THINK]", b"</s>", b"f", b"{", b"}", b'{"a": ', b'"', "é".encode()[:1],

@@ -1,7 +1,7 @@
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.text.open_message import MARK, add_marker, cut_at_marker
+from onward.text.continue_final_message import MARK, add_marker, cut_at_marker
 
 
 @pytest.mark.parametrize("content", ["so ", [{"type": "text", "text": "a"}, {"type": "text", "text": "so "}]])

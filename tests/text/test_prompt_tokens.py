@@ -6,7 +6,7 @@ import pytest
 from onward.errors import InvalidRequest
 from onward.proto.model import TokenizerFiles
 from onward.text.gguf_tokenizer import build_tokenizer
-from onward.text.prompt_tokens import ChatMessage, ContentPart, PromptTokenizer, TemplateOptions, tokenizer_hash
+from onward.text.prompt_tokenizer import ChatMessage, ContentPart, PromptTokenizer, TemplateOptions, tokenizer_hash
 from onward.text.tool_messages import with_tools_system_message
 
 TEMPLATE = (

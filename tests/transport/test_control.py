@@ -3,10 +3,10 @@ import socket
 
 import pytest
 
+from onward.proto.api_key_entry import ApiKeyEntry
 from onward.proto.control import ChildReady, QueryMetrics, StartupProgress, UpdateApiKeys
-from onward.proto.keys import ApiKeyEntry
-from onward.transport.control import ChannelClosed, ControlChannel, control_pair
-from onward.web.keys import MAX_KEYS, MAX_LIMIT, MAX_NAME_LENGTH
+from onward.transport.control_channel import ChannelClosed, ControlChannel, control_pair
+from onward.web.auth.api_key_table import MAX_KEYS, MAX_LIMIT, MAX_NAME_LENGTH
 
 KERNEL_DEFAULT_BYTES = 212_992
 """What Linux grants a socket's buffer at most, unless somebody has raised `wmem_max`."""

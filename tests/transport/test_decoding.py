@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from onward.proto.handoff import Pong, ToDecode
-from onward.transport.decoding import decode_message
+from onward.transport.message_decoding import decode_message
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from onward.proto.kv_transfer import (
     WritesComplete,
 )
 from onward.transport.curve import make_private_address
-from onward.transport.kv import KV_QUEUE_LENGTH, KvWireFull
-from onward.transport.zmq import SocketPoller
+from onward.transport.kv_wire import KV_QUEUE_LENGTH, KvWireFull
+from onward.transport.zmq_sockets import SocketPoller
 
 COMMANDS: list[KvCommand] = [ExpectWrites("a", [5, 0, 49151], True), EndLease("a"), RevokeLease("b"), StopPush("c")]
 REPORTS: list[KvReport] = [

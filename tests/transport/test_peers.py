@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from onward.errors import StartupError
+from onward.proto.engine import ErrorInfo
 from onward.proto.handoff import (
     CancelHandoff,
     HandoffHeartbeat,
@@ -24,11 +25,10 @@ from onward.proto.handoff import (
     ToPrefill,
 )
 from onward.proto.kv_transfer import KvEndpoint, KvLayout
-from onward.proto.request import ErrorInfo
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
-from onward.transport.peers import HandoffClientSocket, HandoffServerSocket, _sender
-from onward.transport.zmq import SocketPoller
+from onward.transport.handoff_sockets import HandoffClientSocket, HandoffServerSocket, _sender
+from onward.transport.zmq_sockets import SocketPoller
 
 KEY = "ab" * 32
 ERROR = ErrorInfo("pd_prefill_failed", "no", 503)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onward.transport.proof import MAX_AGE_S, sign_request, verify_signature
+from onward.transport.cluster_signature import MAX_AGE_S, sign_request, verify_signature
 
 KEY, PATH, BODY, NOW_S = "ab" * 32, "/attempt", b"{}", 1_800_000_000.5
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from onward.proto.shelf import (
+from onward.proto.stream_store import (
     ClaimAttempt,
     ClaimReply,
     Delete,
@@ -22,8 +22,8 @@ from onward.proto.shelf import (
     ToStreamStore,
 )
 from onward.transport.curve import make_private_address
-from onward.transport.shelf import StreamStoreClientSocket
-from onward.transport.zmq import SocketPoller
+from onward.transport.stream_store_sockets import StreamStoreClientSocket
+from onward.transport.zmq_sockets import SocketPoller
 from tests.shelf.records import record_of
 
 RECORD = record_of("r", names=("mine",), caller="anna", epoch=3, data=bytes(range(256)))

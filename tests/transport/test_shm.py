@@ -19,9 +19,9 @@ from onward.proto.step import (
     StepResult,
     TokenLogprobs,
 )
-from onward.proto.wire import ShmWireAddress
-from onward.transport import shm, shm_rows
-from onward.transport.shm import NUM_RING_ENTRIES, ShmEngineWireEnd, ShmWorkerWireEnd, WorkerWireBroken
+from onward.proto.worker_wire_address import ShmWireAddress
+from onward.transport import shm_rows, shm_wire
+from onward.transport.shm_wire import NUM_RING_ENTRIES, ShmEngineWireEnd, ShmWorkerWireEnd, WorkerWireBroken
 from tests.transport.test_zmq import HELLO, PLAN
 
 WIRE = ShmWireAddress("worker-1", num_slots=8, max_tokens_per_row=5, plan_bytes=10_000, extras_bytes=10_000)
@@ -29,7 +29,7 @@ WIRE = ShmWireAddress("worker-1", num_slots=8, max_tokens_per_row=5, plan_bytes=
 
 @pytest.fixture
 def ends() -> Iterator[tuple[ShmEngineWireEnd, ShmWorkerWireEnd]]:
-    memory, ours, theirs = shm.create_ring(WIRE)
+    memory, ours, theirs = shm_wire.create_ring(WIRE)
     engine = ShmEngineWireEnd(WIRE, os.dup(memory), ours)
     worker = ShmWorkerWireEnd(WIRE, memory, theirs)
     yield engine, worker
@@ -131,7 +131,7 @@ def test_more_steps_than_places_are_refused(ends: tuple[ShmEngineWireEnd, ShmWor
 def test_a_worker_killed_while_it_writes_leaves_nothing_half_read() -> None:
     """A real process writes results without end and is killed at some moment; what the engine reads is always whole."""
     for attempt in range(5):
-        memory, ours, theirs = shm.create_ring(WIRE)
+        memory, ours, theirs = shm_wire.create_ring(WIRE)
         engine = ShmEngineWireEnd(WIRE, os.dup(memory), ours)
         pid = os.fork()
         if pid == 0:

@@ -8,7 +8,7 @@ import msgspec
 import zmq
 
 from onward.proto import SCHEMA_VERSION
-from onward.proto.request import (
+from onward.proto.engine import (
     Abort,
     ErrorInfo,
     FromEngine,
@@ -20,7 +20,7 @@ from onward.proto.request import (
     TokenDelta,
     TokenDeltas,
 )
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import (
     AssignSlot,
     PreemptSlot,
@@ -35,7 +35,7 @@ from onward.proto.step import (
     WorkerHello,
 )
 from onward.transport.curve import make_private_address
-from onward.transport.zmq import EngineClientSocket, SocketPoller
+from onward.transport.zmq_sockets import EngineClientSocket, SocketPoller
 
 PLAN = StepPlan(
     7,

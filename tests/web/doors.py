@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from onward.proto.keys import ApiKeyEntry
-from onward.web.callers import GuardedRoute, RouteAccess
-from onward.web.keys import HASH_PREFIX, hash_key
+from onward.proto.api_key_entry import ApiKeyEntry
+from onward.web.auth.api_key_table import HASH_PREFIX, hash_key
+from onward.web.auth.authenticator import GuardedRoute, RouteAccess
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 KEYS = {"user": "ow-key-of-a-user", "other": "ow-key-of-another", "admin": "ow-key-of-an-admin"}

@@ -1,7 +1,7 @@
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.web.aborts import MAX_IDS, decode_abort, without_id_prefix
+from onward.web.openai_api.abort_request import MAX_IDS, decode_abort, without_id_prefix
 
 HEX = "5f0c" * 8
 

@@ -6,7 +6,7 @@ import pytest
 
 from onward.errors import InvalidRequest
 from onward.web.allowed_values import allowed_values
-from onward.web.body import decode
+from onward.web.json_body import decode
 
 
 class Colour(enum.Enum):

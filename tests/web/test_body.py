@@ -1,10 +1,10 @@
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.router.origin import check_body
-from onward.web.body import compact_json, decode_fields, undecoded_fields
+from onward.router.client_request import check_body
 from onward.web.body_parts import MAX_PARTS
-from onward.web.response_context import PREVIOUS_ID_FIELD, previous_response_id
+from onward.web.json_body import compact_json, decode_fields, undecoded_fields
+from onward.web.openai_api.previous_response import PREVIOUS_ID_FIELD, previous_response_id
 
 MANY_PARTS = b'{"model":"m","prompt":[%b]}' % b",".join([b"[]"] * MAX_PARTS)
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from onward.web.burst import MAX_CONNECTIONS, BatchedTransport, WriteBatcher
+from onward.web.server.write_batcher import MAX_CONNECTIONS, BatchedTransport, WriteBatcher
 
 
 class Server(asyncio.Protocol):

@@ -15,10 +15,11 @@ from starlette.types import Receive, Scope, Send
 from onward.clock import SystemClock
 from onward.obs.metrics import Registry
 from onward.proto.router import SIGNATURE_HEADER
-from onward.transport.proof import sign_request
-from onward.web import http
-from onward.web.allowed_hosts import AllowedHosts
-from onward.web.callers import (
+from onward.transport.cluster_signature import sign_request
+from onward.web import asgi
+from onward.web.auth.allowed_hosts import AllowedHosts
+from onward.web.auth.api_key_table import ANONYMOUS, ApiKeyTable, Caller, hash_key, parse_table
+from onward.web.auth.authenticator import (
     ActiveKeys,
     Authenticator,
     ConnectionLimitMiddleware,
@@ -27,9 +28,8 @@ from onward.web.callers import (
     get_caller,
     may_access,
 )
-from onward.web.cross_site import CrossSiteGuard
-from onward.web.envelope import RequestIdMiddleware
-from onward.web.keys import ANONYMOUS, ApiKeyTable, Caller, hash_key, parse_table
+from onward.web.auth.cross_site import CrossSiteGuard
+from onward.web.request_id_middleware import RequestIdMiddleware
 from tests.web.exchange import Client, body_part, exchanged, request_scope
 
 CLUSTER_KEY = "ab" * 32
@@ -158,7 +158,7 @@ def test_a_caller_has_no_more_exchanges_open_than_its_key_says() -> None:
 
         async def wait(scope: Scope, receive: Receive, send: Send) -> None:
             await gate.wait()
-            await http.respond(send, 200, b"")
+            await asgi.respond(send, 200, b"")
 
         routes = [GuardedRoute("/user", who, methods=["GET"], access=RouteAccess.USER)]
         callers = Authenticator(ActiveKeys(keys_of(max_connections="2")), routes, "", SystemClock())

@@ -15,11 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from onward.obs.metrics import Registry
 from onward.proto.router import ATTEMPT_PATH
-from onward.web import http
-from onward.web.connection import LimitedHttpProtocol
-from onward.web.connections import ConnectionLimits, ConnectionTracker, allowed_connections
-from onward.web.half_closed import COMMENT, PROBE, note_response_start
-from onward.web.server import HttpServer, TlsFiles
+from onward.web import asgi
+from onward.web.server.connection_tracker import ConnectionLimits, ConnectionTracker, allowed_connections
+from onward.web.server.half_closed import COMMENT, PROBE, note_response_start
+from onward.web.server.http_protocol import LimitedHttpProtocol
+from onward.web.server.http_server import HttpServer, TlsFiles
 from tests.web import certificate
 
 SOON_S = 0.05
@@ -44,38 +44,38 @@ class App:
         self.asked.append(scope["path"])
         try:
             if scope["path"] == "/body":
-                body = await http.read_body(receive, 1 << 20)
-                await http.respond(send, 200, str(len(body)).encode())
+                body = await asgi.read_body(receive, 1 << 20)
+                await asgi.respond(send, 200, str(len(body)).encode())
             elif scope["path"].endswith("/slow"):
-                await http.run_until_disconnect(receive, self._wait(send))
+                await asgi.run_until_disconnect(receive, self._wait(send))
             elif scope["path"] == "/parts":
-                await http.run_until_disconnect(receive, self._write_parts(scope, send))
+                await asgi.run_until_disconnect(receive, self._write_parts(scope, send))
             elif scope["path"].startswith("/endless"):
-                await http.run_until_disconnect(receive, self._write_on(send))
+                await asgi.run_until_disconnect(receive, self._write_on(send))
             else:
-                await http.respond(send, 200, b"much" * 10_000 if scope["path"] == "/much" else b"at once")
-        except http.ClientDisconnected:
+                await asgi.respond(send, 200, b"much" * 10_000 if scope["path"] == "/much" else b"at once")
+        except asgi.ClientDisconnected:
             self.left.set()
 
     async def _wait(self, send: Send) -> None:
         self.is_slow.set()
         await self.may_answer.wait()
-        await http.respond(send, 200, b"at last")
+        await asgi.respond(send, 200, b"at last")
 
     async def _write_parts(self, scope: Scope, send: Send) -> None:
-        start = http.start_message(200, {"content-type": "text/event-stream"})
+        start = asgi.start_message(200, {"content-type": "text/event-stream"})
         note_response_start(scope, start)
         await send(start)
-        await send(http.body_message(b"one "))
+        await send(asgi.body_message(b"one "))
         self.is_slow.set()
         await self.may_answer.wait()
-        await send(http.body_message(b""))
-        await send(http.body_message(b"two", more=False))
+        await send(asgi.body_message(b""))
+        await send(asgi.body_message(b"two", more=False))
 
     async def _write_on(self, send: Send) -> None:
-        await send(http.start_message(200, {}))
+        await send(asgi.start_message(200, {}))
         while True:
-            await send(http.body_message(b"x" * 4096))
+            await send(asgi.body_message(b"x" * 4096))
             await asyncio.sleep(0)
 
 

@@ -6,9 +6,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from onward.obs.metrics import Registry
-from onward.proto.request import ErrorInfo
-from onward.web import http
-from onward.web.envelope import RequestIdMiddleware, client_request_id, set_response_request_id
+from onward.proto.engine import ErrorInfo
+from onward.web import asgi
+from onward.web.request_id_middleware import RequestIdMiddleware, client_request_id, set_response_request_id
 from tests.web.exchange import Client, exchanged, request_scope
 
 NOT_YOU = ErrorInfo("not_you", "no", 401)
@@ -16,13 +16,13 @@ AN_ID = re.compile("[0-9a-f]{32}")
 
 
 async def echo_label(scope: Scope, _: Receive, send: Send) -> None:
-    if shown := http.header(scope, b"show"):
+    if shown := asgi.header(scope, b"show"):
         set_response_request_id(scope, shown)
-    await http.respond(send, 200, client_request_id(scope).encode())
+    await asgi.respond(send, 200, client_request_id(scope).encode())
 
 
 def refusal(scope: Scope) -> ErrorInfo | None:
-    return NOT_YOU if http.header(scope, b"stranger") else None
+    return NOT_YOU if asgi.header(scope, b"stranger") else None
 
 
 class Wrapped:

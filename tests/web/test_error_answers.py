@@ -10,10 +10,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from onward.errors import InvalidRequest, Overloaded
-from onward.proto.request import ErrorInfo
-from onward.web.error_answers import EXCEPTION_HANDLERS, handle_errors
-from onward.web.failures import RequestFailed
-from onward.web.http import ClientDisconnected
+from onward.proto.engine import ErrorInfo
+from onward.web.asgi import ClientDisconnected
+from onward.web.error_format import RequestFailed
+from onward.web.error_handlers import EXCEPTION_HANDLERS, handle_errors
 from tests.web.exchange import Client, exchanged, request_scope
 
 ANSWERS: list[tuple[Exception, int, dict[str, Any]]] = [

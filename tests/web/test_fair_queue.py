@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.errors import InvalidRequest, Overloaded, RateLimited
-from onward.web.fair_order import FairScheduler, FairSchedulerLimits, RefusedWorkBudget
-from onward.web.fair_queue import FairExecutor
+from onward.web.fair_executor import FairExecutor
+from onward.web.fair_scheduler import FairScheduler, FairSchedulerLimits, RefusedWorkBudget
 
 BOUNDS = FairSchedulerLimits(
     running=2, running_per_caller=1, waiting=8, waiting_per_caller=4, bytes_per_caller=100, refused_work_s=3

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from onward.errors import StartupError
-from onward.proto.keys import ApiKeyEntry
-from onward.proto.request import CallerLimits
-from onward.web import key_file
-from onward.web.key_file import ApiKeySource, add_entry, new_key, read_table
-from onward.web.keys import (
+from onward.proto.api_key_entry import ApiKeyEntry
+from onward.proto.engine import CallerLimits
+from onward.web.auth import api_key_file
+from onward.web.auth.api_key_file import ApiKeySource, add_entry, new_key, read_table
+from onward.web.auth.api_key_table import (
     ANONYMOUS,
     HASH_PREFIX,
     ApiKeyTable,
@@ -140,8 +140,8 @@ def test_keys_that_are_added_at_the_same_time_are_all_in_the_file(tmp_path: Path
 def test_a_file_that_another_process_is_writing_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_file, "MAX_LOCK_ATTEMPTS", 2)
-    monkeypatch.setattr(key_file, "LOCK_RETRY_S", 0.0)
+    monkeypatch.setattr(api_key_file, "MAX_LOCK_ATTEMPTS", 2)
+    monkeypatch.setattr(api_key_file, "LOCK_RETRY_S", 0.0)
     path = tmp_path / "keys.toml"
     holder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)

@@ -2,8 +2,8 @@
 
 import secrets
 
-from onward.web.keys import ANONYMOUS, Caller
-from onward.web.owned_ids import make_owned_id, owns_request_id
+from onward.web.auth.api_key_table import ANONYMOUS, Caller
+from onward.web.auth.owned_request_ids import make_owned_id, owns_request_id
 
 ANN, BOB, BOSS = Caller("ann", "user"), Caller("bob", "user"), Caller("boss", "admin")
 

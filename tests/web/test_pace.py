@@ -1,4 +1,4 @@
-from onward.web.pace import BodyMemoryLimit, CallerThrottle, RefusalThrottle, ThrottleRate
+from onward.web.caller_throttle import BodyMemoryLimit, CallerThrottle, RefusalThrottle, ThrottleRate
 
 PACE = ThrottleRate(per_s=10, burst=5, max_wait_s=2.0)
 ALLOWED_S = PACE.burst / PACE.per_s

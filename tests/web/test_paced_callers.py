@@ -10,18 +10,19 @@ from starlette.types import Message, Receive, Scope, Send
 
 from onward.clock import Clock
 from onward.obs.metrics import Registry
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from onward.sim.loop import VirtualLoop
-from onward.web import callers, http
-from onward.web.keys import Caller
-from onward.web.pace import (
+from onward.web import asgi
+from onward.web.auth import authenticator
+from onward.web.auth.api_key_table import Caller
+from onward.web.caller_throttle import (
     BODY_BYTE_RATE,
     MAX_BUFFERED_BODY_BYTES,
     MAX_THROTTLED_REQUESTS,
     REFUSAL_RATE,
     UNTHROTTLED_BODY_BYTES,
 )
-from onward.web.paced_callers import ThrottleMiddleware
+from onward.web.throttle_middleware import ThrottleMiddleware
 from tests.web.exchange import DISCONNECT, Client, body_part, request_scope
 
 OWN_LIMIT = ErrorInfo("rate_limited", "1 request of this caller is in flight", 429, True, retry_after_s=1.0)
@@ -74,21 +75,21 @@ class World(Clock):
             self.num_taken[caller] += len(message.get("body", b""))
             return message
 
-        scope = {**request_scope("/v1/completions"), callers._CALLER: Caller(caller, "user")}
+        scope = {**request_scope("/v1/completions"), authenticator._CALLER: Caller(caller, "user")}
         await self.app(scope, receive, client.send)
         return client
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = callers.get_caller(scope).name
+        caller = authenticator.get_caller(scope).name
         self.looked_at[caller] += 1
         try:
-            await http.read_body(receive, LARGE)
-        except http.ClientDisconnected:
+            await asgi.read_body(receive, LARGE)
+        except asgi.ClientDisconnected:
             return
         if caller in self.refusals:
-            await http.respond_error(send, self.refusals[caller])
+            await asgi.respond_error(send, self.refusals[caller])
         else:
-            await http.respond(send, 200, b"{}")
+            await asgi.respond(send, 200, b"{}")
 
 
 @pytest.fixture
@@ -189,7 +190,7 @@ def test_bodies_that_do_not_end_hold_no_more_than_the_bound_and_one_body(world: 
     other = world.begin(world.ask("b", large_body()))
     world.run(1.0)
     assert other.done()
-    world.run(http.BODY_TIMEOUT_S)
+    world.run(asgi.BODY_TIMEOUT_S)
     late = world.begin(world.ask("a", large_body()))
     world.run(1.0)
     assert late.done(), "bodies that have timed out hold nothing"

@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from onward.web import http
-from onward.web.error_answers import handle_errors
-from onward.web.server import HttpServer
+from onward.web import asgi
+from onward.web.error_handlers import handle_errors
+from onward.web.server.http_server import HttpServer
 
 
 class Slow:
@@ -24,7 +24,7 @@ class Slow:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked.set()
         await self.may_answer.wait()
-        await http.respond(send, 200, b"whole")
+        await asgi.respond(send, 200, b"whole")
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ def test_who_a_client_is_says_its_connection_and_no_header(trusted: str, monkeyp
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append((scope["client"][0], scope["scheme"]))
-        await http.respond(send, 200, b"")
+        await asgi.respond(send, 200, b"")
 
     async def scenario() -> None:
         started = asyncio.Event()
@@ -112,8 +112,8 @@ def test_what_does_not_end_then_is_cut() -> None:
 
 async def _read_and_answer(scope: Scope, receive: Receive, send: Send) -> None:
     async def work() -> None:
-        await http.read_body(receive, 1000)
-        await http.respond(send, 200, b"whole")
+        await asgi.read_body(receive, 1000)
+        await asgi.respond(send, 200, b"whole")
 
     await handle_errors(send, work())
 

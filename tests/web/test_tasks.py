@@ -3,7 +3,7 @@
 import asyncio
 
 from onward.errors import Overloaded
-from onward.web.tasks import TaskPool
+from onward.web.task_pool import TaskPool
 
 
 async def num_started(tasks: TaskPool, caller: str) -> int:

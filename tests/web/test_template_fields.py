@@ -1,7 +1,7 @@
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.web.template_fields import template_variables
+from onward.web.openai_api.template_fields import template_variables
 
 
 def test_effort_and_template_variables_come_to_one_set() -> None:

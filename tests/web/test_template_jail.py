@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.web.template_child import RenderJob
-from onward.web.template_jail import MAX_TEMPLATE_CHARS, TemplateSandbox
+from onward.web.template_sandbox import MAX_TEMPLATE_CHARS, TemplateSandbox
+from onward.web.template_sandbox_child import RenderJob
 
 MESSAGES: list[dict[str, object]] = [{"role": "user", "content": "Héllo"}]
 DOUBLING = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"

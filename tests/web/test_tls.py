@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError
-from onward.web import http
-from onward.web.server import HttpServer, TlsFiles, check_tls, tls_files
+from onward.web import asgi
+from onward.web.server.http_server import HttpServer, TlsFiles, check_tls, tls_files
 from tests.web import certificate
 
 
@@ -22,7 +22,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 async def scheme(scope: Scope, receive: Receive, send: Send) -> None:
-    await http.respond(send, 200, scope["scheme"].encode())
+    await asgi.respond(send, 200, scope["scheme"].encode())
 
 
 def test_a_client_that_trusts_the_certificate_is_served_and_others_turn_away(files: tuple[str, str]) -> None:

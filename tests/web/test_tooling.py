@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.text.prompt_tokens import ChatMessage
-from onward.web.tooling import (
+from onward.text.prompt_tokenizer import ChatMessage
+from onward.web.openai_api.tools import (
     MAX_CALLS_PER_MESSAGE,
     MAX_DESCRIPTION_LENGTH,
     MAX_SCHEMA_BYTES,

@@ -7,9 +7,9 @@ import numpy as np
 
 from onward.config import WorkerConfig
 from onward.proto.model import ModelConfig, PreparedModel
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import AssignSlot, RunSlot, SlotEvent, SlotTokens, StepPlan
-from onward.worker.mask_making import MaskExecutor
+from onward.worker.logits_processors.mask_executor import MaskExecutor
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 
@@ -29,7 +29,7 @@ class Driver:
         drafter: Any = None, **settings: Any,
     ) -> None:  # fmt: skip
         self.config = WorkerConfig(**({"num_kv_blocks": 256, "max_num_seqs": 64, "max_model_len": 512} | settings))
-        from onward.worker.runner import CpuModelRunner  # not there where only the device's runner is driven
+        from onward.worker.cpu_model_runner import CpuModelRunner  # not there where only the device's runner is driven
 
         self._open(CpuModelRunner(model, self.config, weights, masks, drafter))
 
@@ -83,7 +83,7 @@ class Driver:
 
     def logits(self, slot: int, token_ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
         """Logits of every token of one request, computed in chunks of these sizes."""
-        from onward.worker.batch import TokenSpan
+        from onward.worker.batch_builder import TokenSpan
 
         assert sum(chunks) == len(token_ids)
         request = self.assign(slot, token_ids)

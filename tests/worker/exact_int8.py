@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from onward.kernels.quantize import quantize_model
-from onward.models.dummy import DummyWeights
+from onward.models.loader.dummy_weights import DummyWeights
 from onward.proto.model import ModelConfig
-from onward.worker.batch import TokenSpan
+from onward.worker.batch_builder import TokenSpan
 from tests.worker.driver import Driver, prepared
 
 HEAD_SIZES = (32, 64, 96, 128, 256)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from onward.kernels.quantize import quantize_model
-from onward.models.dummy import DummyWeights
+from onward.models.loader.dummy_weights import DummyWeights
 from onward.proto.model import ModelConfig
 from tests.worker.driver import Driver, prepared
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from onward.grammar.matcher import TokenBitmask
-from onward.proto.sampling import Grammar, SamplingParams
+from onward.proto.sampling_params import Grammar, SamplingParams
 from onward.proto.step import AssignSlot, RunSlot, SlotAdvanced, SlotTokens
 from onward.sim import vocabulary
-from onward.worker.mask_making import MaskExecutor, NextMask, ThreadedMaskExecutor, compute_inline
+from onward.worker.logits_processors.mask_executor import MaskExecutor, NextMask, ThreadedMaskExecutor, compute_inline
 from tests.worker import small_int8
 from tests.worker.driver import Driver, prepared
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from onward.grammar.lazy import LazyGrammarCompiler
-from onward.proto.sampling import Grammar, SamplingParams
-from onward.proto.thinking import ReasoningParams
+from onward.proto.reasoning_params import ReasoningParams
+from onward.proto.sampling_params import Grammar, SamplingParams
 from onward.sim import vocabulary
-from onward.sim.structures import STRUCTURES
-from onward.text.reasoning.thinking_tokens import ReasoningTracker
-from onward.worker import answer_rules
-from onward.worker.penalties import FORBIDDEN
-from onward.worker.slot_grammar import SlotGrammar
+from onward.sim.output_structures import STRUCTURES
+from onward.text.reasoning.reasoning_tracker import ReasoningTracker
+from onward.worker.logits_processors import constraints
+from onward.worker.logits_processors.penalties import FORBIDDEN
+from onward.worker.logits_processors.slot_grammar import SlotGrammar
 from tests.worker.spoken import END, AtOnce, sampling
 
 BEGIN, STOP, LEAD = 40, 41, 10
@@ -48,16 +48,16 @@ def test_bits_allow_what_a_row_of_logits_leaves(name: str, grammar: Grammar | No
             assert _allowed(slot, 61).tolist() == _allowed(slot, size)[:61].tolist()
             assert len(_allowed(slot, 500)) == 500
             choices = [token for token in np.flatnonzero(_allowed(slot, size)).tolist() if token != END]
-            if not choices or answer_rules.advance(slot, generator.choice(choices)):
+            if not choices or constraints.advance(slot, generator.choice(choices)):
                 break
 
 
 def _allowed(slot: Slot, vocab_size: int) -> np.ndarray:
     """By the bits, which are held against the row."""
     row = np.linspace(-1, 1, vocab_size, dtype=np.float32)
-    answer_rules.mask_logits(slot, row)
+    constraints.mask_logits(slot, row)
     bits = np.full(-(-vocab_size // 8), 0xA5, np.uint8)
-    forced = answer_rules.fill_token_bitmask(slot, bits)
+    forced = constraints.fill_token_bitmask(slot, bits)
     allowed = np.unpackbits(bits, bitorder="little")[:vocab_size].astype(bool)
     if forced is not None:
         allowed[:] = False

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from onward.kernels.cpu.tiles import row_tile
-from onward.worker.batch import BatchBuilder, TokenSpan
-from onward.worker.kv_store import BlockTables
+from onward.kernels.cpu.attention_tiles import row_tile
+from onward.worker.batch_builder import BatchBuilder, TokenSpan
+from onward.worker.kv_pool import BlockTables
 from tests.worker.small_int8 import CONFIG
 
 HEIGHT = row_tile(CONFIG.num_heads // CONFIG.num_kv_heads)

@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import RunSlot, SlotAdvanced, SlotTokens, TokenLogprobs
-from onward.worker.batch import TokenSpan
-from onward.worker.logprobs import token_logprobs
+from onward.worker.batch_builder import TokenSpan
+from onward.worker.token_logprobs import token_logprobs
 from tests.worker import small_int8
 from tests.worker.driver import Driver
 

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from onward.proto.sampling import Grammar, SamplingParams
+from onward.proto.sampling_params import Grammar, SamplingParams
 from onward.proto.step import AssignSlot, RunSlot, SlotTokens, TokenLogprobs
-from onward.worker.logprobs import token_logprobs
+from onward.worker.token_logprobs import token_logprobs
 from tests.worker import spoken
 from tests.worker.driver import Driver
 from tests.worker.exact_int8 import cut

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from onward.proto.sampling import Grammar
+from onward.proto.sampling_params import Grammar
 from onward.proto.step import RunSlot, SlotAdvanced, SlotFailed, SlotTokens
-from onward.sim.structures import STRUCTURES
+from onward.sim.output_structures import STRUCTURES
 from tests.worker import small_int8, spoken
 from tests.worker.spoken import END, PROMPT, AtOnce, Held, InThreads, resumed, sampling, text_of
 

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from onward.worker.kv_store import allocate_kv_pool, block_bytes
+from onward.worker.kv_pool import allocate_kv_pool, block_bytes
 from tests.worker import small_int8
 
 INT8 = np.dtype(np.int8)

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from onward.models.dummy import DummyWeights
+from onward.models.loader.dummy_weights import DummyWeights
 from onward.proto.step import RunSlot
 from tests.worker import small_int8
 from tests.worker.driver import Driver, prepared

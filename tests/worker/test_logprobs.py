@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.worker.logprobs import token_logprobs
+from onward.worker.token_logprobs import token_logprobs
 
 
 @given(st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=50), st.integers(0, 49), st.integers(0, 5))

@@ -18,10 +18,10 @@ from onward.proto.kv_transfer import (
     WritesComplete,
 )
 from onward.proto.step import AssignSlot, RunSlot, SlotTokens, StepPlan, StepResult, WorkerHello
-from onward.proto.wire import ZmqWireAddress
-from onward.transport.control import control_pair
+from onward.proto.worker_wire_address import ZmqWireAddress
+from onward.transport.control_channel import control_pair
 from onward.transport.curve import make_private_address
-from onward.transport.zmq import SocketPoller
+from onward.transport.zmq_sockets import SocketPoller
 from tests.worker import small_int8
 from tests.worker.driver import GREEDY, prepared
 

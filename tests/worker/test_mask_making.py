@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from onward.grammar.matcher import TokenBitmask
-from onward.worker.mask_making import (
+from onward.worker.logits_processors.mask_executor import (
     INLINE_BUDGET_SHARE,
     INLINE_LIMIT_S,
     MAX_INLINE_BUDGET_S,

@@ -6,7 +6,7 @@ import pytest
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
-from onward.worker.memory import choose_num_blocks, free_memory_bytes, resolve_max_model_len
+from onward.worker.kv_memory_budget import choose_num_blocks, free_memory_bytes, resolve_max_model_len
 from tests.obs.control_groups import write_group, write_proc
 from tests.worker.small_int8 import CONFIG
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.proto.sampling import SamplingParams
-from onward.worker.penalties import LogitsProcessor
+from onward.proto.sampling_params import SamplingParams
+from onward.worker.logits_processors.penalties import LogitsProcessor
 
 VOCAB = 12
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.proto.sampling import Pooling
-from onward.worker.pooling import EmbeddingPooler
+from onward.proto.sampling_params import Pooling
+from onward.worker.embedding_pooler import EmbeddingPooler
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.sampled_from(["mean", "last"]))

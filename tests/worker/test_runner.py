@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from onward.proto import SCHEMA_VERSION
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import (
     AssignSlot,
     PreemptSlot,
@@ -16,7 +16,7 @@ from onward.proto.step import (
     StepPlan,
     StepResult,
 )
-from onward.worker.runner import CpuModelRunner
+from onward.worker.cpu_model_runner import CpuModelRunner
 from tests.worker import small_int8
 
 PROMPT = [5, 9, 11, 2, 60, 33, 8]
@@ -215,6 +215,8 @@ def test_runner_is_importable_without_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, onward.worker.runner, onward.layers.int8_layers; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, onward.worker.cpu_model_runner, onward.models.layers.int8_layers; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert CpuModelRunner is not None

@@ -6,7 +6,7 @@ import pytest
 from onward.config import WorkerConfig
 from onward.errors import StartupError
 from onward.proto.step import RunSlot, SlotTokens, StepPlan
-from onward.worker.running import SyncRunnerAdapter, check_capability, open_cuda_runner
+from onward.worker.runner_factory import SyncRunnerAdapter, check_capability, open_cuda_runner
 from tests.worker import small_int8
 from tests.worker.cuda.small_model import CONFIG, DeviceDriver
 from tests.worker.driver import prepared
@@ -30,7 +30,7 @@ def test_a_machine_without_a_device_is_told_so(monkeypatch: pytest.MonkeyPatch) 
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("onward.worker.cuda.compiler.has_gpu", lambda: False)
+    monkeypatch.setattr("onward.worker.cuda.kernel_precompile.has_gpu", lambda: False)
     with pytest.raises(StartupError, match="finds no CUDA device here"):
         open_cuda_runner(prepared(CONFIG), WorkerConfig(device="cuda"))
 

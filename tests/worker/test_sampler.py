@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from onward.kernels import reference
+from onward.kernels import numpy_reference
 from onward.kernels.cpu.threads import ThreadPool
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.worker.sampler import Sampler, SamplingRow
 
 VOCAB = 6_000
@@ -49,7 +49,7 @@ def test_the_least_temperature_that_is_not_greedy_draws_the_likeliest_token() ->
 def test_tokens_are_drawn_as_often_as_they_are_likely(options: dict[str, float]) -> None:
     logits, count = _logits(), 4_000
     full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
-    expected = reference.filtered_probabilities(logits, **full)  # type: ignore[arg-type]
+    expected = numpy_reference.filtered_probabilities(logits, **full)  # type: ignore[arg-type]
     drawn = _many(logits, count, **options)
     assert (expected[drawn] > 0).all()
     likely = expected > 0.01
@@ -62,7 +62,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(options: dict[str, float])
 def test_cuts_are_right_where_nearly_all_tokens_are_nearly_as_likely(options: dict[str, float]) -> None:
     logits = np.linspace(0, 1, VOCAB).astype(np.float32)[np.random.default_rng(1).permutation(VOCAB)]
     full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
-    expected = reference.filtered_probabilities(logits, **full)  # type: ignore[arg-type]
+    expected = numpy_reference.filtered_probabilities(logits, **full)  # type: ignore[arg-type]
     drawn = _many(logits, 3_000, **options)
     edge = np.sort(logits[expected > 0])[1]  # rounding may decide the last one either way
     assert (logits[drawn] >= edge).mean() > 0.998

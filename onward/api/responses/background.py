@@ -5,12 +5,12 @@ import logging
 
 from starlette.types import Message
 
-from onward.api.generation import GenerationRunner
-from onward.api.prepared import PreparedRequest
-from onward.api.streams import INTERNAL_ERROR, LiveStream, StreamRegistry
+from onward.api.lifecycle.generation_runner import GenerationRunner
+from onward.api.lifecycle.stream_registry import INTERNAL_ERROR, LiveStream, StreamRegistry
+from onward.api.requests.prepared_request import PreparedRequest
 from onward.errors import OnwardError
-from onward.web.failures import RequestFailed
-from onward.web.tasks import TaskPool
+from onward.web.error_format import RequestFailed
+from onward.web.task_pool import TaskPool
 
 _logger = logging.getLogger(__name__)
 

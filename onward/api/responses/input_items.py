@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from onward.api.responses.request import ResponseChatRequest
-from onward.web.body import field_error, short_repr
-from onward.web.response_items import Item, to_items
+from onward.api.responses.chat_request import ResponseChatRequest
+from onward.web.json_body import field_error, short_repr
+from onward.web.openai_api.response_items import Item, to_items
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 

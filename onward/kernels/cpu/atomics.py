@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from onward.kernels.cpu.vectors import I32, I64, Builder, Value, element_pointer, intrinsic
+from onward.kernels.cpu.llvm_vectors import I32, I64, Builder, Value, element_pointer, intrinsic
 
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
 FUTEX_CALL = _FUTEX_CALLS.get(platform.machine()) if sys.platform == "linux" else None

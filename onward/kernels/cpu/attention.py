@@ -8,10 +8,10 @@ first to last. So a row's bits depend on its own history only, not on the tile, 
 import numpy as np
 
 from onward.kernels.cpu import simd
+from onward.kernels.cpu.attention_tiles import score_stride
 from onward.kernels.cpu.jit import inlined_kernel_function, kernel_function, out_of_line
 from onward.kernels.cpu.kv_layout import POSITIONS_PER_RECORD, record_at, record_size_of, values_offset_of
-from onward.kernels.cpu.outer import outer_sum
-from onward.kernels.cpu.tiles import score_stride
+from onward.kernels.cpu.outer_product import outer_sum
 
 _score_stride = inlined_kernel_function(score_stride)
 

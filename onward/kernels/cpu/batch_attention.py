@@ -5,11 +5,11 @@ from numba.np.numpy_support import carray
 
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.attention import attend_tile
+from onward.kernels.cpu.batch_fields import BATCH_FIELDS
 from onward.kernels.cpu.int8_attention import attend_tile_int8
 from onward.kernels.cpu.jit import Kernel, kernel_function
 from onward.kernels.cpu.phases import claim_items, mark_finished, partition_start, wait_for_phase
 from onward.kernels.cpu.rope import rotate_and_store
-from onward.kernels.cpu.rows_context import BATCH_FIELDS
 
 CONTEXT = np.dtype([*BATCH_FIELDS, ("kv_at", np.int64), ("q_norm", np.int64), ("k_norm", np.int64)], align=True)
 NUM_PHASES = 2

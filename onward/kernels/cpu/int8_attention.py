@@ -11,11 +11,11 @@ A thread's scratch:  record addresses | value scales | queries | their scales, c
 import numpy as np
 
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.dot import best_level
-from onward.kernels.cpu.int8_dots import int8_scores, int8_values
+from onward.kernels.cpu.attention_tiles import score_stride
+from onward.kernels.cpu.dot_instruction import best_level
+from onward.kernels.cpu.int8_attention_loops import int8_scores, int8_values
 from onward.kernels.cpu.jit import inlined_kernel_function, kernel_function, out_of_line
 from onward.kernels.cpu.kv_layout import POSITIONS_PER_RECORD, record_at, record_size_of, values_offset_of
-from onward.kernels.cpu.tiles import score_stride
 
 _LEVEL = best_level()
 _GROUP = 64

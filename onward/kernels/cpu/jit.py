@@ -22,9 +22,9 @@ from numba import types
 from numba.core import config
 
 from onward.config import cache_dir
-from onward.kernels.cpu.dot import best_level
+from onward.kernels.cpu.dot_instruction import best_level
+from onward.kernels.cpu.llvm_vectors import Builder, intrinsic
 from onward.kernels.cpu.target import kernel_target
-from onward.kernels.cpu.vectors import Builder, intrinsic
 from onward.log import event
 
 logger = logging.getLogger(__name__)

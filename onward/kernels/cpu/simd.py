@@ -14,7 +14,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import lower_builtin, models, register_model
 
 from onward.kernels.cpu.jit import inlined_kernel_function
-from onward.kernels.cpu.vectors import (
+from onward.kernels.cpu.llvm_vectors import (
     F32,
     F32X16,
     I8,

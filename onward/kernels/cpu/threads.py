@@ -18,7 +18,7 @@ from numba import types
 
 from onward.kernels.cpu.atomics import fetch_add, load_acquire, pause, short_sleep, sleep_while, wake_all
 from onward.kernels.cpu.jit import Kernel, compile_cached
-from onward.kernels.cpu.vectors import Builder, intrinsic
+from onward.kernels.cpu.llvm_vectors import Builder, intrinsic
 
 # Words of the control block, each on a cache line of its own.
 _OFFER, _STATE, _KERNEL, _CONTEXT, _STOPPED = 0, 8, 16, 17, 24

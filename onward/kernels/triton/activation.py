@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from onward.kernels.triton.launching import launch
+from onward.kernels.triton.kernel_launch import launch
 
 _BLOCK = 1024
 

@@ -20,8 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
-from onward.kernels.triton.launching import launch
-from onward.kernels.triton.pages import check_kv_layout
+from onward.kernels.triton.kernel_launch import launch
+from onward.kernels.triton.kv_page_layout import check_kv_layout
 from onward.kernels.triton.split_softmax import (
     FIXED_SPLITS,
     LOG2_E,

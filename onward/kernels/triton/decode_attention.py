@@ -25,8 +25,8 @@ import triton.language as tl
 
 from onward.kernels.ops import HeadShape
 from onward.kernels.triton.head_rotation import load_angles, load_norm, rotated
-from onward.kernels.triton.launching import is_launching, launch
-from onward.kernels.triton.pages import check_kv_layout
+from onward.kernels.triton.kernel_launch import is_launching, launch
+from onward.kernels.triton.kv_page_layout import check_kv_layout
 from onward.kernels.triton.split_softmax import (
     FIXED_SPLITS,
     LOG2_E,

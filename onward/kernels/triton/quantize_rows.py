@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from onward.kernels.ops import FP8_MAX
-from onward.kernels.triton.launching import launch
+from onward.kernels.triton.kernel_launch import launch
 
 
 @triton.jit

@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from onward.kernels.triton.launching import launch
+from onward.kernels.triton.kernel_launch import launch
 
 _CHUNK = 4096
 _BISECTIONS = 31

@@ -10,9 +10,9 @@ V3.1  <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool
 from collections.abc import Callable
 from functools import partial
 
+from onward.text.incremental_parser import ParseSteps
 from onward.text.message_events import ContentText
-from onward.text.piecewise import ParseSteps
-from onward.text.tool_calls.calls import NAME_CHARACTERS, ToolCallReader
+from onward.text.tool_calls.call_reader import NAME_CHARACTERS, ToolCallReader
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

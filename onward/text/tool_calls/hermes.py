@@ -5,9 +5,9 @@
 </tool_call>
 """
 
+from onward.text.incremental_parser import ParseSteps
 from onward.text.message_events import ContentText
-from onward.text.piecewise import ParseSteps
-from onward.text.tool_calls.calls import ToolCallReader
+from onward.text.tool_calls.call_reader import ToolCallReader
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS = (BEGIN, END)

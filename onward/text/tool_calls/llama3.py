@@ -5,9 +5,9 @@
 A bare object is a call only if it names one of the request's tools: a model may be asked for JSON of any kind.
 """
 
+from onward.text.incremental_parser import ParseSteps
 from onward.text.message_events import ContentText
-from onward.text.piecewise import ParseSteps
-from onward.text.tool_calls.calls import ToolCallReader
+from onward.text.tool_calls.call_reader import ToolCallReader
 
 TAG = "<|python_tag|>"
 MARKS = (TAG,)

@@ -5,9 +5,9 @@
 [TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]{"city": "Paris"}
 """
 
+from onward.text.incremental_parser import ParseSteps
 from onward.text.message_events import ContentText
-from onward.text.piecewise import ParseSteps
-from onward.text.tool_calls.calls import NAME_CHARACTERS, ToolCallReader
+from onward.text.tool_calls.call_reader import NAME_CHARACTERS, ToolCallReader
 
 BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MARKS = (BEGIN, CALL_ID, ARGS)

@@ -6,9 +6,9 @@ For models that were told so in words, and for answers that a grammar forces to 
 looked at, and only the names of the request's tools make a call: anything else is words.
 """
 
+from onward.text.incremental_parser import ParseSteps
 from onward.text.message_events import ContentText
-from onward.text.piecewise import ParseSteps
-from onward.text.tool_calls.calls import ToolCallReader
+from onward.text.tool_calls.call_reader import ToolCallReader
 
 FENCE, LANGUAGE = "```", "json"
 

@@ -10,9 +10,9 @@ import json
 import re
 from typing import Any
 
+from onward.text.incremental_parser import END, IncrementalParser, ParseSteps
 from onward.text.message_events import ContentText
-from onward.text.piecewise import END, IncrementalParser, ParseSteps
-from onward.text.tool_calls.calls import NAME_CHARACTERS, ToolCallReader
+from onward.text.tool_calls.call_reader import NAME_CHARACTERS, ToolCallReader
 
 TAG, TAG_END = "<|python_start|>", "<|python_end|>"
 MARKS = (TAG, TAG_END)

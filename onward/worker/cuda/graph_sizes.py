@@ -1,6 +1,6 @@
 """Which batches get a graph of their own, and which of them before the first request."""
 
-from onward.kernels.batches import padded_batch_size
+from onward.kernels.batch_sizes import padded_batch_size
 
 
 def batch_sizes_up_to(max_count: int) -> list[int]:

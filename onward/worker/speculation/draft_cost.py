@@ -5,7 +5,7 @@ Estimated from the numbers of weights: with few rows, a pass takes as long as it
 
 import math
 
-from onward.models.names import expected_layer
+from onward.models.tensor_names import expected_layer
 from onward.proto.model import ModelConfig
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
-from onward.layers.paged_kv import kv_dtype
 from onward.models.decoder import check_supported
-from onward.models.loading import open_weights
-from onward.models.store import prepare
+from onward.models.layers.paged_kv import kv_dtype
+from onward.models.loader.model_store import prepare
+from onward.models.loader.weights import open_weights
 from onward.proto.model import PreparedModel
 from onward.text.tokenizer import Tokenizer
-from onward.worker import kv_store
+from onward.worker import kv_pool
 from onward.worker.speculation import draft_cost
-from onward.worker.speculation.draft_model import DraftModelProposer
+from onward.worker.speculation.draft_model_proposer import DraftModelProposer
 from onward.worker.speculation.proposer import ProposerContext
 
 
@@ -31,7 +31,7 @@ class DraftModelProposerFactory:
     @property
     def bytes_per_block(self) -> int:
         dtype = kv_dtype(self._model.config, self._model.quantization)
-        return kv_store.block_bytes(self._model.config, dtype, self._block_size)
+        return kv_pool.block_bytes(self._model.config, dtype, self._block_size)
 
     @property
     def draft_cost(self) -> float:

@@ -18,8 +18,8 @@ import numpy as np
 from onward.config import WorkerConfig
 from onward.kernels.cpu.threads import ThreadPool
 from onward.proto.model import PreparedModel
-from onward.proto.sampling import SamplingParams
-from onward.worker.kv_store import BlockTables
+from onward.proto.sampling_params import SamplingParams
+from onward.worker.kv_pool import BlockTables
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import msgspec
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 
 from onward.proto.router import ATTEMPT_PATH, Attempt
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from tests.api.instance import Instance
 from tests.api.routed import MSGPACK_BODY
 from tests.api.small_model import END_OF_THOUGHT

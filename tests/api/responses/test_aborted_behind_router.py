@@ -8,11 +8,11 @@ import httpx
 import msgspec
 import pytest
 
+from onward.proto.engine import ErrorInfo
 from onward.proto.model import PreparedModel
-from onward.proto.request import ErrorInfo
 from onward.proto.router import RESPONSE_PATH, QueryResponse, StreamRecord
-from onward.router.responses import ClusterResponseStore
-from onward.web.keys import ANONYMOUS
+from onward.router.response_store import ClusterResponseStore
+from onward.web.auth.api_key_table import ANONYMOUS
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.responses.reading import PATH, SCORED, body_of, check_response, speak_until, told

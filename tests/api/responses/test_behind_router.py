@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import uvloop
 
+from onward.proto.engine import ErrorInfo
 from onward.proto.model import PreparedModel
-from onward.proto.request import ErrorInfo
-from onward.router.responses import ClusterResponseStore
-from onward.web.response_endpoint import MAX_POLL_INTERVAL_S, pause_after
+from onward.router.response_store import ClusterResponseStore
+from onward.web.openai_api.response_endpoint import MAX_POLL_INTERVAL_S, pause_after
 from tests.api.instance import Instance, running
 from tests.api.responses.reading import (
     KINDS,

@@ -7,7 +7,7 @@ import pydantic
 import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
 
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from tests.api.instance import Instance
 from tests.api.responses.reading import THINKING, TOOLS, speak_until
 from tests.api.small_model import END_OF_THOUGHT

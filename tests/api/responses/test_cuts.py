@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from onward.proto.cursor import format_cursor
-from onward.proto.request import ErrorInfo
+from onward.proto.engine import ErrorInfo
 from onward.proto.router import ChoiceSnapshot
 from tests.api.cut_streams import cuts, events_of, fresh, given_by, in_bursts, is_between, later
 from tests.api.instance import Instance

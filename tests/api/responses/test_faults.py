@@ -9,8 +9,8 @@ import pytest
 
 from onward.api.responses.background import BackgroundResponses
 from onward.proto.model import PreparedModel
-from onward.web.failures import RequestFailed
-from onward.web.tasks import TaskPool
+from onward.web.error_format import RequestFailed
+from onward.web.task_pool import TaskPool
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.responses.reading import ask, body_of

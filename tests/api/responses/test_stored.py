@@ -10,7 +10,7 @@ import pytest
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
 from onward.proto.router import RESPONSE_PATH, QueryResponse, StreamRecord
-from onward.web.response_ids import PREFIX
+from onward.web.openai_api.response_ids import PREFIX
 from tests.api.cut_streams import events_of
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES

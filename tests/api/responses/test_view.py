@@ -7,25 +7,25 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from onward.api.engine_client import EngineClient
-from onward.api.fullness import LoadShedder
-from onward.api.jobs import ApiServices
-from onward.api.ledger import PD_RESCHEDULE, RequestTracker
-from onward.api.prompts import TextProcessor
-from onward.api.responses.dialect import ResponseRequestBuilder, ResponsesAdapter
-from onward.api.responses.view import ResponseView
+from onward.api.engine_link.engine_client import EngineClient
+from onward.api.engine_link.load_shedder import LoadShedder
+from onward.api.engine_link.request_tracker import PD_RESCHEDULE, RequestTracker
+from onward.api.lifecycle.request_builder import ApiServices
+from onward.api.requests.preprocessing_executors import make_executors
+from onward.api.requests.text_processor import TextProcessor
+from onward.api.responses.response_view import ResponseView
+from onward.api.responses.responses_adapter import ResponseRequestBuilder, ResponsesAdapter
 from onward.api.unknown_fields import UnknownFieldReporter
-from onward.api.work_queues import make_executors
-from onward.chance import SystemRandomSource
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.obs.metrics import Registry
+from onward.proto.engine import ErrorInfo
 from onward.proto.model import PreparedModel
-from onward.proto.request import ErrorInfo
 from onward.proto.router import ChoiceSnapshot, StreamRecord
 from onward.proto.step import TokenLogprobs
-from onward.text.prompt_tokens import read_tokenizer_files
-from onward.web.response_ids import PATH
+from onward.random_source import SystemRandomSource
+from onward.text.prompt_tokenizer import read_tokenizer_files
+from onward.web.openai_api.response_ids import PATH
 from tests.api.responses.reading import KINDS, body_of
 from tests.api.routed import attempt_of
 from tests.api.small_model import EOS

@@ -2,9 +2,9 @@ import json
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from onward.proto.thinking import ReasoningParams
-from onward.text.reasoning.budget import make_reasoning_params, starts_in_reasoning
-from onward.text.reasoning.tags import REASONING_FORMATS
+from onward.proto.reasoning_params import ReasoningParams
+from onward.text.reasoning.prompt_state import make_reasoning_params, starts_in_reasoning
+from onward.text.reasoning.reasoning_formats import REASONING_FORMATS
 from onward.text.tokenizer import Tokenizer as OurTokenizer
 
 

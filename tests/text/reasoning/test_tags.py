@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.text.message_events import ContentText, MessageEvent, ReasoningText
-from onward.text.reasoning.tags import REASONING_FORMATS, detect_reasoning_format
+from onward.text.reasoning.reasoning_formats import REASONING_FORMATS, detect_reasoning_format
 from tests.text.cutting import check_any_cutting, cuts, told
 
 every_format = pytest.mark.parametrize("name", sorted(REASONING_FORMATS))

@@ -1,8 +1,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.proto.thinking import ReasoningParams
-from onward.text.reasoning.thinking_tokens import START_WINDOW, ReasoningPhase, ReasoningTracker, thinking_state
+from onward.proto.reasoning_params import ReasoningParams
+from onward.text.reasoning.reasoning_tracker import START_WINDOW, ReasoningPhase, ReasoningTracker, thinking_state
 
 BEGIN, END = (1, 2), (3, 3, 4)
 rules = st.builds(

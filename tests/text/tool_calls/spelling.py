@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from onward.text.tool_calls.formats import TOOL_CALL_FORMATS
+from onward.text.tool_calls.tool_call_formats import TOOL_CALL_FORMATS
 
 NAMES = ("get_weather", "f", "look-up.v2")
 Call = tuple[str, dict[str, Any]]

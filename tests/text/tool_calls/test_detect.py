@@ -3,9 +3,9 @@ from typing import get_args
 import pytest
 
 from onward.config import ReasoningParser, ToolCallParser
-from onward.text.reasoning import tags
-from onward.text.tool_calls.formats import TOOL_CALL_FORMATS, detect_tool_call_format, select_tool_call_format
-from onward.text.tool_calls.ids import tool_call_id
+from onward.text.reasoning import reasoning_formats
+from onward.text.tool_calls.call_ids import tool_call_id
+from onward.text.tool_calls.tool_call_formats import TOOL_CALL_FORMATS, detect_tool_call_format, select_tool_call_format
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_mistrals_ids_are_nine_letters_and_digits() -> None:
 
 def test_flags_name_every_format_and_nothing_else() -> None:
     assert {*get_args(ToolCallParser)} == {"auto", "none", *TOOL_CALL_FORMATS}
-    assert {*get_args(ReasoningParser)} == {"auto", "none", *tags.REASONING_FORMATS}
+    assert {*get_args(ReasoningParser)} == {"auto", "none", *reasoning_formats.REASONING_FORMATS}
 
 
 def test_a_flag_chooses_a_format_or_none() -> None:
@@ -53,7 +53,7 @@ def test_a_flag_chooses_a_format_or_none() -> None:
     assert select_tool_call_format("auto", None) is TOOL_CALL_FORMATS["json"]
     assert select_tool_call_format("mistral", template) is TOOL_CALL_FORMATS["mistral"]
     assert select_tool_call_format("none", template) is None
-    assert tags.select_reasoning_format("auto", template) is tags.REASONING_FORMATS["think"]
-    assert tags.select_reasoning_format("auto", None) is None
-    assert tags.select_reasoning_format("qwen3", None) is tags.REASONING_FORMATS["qwen3"]
-    assert tags.select_reasoning_format("none", template) is None
+    assert reasoning_formats.select_reasoning_format("auto", template) is reasoning_formats.REASONING_FORMATS["think"]
+    assert reasoning_formats.select_reasoning_format("auto", None) is None
+    assert reasoning_formats.select_reasoning_format("qwen3", None) is reasoning_formats.REASONING_FORMATS["qwen3"]
+    assert reasoning_formats.select_reasoning_format("none", template) is None

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from onward.text.incremental_parser import MAX_HELD_CHARS, IncrementalParser
 from onward.text.message_events import ContentText, MessageEvent, ToolCallArguments, ToolCallEnded, ToolCallStarted
-from onward.text.piecewise import MAX_HELD_CHARS, IncrementalParser
-from onward.text.tool_calls.formats import TOOL_CALL_FORMATS
-from onward.text.tool_calls.json_text import MAX_DEPTH
+from onward.text.tool_calls.json_reader import MAX_DEPTH
+from onward.text.tool_calls.tool_call_formats import TOOL_CALL_FORMATS
 from tests.text.cutting import check_any_cutting, cuts, told
 from tests.text.tool_calls import spelling
 from tests.text.tool_calls.spelling import NAMES, SPELLINGS, Call

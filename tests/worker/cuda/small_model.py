@@ -12,12 +12,12 @@ import numpy as np
 from onward.config import WorkerConfig
 from onward.kernels.ops import Ops
 from onward.kernels.torch_ops import TorchOps
-from onward.models.names import expected_tensors
+from onward.models.tensor_names import expected_tensors
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.step import StepPlan, StepResult
 from onward.sim import vocabulary
-from onward.worker.cuda.runner import CudaModelRunner
-from onward.worker.mask_making import MaskExecutor
+from onward.worker.cuda.cuda_model_runner import CudaModelRunner
+from onward.worker.logits_processors.mask_executor import MaskExecutor
 from tests.worker.driver import Driver, prepared
 
 CONFIG = ModelConfig(

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.proto.sampling import Grammar, SamplingParams
+from onward.proto.reasoning_params import ReasoningParams
+from onward.proto.sampling_params import Grammar, SamplingParams
 from onward.proto.step import RunSlot, SlotAdvanced, SlotEmbedding, SlotTokens, StepPlan
-from onward.proto.thinking import ReasoningParams
-from onward.sim.structures import STRUCTURES
+from onward.sim.output_structures import STRUCTURES
 from tests.worker.cuda.small_model import DeviceDriver, spoken_driver
 from tests.worker.cuda.test_on_device import WIDE, on_device
 from tests.worker.spoken import END, PROMPT, AtOnce, InThreads, resumed, sampling, text_of
@@ -28,7 +28,7 @@ KINDS: list[SamplingParams] = [
 
 
 def _ops() -> Any:
-    from onward.kernels.triton.ops import TritonOps
+    from onward.kernels.triton.triton_ops import TritonOps
 
     return TritonOps(max_model_len=256)
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.proto.sampling import Grammar, SamplingParams
+from onward.proto.reasoning_params import ReasoningParams
+from onward.proto.sampling_params import Grammar, SamplingParams
 from onward.proto.step import (
     PreemptSlot,
     RunSlot,
@@ -18,9 +19,8 @@ from onward.proto.step import (
     SlotTokens,
     StepPlan,
 )
-from onward.proto.thinking import ReasoningParams
-from onward.sim.structures import STRUCTURES
-from onward.worker.mask_making import MaskExecutor
+from onward.sim.output_structures import STRUCTURES
+from onward.worker.logits_processors.mask_executor import MaskExecutor
 from tests.worker.cuda.small_model import DeviceDriver, cpu_driver, random_weights, spoken_cpu_driver, spoken_driver
 from tests.worker.driver import Driver
 from tests.worker.spoken import END, PROMPT, AtOnce, Held, InThreads, output, resumed, sampling, text_of

@@ -21,7 +21,7 @@ def _on_host(**settings: Any) -> DeviceDriver:
 
 
 def _on_device(**settings: Any) -> DeviceDriver:
-    from onward.kernels.triton.ops import TritonOps
+    from onward.kernels.triton.triton_ops import TritonOps
 
     return DeviceDriver(ops=TritonOps(max_model_len=256), device="cuda", **settings)
 

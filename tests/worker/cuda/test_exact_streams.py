@@ -8,7 +8,7 @@ import pytest
 from benchmarks.gpu.exactness import Setup, check_exactness, dummy_model
 from benchmarks.gpu.exactness_lines import LINES
 from benchmarks.gpu.exactness_requests import Requests
-from onward.bench.shapes import SHAPES
+from onward.bench.model_shapes import SHAPES
 
 pytestmark = pytest.mark.gpu
 

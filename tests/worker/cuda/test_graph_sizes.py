@@ -2,7 +2,7 @@
 
 import pytest
 
-from onward.kernels.batches import padded_batch_size
+from onward.kernels.batch_sizes import padded_batch_size
 from onward.worker.cuda.graph_sizes import batch_sizes_up_to, warmup_batch_sizes
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from onward.proto.model import ModelConfig
-from onward.proto.sampling import SamplingParams
+from onward.proto.reasoning_params import ReasoningParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import RunSlot
-from onward.proto.thinking import ReasoningParams
 from tests.worker.cuda.small_model import DeviceDriver
 
 EIGHT_KV_HEADS = ModelConfig(
@@ -27,7 +27,7 @@ KINDS = (PLAIN, CUT, CAREFUL, BUDGETED)
 
 
 def _driver(*, deterministic: bool, max_num_batched_tokens: int) -> DeviceDriver:
-    from onward.kernels.triton.ops import TritonOps
+    from onward.kernels.triton.triton_ops import TritonOps
 
     return DeviceDriver(
         EIGHT_KV_HEADS, ops=TritonOps(max_model_len=4096, fixed_order=deterministic), deterministic=deterministic,
@@ -47,7 +47,7 @@ def _step_of(driver: DeviceDriver, num_decoding: int, chunks: Sequence[int], sam
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_every_kernel_of_any_step_is_compiled_at_the_start(deterministic: bool) -> None:
-    from onward.kernels.triton.launching import record_variants
+    from onward.kernels.triton.kernel_launch import record_variants
 
     with record_variants() as rehearsed:
         _driver(deterministic=deterministic, max_num_batched_tokens=512).runner.rehearse_all()
@@ -62,7 +62,7 @@ def test_every_kernel_of_any_step_is_compiled_at_the_start(deterministic: bool) 
 
 
 def test_every_kernel_of_a_vector_is_compiled_at_the_start() -> None:
-    from onward.kernels.triton.launching import record_variants
+    from onward.kernels.triton.kernel_launch import record_variants
 
     with record_variants() as rehearsed:
         _driver(deterministic=False, max_num_batched_tokens=512).runner.rehearse_all()

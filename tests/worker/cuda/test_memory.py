@@ -4,7 +4,7 @@ import pytest
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
-from onward.worker.cuda.memory import GRAPH_RESERVE_BYTES, choose_num_device_blocks
+from onward.worker.cuda.device_memory_budget import GRAPH_RESERVE_BYTES, choose_num_device_blocks
 
 GIB = 1 << 30
 BLOCK = 2 << 20

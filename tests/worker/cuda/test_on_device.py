@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from onward.kernels.torch_ops import TorchOps
-from onward.layers.device.weights import LinearWeights
+from onward.models.layers.device.model_weights import LinearWeights
 from onward.proto.model import ModelConfig
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import RunSlot, SlotTokens, StepPlan
 from tests.worker.cuda.small_model import CONFIG, DeviceDriver
 from tests.worker.driver import GREEDY
@@ -36,7 +36,7 @@ FAMILIES = {
 
 
 def on_device(config: ModelConfig = CONFIG, **settings: Any) -> DeviceDriver:
-    from onward.kernels.triton.ops import TritonOps
+    from onward.kernels.triton.triton_ops import TritonOps
 
     ops = TritonOps(max_model_len=256, fixed_order=settings.get("deterministic", False))
     return DeviceDriver(config, ops=ops, device="cuda", **settings)
@@ -134,7 +134,7 @@ def _resume(driver: DeviceDriver, request: Any, count: int) -> list[int]:
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 512, 768), (5, 1024, 512), (200, 768, 512)])
 def test_products_with_fp8_weights_are_the_plain_ones(rows: int, inputs: int, outputs: int) -> None:
     """How far fp8 itself is from wider weights is measured on a real model (docs/gpu.md)."""
-    from onward.kernels.triton.ops import TritonOps
+    from onward.kernels.triton.triton_ops import TritonOps
 
     matrix = LinearWeights(torch.randn(outputs, inputs, device="cuda"))
     matrix.quantize_to_fp8()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from onward.worker.cuda.packing import NO_BLOCK, DeviceTokenSpan, PackingSizes, fill_inputs, pack
+from onward.worker.cuda.step_packing import NO_BLOCK, DeviceTokenSpan, PackingSizes, fill_inputs, pack
 
 GEOMETRY = PackingSizes(block_size=16, tokens_stride=257, tables_stride=16, group=2, tile_rows=16)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import (
     AssignSlot,
     PreemptSlot,

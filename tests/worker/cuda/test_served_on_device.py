@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from onward.bench.shapes import write_tokenizer
+from onward.bench.model_shapes import write_tokenizer
 from tests.e2e.server import Server
 from tests.e2e.streams import Stream, run_streams
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from onward.worker.cuda.staging import StagingBuffer
+from onward.worker.cuda.staging_buffer import StagingBuffer
 
 
 def test_arrays_arrive_as_they_were_also_when_there_are_more_than_fit() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import AssignSlot, RunSlot, SlotFailed, SlotTokens
 from tests.worker.driver import Driver
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from onward.proto.sampling import SamplingParams
-from onward.text.reasoning.thinking_tokens import ReasoningTracker
-from onward.worker.penalties import LogitsProcessor
-from onward.worker.slot_grammar import SlotGrammar
+from onward.proto.sampling_params import SamplingParams
+from onward.text.reasoning.reasoning_tracker import ReasoningTracker
+from onward.worker.logits_processors.penalties import LogitsProcessor
+from onward.worker.logits_processors.slot_grammar import SlotGrammar
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.numpy import save_file
 
-from onward.models.eagle_head import expected
+from onward.models.loader.eagle_head import expected
 from onward.proto.model import ModelConfig
 
 

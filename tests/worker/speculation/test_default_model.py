@@ -4,11 +4,11 @@ import pytest
 
 from onward import LLM
 from onward.config import EngineConfig, WorkerConfig
-from onward.models.loading import open_weights
+from onward.models.loader.weights import open_weights
 from onward.offline.sampling_options import SamplingOptions
-from onward.proto.sampling import SamplingParams
-from onward.worker.runner import CpuModelRunner
-from onward.worker.speculation.ngram import NgramProposerFactory
+from onward.proto.sampling_params import SamplingParams
+from onward.worker.cpu_model_runner import CpuModelRunner
+from onward.worker.speculation.ngram_proposer import NgramProposerFactory
 from tests.models.default_model import default_model, driver, prompt_ids
 from tests.worker.driver import GREEDY, Driver
 from tests.worker.speculation.drafted import generate, tokens_of

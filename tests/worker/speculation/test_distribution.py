@@ -5,11 +5,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from onward.kernels import reference
+from onward.kernels import numpy_reference
 from onward.kernels.cpu.threads import ThreadPool
-from onward.proto.sampling import SamplingParams
-from onward.worker.batch import TokenSpan
-from onward.worker.drawing import StepSampler
+from onward.proto.sampling_params import SamplingParams
+from onward.worker.batch_builder import TokenSpan
+from onward.worker.step_sampler import StepSampler
 from tests.worker.speculation.little_slot import LittleSlot
 
 POOL = ThreadPool(1)
@@ -27,7 +27,7 @@ def draw(logits: np.ndarray, drafts: list[list[int]], samplings: list[SamplingPa
 
 def likely(logits: np.ndarray, **options: float) -> np.ndarray:
     full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
-    return np.array([reference.filtered_probabilities(row, **full) for row in logits])  # type: ignore[arg-type]
+    return np.array([numpy_reference.filtered_probabilities(row, **full) for row in logits])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["good", "bad", "adversarial"])

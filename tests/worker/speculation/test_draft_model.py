@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from onward.kernels.quantize import quantize_model
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import RunSlot, SlotTokens
-from onward.worker.speculation.draft_model import MIN_CATCH_UP_TOKENS, DraftModelProposer
+from onward.worker.speculation.draft_model_proposer import MIN_CATCH_UP_TOKENS, DraftModelProposer
 from tests.models.checkpoints import random_tensors
 from tests.worker import small_int8
 from tests.worker.driver import GREEDY, prepared

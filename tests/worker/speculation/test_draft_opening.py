@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from onward.bench.shapes import write_tokenizer
+from onward.bench.model_shapes import write_tokenizer
 from onward.errors import StartupError
 from onward.proto.model import ModelConfig
 from onward.worker.speculation.draft_opening import create_draft_model_factory, vocabulary_difference

@@ -11,14 +11,14 @@ import pytest
 
 from onward import LLM
 from onward.config import EngineConfig, WorkerConfig
-from onward.models.loading import open_weights
+from onward.models.loader.weights import open_weights
 from onward.models.thinned import ThinnedTensors, all_but_every_nth, every_nth, thinned_config
 from onward.offline.sampling_options import SamplingOptions
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import PreemptSlot
-from onward.worker.runner import CpuModelRunner
+from onward.worker.cpu_model_runner import CpuModelRunner
 from onward.worker.speculation.draft_opening import DraftModelProposerFactory
-from onward.worker.speculation.eagle import EagleProposerFactory, create_eagle_factory
+from onward.worker.speculation.eagle_proposer import EagleProposerFactory, create_eagle_factory
 from onward.worker.speculation.proposer import Proposer, ProposerContext, ProposerFactory
 from tests.models.default_model import PROMPTS, default_model, driver, prompt_ids
 from tests.worker.driver import GREEDY, Driver

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from onward.errors import StartupError
-from onward.kernels import reference
+from onward.kernels import numpy_reference
 from onward.kernels.cpu.threads import ThreadPool
-from onward.models.eagle_head import read_eagle_head
+from onward.models.loader.eagle_head import read_eagle_head
 from onward.proto.model import ModelConfig, PreparedModel
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.worker.sampler import Sampler, SamplingRow
-from onward.worker.speculation.eagle import EagleProposer, EagleProposerFactory, create_eagle_factory
+from onward.worker.speculation.eagle_proposer import EagleProposer, EagleProposerFactory, create_eagle_factory
 from onward.worker.speculation.proposer import ComputedSpan
 from tests.worker import small_int8
 from tests.worker.driver import prepared
@@ -37,7 +37,7 @@ def _served(kind: str) -> tuple[PreparedModel, dict[str, np.ndarray], PlainEagle
     if kind == "float":
         plain = PlainEagle(CONFIG, TENSORS, *FLOATS.values())
         return prepared(small_int8.UNTIED), FLOATS, plain
-    ends = [reference.weights(array)[:VOCABULARY] for array in PACKED.values()]
+    ends = [numpy_reference.weights(array)[:VOCABULARY] for array in PACKED.values()]
     return prepared(small_int8.UNTIED, quantization="int8"), PACKED, PlainEagle(CONFIG, TENSORS, *ends)
 
 

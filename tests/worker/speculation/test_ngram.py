@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from onward.proto.sampling import SamplingParams
-from onward.worker.speculation.ngram import NGRAM_LENGTHS, NgramProposer
+from onward.proto.sampling_params import SamplingParams
+from onward.worker.speculation.ngram_proposer import NGRAM_LENGTHS, NgramProposer
 from onward.worker.speculation.proposer import DraftRequest
 
 SAMPLING = SamplingParams(seed=0)

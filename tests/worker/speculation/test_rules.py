@@ -2,11 +2,11 @@
 
 import pytest
 
-from onward.proto.sampling import SamplingParams
+from onward.proto.reasoning_params import ReasoningParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import RunSlot, SlotTokens
-from onward.proto.thinking import ReasoningParams
-from onward.sim.structures import STRUCTURES
-from onward.worker.mask_making import MaskExecutor
+from onward.sim.output_structures import STRUCTURES
+from onward.worker.logits_processors.mask_executor import MaskExecutor
 from tests.worker import spoken
 from tests.worker.speculation.proposers import Injected, knowing, right_until
 from tests.worker.spoken import PROMPT, AtOnce, Held, InThreads, resumed, sampling

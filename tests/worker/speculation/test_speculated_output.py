@@ -11,12 +11,12 @@ import pytest
 
 from onward.config import WorkerConfig
 from onward.kernels.quantize import quantize_model
-from onward.models.eagle_head import read_eagle_head
+from onward.models.loader.eagle_head import read_eagle_head
 from onward.models.thinned import ThinnedTensors, every_nth, thinned_config
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import PreemptSlot, RunSlot, SlotPreempted, SlotTokens
 from onward.worker.speculation.draft_opening import DraftModelProposerFactory
-from onward.worker.speculation.eagle import EagleProposerFactory
+from onward.worker.speculation.eagle_proposer import EagleProposerFactory
 from onward.worker.speculation.proposer import ProposerFactory
 from tests.models.checkpoints import random_tensors
 from tests.worker import small_int8

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from onward.proto.sampling import SamplingParams
+from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import PreemptSlot, RunSlot, SlotFailed, SlotPreempted, SlotTokens
 from tests.worker import small_int8
 from tests.worker.driver import GREEDY, Driver

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from onward.kernels.cpu.kv_layout import record_size
+from onward.pd.transfer.checksums import block_checksum
+from onward.pd.transfer.kv_transfer_thread import KvMemoryRegion, KvTransferThread
+from onward.pd.transfer.push_job import ComputedBlocks
 from onward.proto.kv_transfer import ExpectingWrites, ExpectWrites, KvCommand, KvEndpoint, KvLayout, KvPush, KvReport
 from onward.proto.model import ModelConfig
 from onward.transport.curve import make_private_address
-from onward.transport.zmq import SocketPoller
-from onward.worker.kv_store import allocate_kv_pool
-from onward.worker.transfer.checksums import block_checksum
-from onward.worker.transfer.plane import KvMemoryRegion, KvTransferThread
-from onward.worker.transfer.push_job import ComputedBlocks
+from onward.transport.zmq_sockets import SocketPoller
+from onward.worker.kv_pool import allocate_kv_pool
 
 CONFIG = ModelConfig(
     architecture="llama", vocab_size=9, hidden_size=64, intermediate_size=96, num_layers=3, num_heads=2, num_kv_heads=2,

@@ -12,8 +12,8 @@ import sys
 
 import numpy as np
 
-from onward.worker.transfer.backend import MemoryCopy, TransferFailed
-from onward.worker.transfer.nixl import NixlReceiverBackend, NixlSenderBackend
+from onward.pd.transfer.backend import MemoryCopy, TransferFailed
+from onward.pd.transfer.nixl_backend import NixlReceiverBackend, NixlSenderBackend
 
 
 def map_memory(fd: int, num_bytes: int) -> np.ndarray:

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.worker.transfer.backend import MemoryCopy
-from onward.worker.transfer.checksums import block_checksum
-from onward.worker.transfer.geometry import PageGeometry, plan_copies
+from onward.pd.transfer.backend import MemoryCopy
+from onward.pd.transfer.checksums import block_checksum
+from onward.pd.transfer.page_geometry import PageGeometry, plan_copies
 
 OURS, THEIRS = PageGeometry(3, 20, 8), PageGeometry(3, 50, 8)
 

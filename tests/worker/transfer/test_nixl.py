@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import onward.worker.transfer.nixl as nixl_backend
+import onward.pd.transfer.nixl_backend as nixl_backend
 from onward.errors import StartupError
-from onward.worker.transfer.backend import MemoryCopy, TransferFailed
-from onward.worker.transfer.nixl import NixlReceiverBackend, NixlSenderBackend
+from onward.pd.transfer.backend import MemoryCopy, TransferFailed
+from onward.pd.transfer.nixl_backend import NixlReceiverBackend, NixlSenderBackend
 from tests.worker.transfer.nixl_peer import map_memory
 
 MIB = 1 << 20

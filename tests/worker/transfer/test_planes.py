@@ -49,7 +49,7 @@ def test_random_block_maps_arrive_whole_and_touch_nothing_else(start: Start, bac
 
 @each
 def test_a_block_of_several_batches_arrives(start: Start, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onward.worker.transfer.push_job.MAX_BATCH_PAGES", 2)
+    monkeypatch.setattr("onward.pd.transfer.push_job.MAX_BATCH_PAGES", 2)
     ours, theirs = start(seed=1), start(backend, seed=2)
     theirs.expect(list(range(40)))
     ours.push(theirs.endpoint, range(40))

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from onward.errors import StartupError
-from onward.proto.kv_transfer import KvEndpoint, LeaseQuiesced, RevokeLease, WriterLost, WritesComplete
-from onward.worker.transfer.channel import LinkClosed
-from onward.worker.transfer.handshake import ClusterSecret
-from onward.worker.transfer.link import KvListenSocket, SenderLink
-from onward.worker.transfer.messages import (
+from onward.pd.transfer.authenticated_link import KvListenSocket, SenderLink
+from onward.pd.transfer.framed_channel import LinkClosed
+from onward.pd.transfer.handshake import ClusterSecret
+from onward.pd.transfer.transfer_messages import (
     AllPagesAccepted,
     AllPagesWritten,
     OpenPush,
@@ -24,6 +23,7 @@ from onward.worker.transfer.messages import (
     StopWriting,
     WritingStopped,
 )
+from onward.proto.kv_transfer import KvEndpoint, LeaseQuiesced, RevokeLease, WriterLost, WritesComplete
 from tests.worker.transfer.instance import LAYOUT, PAGE_BYTES, TIMEOUT_S, Instance
 
 Start = Callable[..., Instance]
@@ -207,7 +207,7 @@ def test_after_nonsense_a_shm_lease_is_quiet_only_when_its_writer_is_gone(
 
 
 def test_strangers_that_say_nothing_are_shown_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onward.worker.transfer.reception.HANDSHAKE_S", 0.1)
+    monkeypatch.setattr("onward.pd.transfer.kv_server.HANDSHAKE_S", 0.1)
     theirs = start("tcp")
     host, _, port = theirs.endpoint.address.removeprefix("tcp:").rpartition(":")
     with socket.create_connection((host, int(port)), TIMEOUT_S) as stranger:
@@ -215,7 +215,7 @@ def test_strangers_that_say_nothing_are_shown_out(start: Start, monkeypatch: pyt
 
 
 def test_there_are_only_so_many_connections(start: Start, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onward.worker.transfer.reception.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("onward.pd.transfer.kv_server.MAX_CONNECTIONS", 2)
     theirs = start("tcp")
     visitors = [visit(theirs.endpoint) for _ in range(2)]
     with pytest.raises(LinkClosed):

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.layers.rows import ForwardBatch
 from onward.models.decoder import DecoderModel
+from onward.models.layers.forward_batch import ForwardBatch
+from onward.pd.transfer.kv_transfer_thread import KvMemoryRegion, KvTransferThread
 from onward.proto.kv_transfer import ExpectingWrites, ExpectWrites, KvEndpoint, KvPush, PushComplete, WritesComplete
 from onward.proto.step import AssignSlot, RunSlot, SlotFailed
 from onward.transport.curve import make_private_address
-from onward.transport.zmq import SocketPoller
-from onward.worker.transfer.plane import KvMemoryRegion, KvTransferThread
+from onward.transport.zmq_sockets import SocketPoller
 from tests.worker import small_int8
 from tests.worker.driver import Driver
 from tests.worker.transfer.instance import TIMEOUT_S, wait_until

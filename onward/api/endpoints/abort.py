@@ -1,0 +1,69 @@
+"""`POST /v1/abort`: ends requests by name (see `web.aborts`), whichever api process serves them.
+
+An aborted request is answered by what was generated of it, and each choice that was open ends with `abort`; a response is
+`cancelled`. The record of a stream whose client has gone is dropped, and that of a stored response is cancelled. Asking
+again is harmless, and finds the names unknown. To a caller that is no admin the names of other callers are unknown too, and
+it may not end all requests; a router names the caller for which it asks.
+"""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onward.api.endpoints.cluster_auth import ClusterAuth
+from onward.api.engine_link.engine_client import EngineClient
+from onward.api.lifecycle.stream_registry import AbortOutcome, StreamRegistry
+from onward.proto.router import AbortReply
+from onward.web.auth import audit_log
+from onward.web.auth.authenticator import check_admin, get_caller
+from onward.web.openai_api.abort_request import abort_response, decode_routed_abort, read_abort_names, without_id_prefix
+
+
+class AbortEndpoints:
+    def __init__(self, client: EngineClient, streams: StreamRegistry, max_body_bytes: int, proven: ClusterAuth) -> None:
+        self._client = client
+        self._streams = streams
+        self._max_body_bytes = max_body_bytes
+        self._proven = proven
+
+    async def abort(self, request: Request) -> Response:
+        caller = get_caller(request.scope)
+        ids = await read_abort_names(request, self._max_body_bytes)
+        if ids is None:
+            check_admin(caller)
+        ended = await self._end(ids, caller.access_filter)
+        aborted, unknown = _in_words_of(ids, ended.names)
+        audit_log.log_abort(caller, ids, aborted)
+        return abort_response(aborted, unknown)
+
+    async def abort_for_router(self, request: Request) -> Response:
+        """Which has asked whoever wants it for a key, and has noted it. A response that nothing runs here is left as it is:
+        another instance may have more of it, and only the router can ask them all."""
+        ids, caller = decode_routed_abort(await self._proven.authenticated_body(request, self._max_body_bytes))
+        ended = await self._end(ids, caller, leaves_idle=True)
+        aborted, _ = _in_words_of(ids, ended.names)
+        answer = AbortReply(aborted, ended.idle)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def _end(self, ids: list[str] | None, caller: str | None, *, leaves_idle: bool = False) -> AbortOutcome:
+        """Among the requests of this caller; None: of everybody. What runs before what is kept: a stream that is left
+        meanwhile has put its record by then."""
+        everything = ids is None
+        names = list({name for given in ids or () for name in (given, without_id_prefix(given))})
+        if not names and not everything:
+            return AbortOutcome(set(), {})
+        running = set[str]()
+        try:
+            running = await self._client.abort_by_name(names, abort_all=everything, caller=caller)
+        finally:
+            kept = await self._streams.abort_kept(names, everything, caller, leaves_idle=leaves_idle)
+        return AbortOutcome(running | kept.names, kept.idle)
+
+
+def _in_words_of(ids: list[str] | None, ended: set[str]) -> tuple[list[str], list[str]]:
+    """Which of the names that were asked for were known, and which were not."""
+    if ids is None:
+        return sorted(ended), []
+    ids = list(dict.fromkeys(ids))
+    aborted = [given for given in ids if not ended.isdisjoint((given, without_id_prefix(given)))]
+    return aborted, [given for given in ids if given not in aborted]

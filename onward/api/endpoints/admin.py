@@ -1,0 +1,195 @@
+"""Routes about the server itself: which model, whether it is well, what it counts."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onward.api.endpoints.cluster_auth import ClusterAuth
+from onward.api.engine_link.engine_client import EngineClient
+from onward.api.lifecycle.stream_registry import StreamRegistry
+from onward.config import ApiConfig
+from onward.errors import NotFound, Unavailable
+from onward.proto.control import InstanceView
+from onward.proto.model import PreparedModel
+from onward.proto.stats import EngineStats, MetricFamily
+from onward.version import __version__
+from onward.web.auth import audit_log
+from onward.web.auth.api_key_table import ANONYMOUS
+from onward.web.auth.authenticator import CLUSTER, GuardedRoute, RouteAccess, get_caller
+from onward.web.http_responses import health_response, json_response, metrics_response
+
+MAX_STALL_S = 30.0
+"""Work without a completed step for this long is no progress."""
+MAX_DRAIN_BYTES = 4096
+PROCESS_ROLES = ("supervisor", "shelf", "api", "engine", "worker")
+
+
+class SupervisorQueries(Protocol):
+    """What `SupervisorLink` does."""
+
+    async def query_instance(self) -> InstanceView: ...
+    def request_drain(self) -> None: ...
+    def request_undrain(self) -> None: ...
+
+
+class AdminEndpoints:
+    def __init__(
+        self,
+        config: ApiConfig,
+        model: PreparedModel,
+        client: EngineClient,
+        supervisor: SupervisorQueries,
+        streams: StreamRegistry,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._client = client
+        self._supervisor = supervisor
+        self._streams = streams
+
+    def routes(self, proven: ClusterAuth) -> list[GuardedRoute]:
+        """`proven`: who may take the instance out of service where there are no keys."""
+
+        async def check_operator(request: Request, action: str) -> None:
+            caller = get_caller(request.scope)
+            if caller is ANONYMOUS:
+                await proven.authenticated_body(request, MAX_DRAIN_BYTES)
+            audit_log.log_action(CLUSTER if caller is ANONYMOUS and self._config.cluster_key else caller, action, 1)
+
+        async def drain(request: Request) -> Response:
+            await check_operator(request, "drain")
+            return self.drain()
+
+        async def undrain(request: Request) -> Response:
+            await check_operator(request, "undrain")
+            return self.undrain()
+
+        endpoints: dict[str, tuple[RouteAccess, Callable[[Request], Awaitable[Response]]]] = {
+            "/v1/models": (RouteAccess.USER, self.models),
+            "/v1/models/{model:path}": (RouteAccess.USER, self.model),
+            "/health": (RouteAccess.OPEN, self.health),
+            "/live": (RouteAccess.OPEN, self.live),
+            "/version": (RouteAccess.USER, self.version),
+            "/metrics": (RouteAccess.OPEN if self._config.open_metrics else RouteAccess.ADMIN, self.metrics),
+            "/info": (RouteAccess.ADMIN, self.info),
+        }
+        return [
+            *(GuardedRoute(path, one, methods=["GET"], access=access) for path, (access, one) in endpoints.items()),
+            GuardedRoute("/drain", drain, methods=["POST"], access=RouteAccess.ADMIN),
+            GuardedRoute("/undrain", undrain, methods=["POST"], access=RouteAccess.ADMIN),
+        ]
+
+    async def models(self, _: Request) -> Response:
+        return json_response({"object": "list", "data": [self._model_card()]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name != self._model.name:
+            raise NotFound(
+                f"model: {name[:80]!r} is not served here; {self._model.name!r} is",
+                code="model_not_found",
+                param="model",
+            )
+        return json_response(self._model_card())
+
+    async def health(self, request: Request) -> Response:
+        if self._streams.is_draining:
+            return health_response(request, "draining", "this instance is being drained")
+        problem = await self._problem()
+        return health_response(request, "ok" if problem is None else "unavailable", problem)
+
+    def drain(self) -> Response:
+        """Of the whole instance. Asking again changes nothing."""
+        self._supervisor.request_drain()
+        self._streams.drain()
+        return json_response({"status": "draining"})
+
+    def undrain(self) -> Response:
+        self._streams.check_not_stopping()
+        self._supervisor.request_undrain()
+        self._streams.undrain()
+        return json_response({"status": "ok"})
+
+    async def live(self, _: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def version(self, _: Request) -> Response:
+        return json_response({"version": __version__})
+
+    async def metrics(self, _: Request) -> Response:
+        view = await self._supervisor.query_instance()
+        return metrics_response(view.families)
+
+    async def info(self, _: Request) -> Response:
+        view = await self._supervisor.query_instance()
+        pids = {role: [process.pid for process in view.processes if process.role == role] for role in PROCESS_ROLES}
+        return json_response(
+            {
+                "version": __version__,
+                "model": self._model_card()
+                | {"fingerprint": self._model.fingerprint, "architecture": self._model.config.architecture},
+                "resume": {"is_exact": self._model.is_exact, "guarantee": self._model.resume_guarantee},
+                "role": self._config.role,
+                "state": instance_state(self._client, self._streams, view.engine),
+                "incarnation": view.incarnation,
+                "pids": pids,
+                "processes": view.processes,
+                "restarts": view.restarts,
+                "oom_kills": view.oom_kills,
+                "kv_blocks": view.engine.kv_blocks if view.engine else {},
+                "requests": view.engine.requests if view.engine else {},
+                "live_streams": live_stream_counts(view.families),
+                "engine": view.engine,
+                "configuration": self._config.serve_config,
+            }
+        )
+
+    async def _problem(self) -> str | None:
+        """Why requests would not be served now, if they would not."""
+        if self._client.engine is None:
+            return "there is no engine"
+        try:
+            engine = (await self._supervisor.query_instance()).engine
+        except Unavailable as fault:
+            return fault.message
+        if engine is None:
+            return "the engine does not answer"
+        if not engine.worker_ready:
+            return "the engine has no worker"
+        if engine.stalled_s > MAX_STALL_S:
+            return f"no step was completed for {engine.stalled_s:.0f} s although there is work"
+        return None
+
+    def _model_card(self) -> dict[str, Any]:
+        worker = self._client.worker
+        return {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._model.created_s,
+            "owned_by": "onward",
+            "max_model_len": worker.max_model_len if worker else self._model.config.max_position_embeddings,
+        }
+
+
+def live_stream_counts(families: Iterable[MetricFamily]) -> dict[str, Any]:
+    """Live streams of all api processes, and whether a router could move its own: None if no router has said."""
+    found = {family.name: family.series for family in families}
+    counts = {one.labels["origin"]: int(one.value) for one in found.get("onward_live_streams", [])}
+    others = [one.value for one in found.get("onward_other_instances", [])]
+    return {
+        "routed": counts.get("router", 0),
+        "direct": counts.get("client", 0),
+        "can_move": all(others) if others else None,
+    }
+
+
+def instance_state(client: EngineClient, streams: StreamRegistry, engine: EngineStats | None) -> str:
+    """Of the whole instance, as routers and people are told: `starting`, `ready`, `restarting` or `draining`."""
+    if streams.is_draining:
+        return "draining"
+    if client.worker is None:
+        return "starting"
+    is_ready = client.engine is not None and engine is not None and engine.worker_ready
+    return "ready" if is_ready else "restarting"

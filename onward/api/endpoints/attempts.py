@@ -1,0 +1,118 @@
+"""What a router asks of an instance: attempts at its clients' requests, and records of streams whose client has gone."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from onward.api.endpoints.cluster_auth import ClusterAuth
+from onward.api.endpoints.wrong_role import WRONG_ROLE
+from onward.api.lifecycle.generation_runner import GenerationRunner, check_open_requests
+from onward.api.lifecycle.request_builder import ApiServices
+from onward.api.lifecycle.resume import STREAM_UNKNOWN
+from onward.api.lifecycle.stream_registry import StreamRegistry
+from onward.errors import InvalidRequest, TooLarge
+from onward.proto import SCHEMA_VERSION
+from onward.proto.router import Attempt, FindStream
+from onward.transport.message_decoding import decode_message
+from onward.web import asgi
+from onward.web.error_handlers import handle_errors
+from onward.web.request_id_middleware import bypass_middleware_for_body
+
+MAX_ATTEMPT_OVERHEAD_BYTES = 64 << 20
+"""Of an attempt beside the client's body: tokens."""
+MAX_QUERY_BYTES = 4096
+MSGPACK = "application/msgpack"
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class AttemptEndpoint:
+    """An ASGI application. `generators` by the path that the client's request has come to; empty: a prefill instance."""
+
+    def __init__(
+        self,
+        generators: Mapping[str, GenerationRunner],
+        backend: ApiServices,
+        streams: StreamRegistry,
+        proven: ClusterAuth,
+    ) -> None:
+        self._num_open = 0
+        self._generators = generators
+        self._backend = backend
+        self._streams = streams
+        self._proven = proven
+        self._decoder = msgspec.msgpack.Decoder(Attempt)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._num_open += 1
+        send = bypass_middleware_for_body(scope, send)
+        try:
+            await handle_errors(send, self._serve(scope, receive, send))
+        finally:
+            self._num_open -= 1
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_open_requests(self._num_open)
+        max_body_bytes = self._backend.config.max_body_bytes
+        started_at_s = self._backend.clock.now_s()
+        message = await asgi.read_body(receive, max_body_bytes + MAX_ATTEMPT_OVERHEAD_BYTES)
+        self._proven.check(scope, message)
+        attempt = decode_cluster_message(self._decoder, message)
+        check_schema(attempt)
+        if len(attempt.body) > max_body_bytes:
+            raise TooLarge(f"the body is larger than {max_body_bytes} bytes, the limit of this server")
+        self._streams.check_not_draining()
+        self._streams.check_attempt(attempt)
+        if not attempt.was_accepted:
+            self._backend.load_shedder.check()
+        await asgi.run_until_disconnect(receive, self._run(attempt, started_at_s, send))
+
+    async def _run(self, attempt: Attempt, started_at_s: float, send: Send) -> None:
+        if not self._generators:
+            raise WRONG_ROLE
+        generator = self._generators.get(attempt.path)
+        if generator is None:
+            raise InvalidRequest(f"path: nothing is generated at {attempt.path[:200]!r}", param="path")
+        prepared = await generator.prepare(
+            attempt.caller,
+            attempt.body,
+            lambda: generator.builder.prepare_attempt(attempt, started_at_s, is_routed=True),
+        )
+        self._streams.check_not_draining()
+        await generator.run(prepared, send)
+
+
+class FindStreamEndpoint:
+    def __init__(self, streams: StreamRegistry, proven: ClusterAuth) -> None:
+        self._streams = streams
+        self._proven = proven
+        self._decoder = msgspec.msgpack.Decoder(FindStream)
+
+    async def find(self, request: Request) -> Response:
+        question = await read_cluster_message(request, self._proven, self._decoder)
+        record = await self._streams.find(question.request_id, require_reply=True)
+        if record is None:
+            raise STREAM_UNKNOWN
+        return Response(msgspec.msgpack.encode(record), media_type=MSGPACK)
+
+
+async def read_cluster_message(request: Request, proven: ClusterAuth, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+    """A router's question."""
+    return decode_cluster_message(decoder, await proven.authenticated_body(request, MAX_QUERY_BYTES))
+
+
+def check_schema(attempt: Attempt) -> None:
+    if attempt.schema_version != SCHEMA_VERSION:
+        problem = f"the router speaks schema {attempt.schema_version}, this instance {SCHEMA_VERSION}"
+        raise InvalidRequest(problem, code="schema_version", param="schema_version")
+
+
+def decode_cluster_message(decoder: "msgspec.msgpack.Decoder[T]", message: bytes) -> T:
+    try:
+        return decode_message(decoder, message)
+    except msgspec.DecodeError as fault:
+        raise InvalidRequest(f"the message is not as agreed: {fault}", code="invalid_message") from None

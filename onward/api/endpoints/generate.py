@@ -1,0 +1,90 @@
+"""`/v1/generate`: token ids in, token ids out. No template, and no tokenizer unless a stop string or bad word needs one.
+
+With the internal adapter on, the token that ended the output is not shown (`pieces.shown_token_ids`), nor are its logprobs.
+"""
+
+from typing import Any
+
+import msgspec
+
+from onward.api.lifecycle import logprobs_json, resume_fields
+from onward.api.lifecycle.choice_update import ChoiceUpdate, NullTextStream, OutputTextStream, shown_token_ids
+from onward.api.lifecycle.endpoint_adapter import ObjectHeader, OpeningChunk
+from onward.api.lifecycle.request_output import TokenUsage
+from onward.api.requests.decoding import decode_tokens
+from onward.api.requests.prepared_request import PreparedRequest
+from onward.api.requests.schemas import GenerateRequest, ValidationContext
+from onward.api.requests.text_processor import TextProcessor
+from onward.proto.sampling_params import SamplingParams
+
+
+class GenerateAdapter:
+    id_prefix = "gen-"
+    returns_text = False
+
+    def __init__(self, prompts: TextProcessor, internal_adapter: bool) -> None:
+        self._prompts = prompts
+        self._hides_end = internal_adapter
+
+    def decode(self, body: bytes, bounds: ValidationContext) -> tuple[GenerateRequest, tuple[str, ...]]:
+        return decode_tokens(body, bounds)
+
+    def tokenize_prompts(self, request: GenerateRequest, created_s: int) -> list[list[int]]:
+        return [request.prompt_token_ids]
+
+    def prompt_path(self, request: GenerateRequest, index: int) -> str:
+        return "prompt_token_ids"
+
+    def reasoning_params(self, request: GenerateRequest, prompts: list[list[int]], *, has_grammar: bool) -> None:
+        return None
+
+    def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream:
+        stop = prepared.request.stop_strings()
+        return self._prompts.new_text_stream(stop, sampling) if stop else NullTextStream()
+
+    def json_writer(self, prepared: PreparedRequest) -> "GenerateJsonWriter":
+        return GenerateJsonWriter(self._hides_end)
+
+
+class GenerateJsonWriter:
+    chunk_object = "generate.chunk"
+    has_extra_choice_fields = False
+
+    def __init__(self, hides_end: bool) -> None:
+        self._hides_end = hides_end
+
+    def opening_chunk(self, choice: int) -> OpeningChunk | None:
+        return None
+
+    def content_json(self, piece: ChoiceUpdate) -> bytes:
+        return b'"token_ids":' + msgspec.json.encode(shown_token_ids(piece, hides_end=self._hides_end))
+
+    def client_finish_reason(self, piece: ChoiceUpdate) -> str | None:
+        return piece.finish_reason
+
+    def logprobs(self, piece: ChoiceUpdate) -> list[Any]:
+        shown = len(piece.rescored_token_ids) + len(shown_token_ids(piece, hides_end=self._hides_end))
+        return logprobs_json.token_logprobs(piece.scored_token_ids[:shown], (piece.logprobs or [])[:shown])
+
+    def extra_choice_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+        return {}
+
+    def extra_top_level_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+        if piece.prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": logprobs_json.prompt_logprobs(piece.prompt_logprobs, None)}
+
+    def whole_body(
+        self, head: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, beside: dict[str, Any]
+    ) -> bytes:
+        listed = [self._choice(piece) for piece in choices]
+        fields = head.fields("generate") | {"choices": listed, "usage": usage.as_json()} | beside
+        return msgspec.json.encode(fields | self.extra_top_level_fields(choices[0]))
+
+    def _choice(self, piece: ChoiceUpdate) -> dict[str, Any]:
+        return {
+            "index": piece.choice_index,
+            "token_ids": shown_token_ids(piece, hides_end=self._hides_end),
+            "logprobs": None if piece.logprobs is None else self.logprobs(piece),
+            "finish_reason": piece.finish_reason,
+        } | resume_fields.choice_resume_fields(piece)

@@ -1,0 +1,138 @@
+"""`/tokenize` and `/detokenize`: what a text or a chat is in token ids, and the other way round. Nothing is generated.
+
+The shapes are vLLM's. A token's text is its bytes read as UTF-8 by themselves, as in logprobs. For a router the same is
+asked at paths of their own, by those who hold the cluster's key.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onward.api.endpoints.cluster_auth import ClusterAuth
+from onward.api.lifecycle.request_builder import ApiServices, validation_context
+from onward.api.requests.decoding import check_model
+from onward.api.requests.preprocessing_executors import DeferredRender
+from onward.api.requests.validation import check_chat_template, check_messages, check_token_ids
+from onward.errors import InvalidRequest
+from onward.proto.router import CALLER_HEADER
+from onward.text.prompt_tokenizer import ChatMessage
+from onward.web import asgi
+from onward.web.auth.authenticator import CLUSTER, get_caller
+from onward.web.body_parts import check_parts
+from onward.web.http_responses import json_response
+from onward.web.json_body import decode, field_error
+from onward.web.openai_api.template_fields import ChatTemplateFields, template_options
+
+
+class TokenizeRequest(ChatTemplateFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    """By default those that the model begins a text with are added to a prompt. A chat's template writes its own."""
+    messages: list[ChatMessage] | None = None
+    chat_template: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+_tokenize = msgspec.json.Decoder(TokenizeRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
+
+
+class TokenizeEndpoints:
+    def __init__(self, backend: ApiServices, proven: ClusterAuth) -> None:
+        self._backend = backend
+        self._proven = proven
+        self._bounds = validation_context(backend)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._run(get_caller(request.scope).name, self._tokenized, await self._body(request))
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._run(get_caller(request.scope).name, self._detokenized, await self._body(request))
+
+    async def tokenize_for_router(self, request: Request) -> Response:
+        return await self._run(_caller_of_router(request), self._tokenized, await self._authenticated_body(request))
+
+    async def detokenize_for_router(self, request: Request) -> Response:
+        return await self._run(_caller_of_router(request), self._detokenized, await self._authenticated_body(request))
+
+    async def _body(self, request: Request) -> bytes:
+        try:
+            return await asgi.read_body(request.receive, self._backend.config.max_body_bytes)
+        except asgi.ClientDisconnected:
+            raise InvalidRequest("whoever asked has gone") from None
+
+    async def _authenticated_body(self, request: Request) -> bytes:
+        return await self._proven.authenticated_body(request, self._backend.config.max_body_bytes)
+
+    async def _run(
+        self, caller: str, answer: Callable[[bytes], dict[str, Any] | DeferredRender[dict[str, Any]]], body: bytes
+    ) -> Response:
+        return json_response(await self._backend.executors.run_preprocessing(caller, lambda: answer(body), len(body)))
+
+    def _tokenized(self, body: bytes) -> dict[str, Any] | DeferredRender[dict[str, Any]]:
+        check_parts(body)
+        asked = decode(body, _tokenize)
+        self._check_model(asked.model)
+        return (
+            self._tokenize_body(asked)
+            if asked.chat_template is None
+            else DeferredRender(lambda: self._tokenize_body(asked))
+        )
+
+    def _tokenize_body(self, asked: TokenizeRequest) -> dict[str, Any]:
+        token_ids = self._of_chat(asked) if asked.messages is not None else self._of_prompt(asked)
+        names = self._backend.text_processor.token_strings
+        return {
+            "count": len(token_ids),
+            "max_model_len": self._max_model_len(),
+            "tokens": token_ids,
+            "token_strs": [names.text(one) for one in token_ids] if asked.return_token_strs else None,
+        }
+
+    def _of_prompt(self, asked: TokenizeRequest) -> list[int]:
+        if asked.prompt is None:
+            raise field_error("prompt", "is required, or messages")
+        return self._backend.text_processor.tokenize_text(
+            asked.prompt, "prompt", add_special_tokens=asked.add_special_tokens is not False
+        )
+
+    def _of_chat(self, asked: TokenizeRequest) -> list[int]:
+        messages = asked.messages or []
+        if asked.prompt is not None:
+            raise field_error("messages", "stand instead of prompt, so only one of the two can be given")
+        if asked.add_special_tokens:
+            raise field_error("add_special_tokens", "must not be true with messages: the template writes its own")
+        check_messages(messages)
+        check_chat_template(asked, self._bounds)
+        now_s = int(self._backend.clock.wall_s())
+        return self._backend.text_processor.tokenize_messages(
+            messages, template_options(asked), asked.chat_template, now_s
+        )
+
+    def _detokenized(self, body: bytes) -> dict[str, Any]:
+        asked = decode(body, _detokenize)
+        self._check_model(asked.model)
+        check_token_ids("tokens", asked.tokens, self._bounds)
+        return {"prompt": self._backend.text_processor.decode(asked.tokens, with_special=True)}
+
+    def _check_model(self, model: str | None) -> None:
+        if model is not None:
+            check_model(model, self._bounds)
+
+    def _max_model_len(self) -> int:
+        worker = self._backend.engine_client.worker
+        return self._backend.model.config.max_position_embeddings if worker is None else worker.max_model_len
+
+
+def _caller_of_router(request: Request) -> str:
+    """Whose work it is. That decides about turns and nothing else, so the proof need not cover it."""
+    return request.headers.get(CALLER_HEADER, CLUSTER.name)

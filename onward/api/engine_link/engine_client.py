@@ -1,0 +1,331 @@
+"""The asyncio rim around the ledger: the socket to the engine, and a mailbox for each client's request.
+
+One task reads the engine's messages; a mailbox gathers what is new for one request until its stream takes it, so tokens
+share an event when the connection is behind. A mailbox holds tokens and their logprobs, and never more than the request
+may produce.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from onward import log
+from onward.api.engine_link.request_tracker import (
+    DEADLINE_EXCEEDED,
+    ENGINE_WAIT_S,
+    NO_ENGINE,
+    EngineOutput,
+    RequestTracker,
+    SubmitSpec,
+    TrackerActions,
+)
+from onward.clock import Clock
+from onward.errors import Conflict, Overloaded, Unavailable
+from onward.proto.control import EngineGone, EngineUp
+from onward.proto.engine import AbortReply, ErrorInfo, FromEngine, KvEventsReply, ToEngine
+from onward.proto.kv_events import KvEvents
+from onward.proto.router import StreamProgress
+from onward.proto.step import WorkerHello
+from onward.web.error_format import RequestFailed
+
+MAX_OPEN_REQUESTS = 4096
+TICK_S = 0.25
+TICKS_PER_WAKE = 4
+ABORT_ANSWER_S = 5.0
+"""How long the engine may take to say what it has aborted."""
+KV_EVENTS_ANSWER_S = 1.0
+"""A router is told without them, rather than late."""
+STOPPING = ErrorInfo("unavailable", "the server is stopping", 503, True)
+
+_logger = logging.getLogger(__name__)
+
+
+class EngineTransport(Protocol):
+    """What `transport.zmq.EngineSocket` does."""
+
+    def send(self, message: ToEngine) -> bool: ...
+    async def receive(self) -> FromEngine: ...
+    def close(self) -> None: ...
+
+
+class OutputCollector:
+    """What is new for one client's request, over all its choices."""
+
+    def __init__(self, request_ids: list[str], label: str = "", caller: str = "") -> None:
+        self.request_ids = request_ids
+        self.client_request_id = label
+        self.caller = caller
+        self._unaccepted = set(request_ids)
+        self._outputs: list[EngineOutput] = []
+        self._is_quiet = self._is_nudged = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        """Of the one who takes what comes, while there is nothing."""
+
+    def put(self, delivery: EngineOutput) -> None:
+        self._unaccepted.discard(delivery.request_id)
+        if delivery.token_ids or delivery.finish_reason is not None or delivery.rescored_logprobs is not None:
+            self._outputs.append(delivery)
+        self._is_quiet = False
+        self._wake()
+
+    def wake_if_idle(self) -> None:
+        """Wakes whoever waits, if nothing has come since this was last called."""
+        if self._is_quiet:
+            self._is_nudged = True
+            self._wake()
+        self._is_quiet = True
+
+    def drain(self) -> list[EngineOutput]:
+        """What nobody has taken."""
+        new, self._outputs = self._outputs, []
+        return new
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._outputs)
+
+    async def wait_accepted(self) -> None:
+        """Returns when the engine has taken every choice, or given it up, or at a nudge. Raises if it refuses one."""
+        while self._unaccepted and not self._failures() and not self._is_nudged:
+            await self._wait()
+        if failures := self._failures():
+            raise RequestFailed(failures[0])
+
+    async def next_outputs(self) -> list[EngineOutput]:
+        """Everything that has come since the last call; waits if that is nothing. Nothing at a nudge."""
+        while not self._outputs and not self._is_nudged:
+            await self._wait()
+        self._is_nudged = False
+        new, self._outputs = self._outputs, []
+        return new
+
+    def _failures(self) -> list[ErrorInfo]:
+        return [one.error for one in self._outputs if one.error is not None and one.failed]
+
+    def _wait(self) -> "asyncio.Future[None]":
+        # For every token: a future alone is a third of an `asyncio.Event`, and asking for the loop is a system call.
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        self._waiting = self._loop.create_future()
+        return self._waiting
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+class EngineClient:
+    def __init__(
+        self,
+        ledger: RequestTracker,
+        clock: Clock,
+        connect: Callable[[str], EngineTransport],
+        on_fault: Callable[[], None],
+    ) -> None:
+        self.worker: WorkerHello | None = None
+        """What the engine's worker can hold; kept while the engine restarts. None before the first one."""
+        self._tracker = ledger
+        self._clock = clock
+        self._connect = connect
+        self._on_fault = on_fault
+        self._transport: EngineTransport | None = None
+        self._collectors: dict[str, OutputCollector] = {}
+        self._client_request_ids: dict[tuple[str, str], OutputCollector] = {}
+        """By caller and label: what somebody else calls a request is nobody's business."""
+        self._woken_each_second: dict[OutputCollector, None] = {}
+        """In the order in which they came."""
+        self._query_ids = itertools.count(1)
+        self._queries: dict[int, asyncio.Future[Any]] = {}
+        self._first_engine = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+        self._ticking = self._spawn_critical(self._tick_loop())
+        self._stopping = False
+
+    @property
+    def num_open(self) -> int:
+        """Requests that somebody waits for, or that the engine may still have."""
+        return len(self._collectors) + len(self._tracker)
+
+    @property
+    def engine(self) -> str | None:
+        """The incarnation that serves now."""
+        return self._tracker.engine
+
+    def engine_up(self, message: EngineUp) -> None:
+        self.worker = message.worker
+        if message.incarnation != self.engine:
+            self._disconnect()
+            self._transport = self._connect(message.address)
+            self._reading = self._spawn_critical(self._read_loop(self._transport, message.incarnation))
+            _logger.info(log.event("engine up", incarnation=message.incarnation, requests=len(self._tracker)))
+        self._execute(self._tracker.engine_up(message.incarnation, self._clock.now_s()))
+        self._first_engine.set()
+
+    def engine_gone(self, message: EngineGone) -> None:
+        if message.incarnation != self.engine:
+            return
+        _logger.warning(log.event("engine gone", incarnation=message.incarnation, cause=message.cause))
+        self._disconnect()
+        self._execute(self._tracker.engine_gone(message.incarnation, self._clock.now_s(), message.isolated_request_id))
+
+    async def wait_worker(self, deadline_at_s: float | None) -> WorkerHello:
+        """What the engine can hold. Waits for the first one to come up, no longer than the request may wait."""
+        if self.worker is None:
+            await self._wait_for_engine(deadline_at_s)
+        assert self.worker is not None, "an engine announces its worker"
+        return self.worker
+
+    def submit(
+        self, specs: list[SubmitSpec], *, is_new: bool = True, wake_each_second: bool = False
+    ) -> OutputCollector:
+        """`is_new`: not an earlier request that goes on, so nothing else may have its label. `with_nudges`: whoever
+        waits for it wants to be woken each second."""
+        if self._stopping:
+            raise RequestFailed(STOPPING)
+        if len(self._collectors) + len(specs) > MAX_OPEN_REQUESTS:
+            raise Overloaded(
+                f"this server has {MAX_OPEN_REQUESTS} open requests already; try again later", retry_after_s=1
+            )
+        mailbox = OutputCollector([order.request_id for order in specs], specs[0].client_request_id, specs[0].caller)
+        self._reserve_client_request_id(mailbox, is_new)
+        if wake_each_second:
+            self._woken_each_second[mailbox] = None
+        now_s = self._clock.now_s()
+        for order in specs:
+            self._collectors[order.request_id] = mailbox
+            self._execute(self._tracker.submit(order, now_s))
+        return mailbox
+
+    def stop(self, request_id: str, num_tokens: int) -> None:
+        """A stop string was found at this length of the output."""
+        self._collectors.pop(request_id, None)
+        self._execute(self._tracker.stop(request_id, num_tokens))
+
+    def abort(self, mailbox: OutputCollector) -> None:
+        """Idempotent; also tidies up after a request that has ended by itself."""
+        if self._client_request_ids.get((mailbox.caller, mailbox.client_request_id)) is mailbox:
+            del self._client_request_ids[mailbox.caller, mailbox.client_request_id]
+        self._woken_each_second.pop(mailbox, None)
+        for request_id in mailbox.request_ids:
+            self._collectors.pop(request_id, None)
+            self._execute(self._tracker.abort(request_id))
+
+    async def abort_by_name(self, names: list[str], abort_all: bool = False, caller: str | None = None) -> set[str]:
+        """Ends requests that go by these names, or all there are; a caller's own, or everybody's. Returns the names that
+        were known."""
+        ours, now_s = self._tracker.matching_names(names, abort_all, caller), self._clock.now_s()
+        ask_id = next(self._query_ids)
+        answer = self._queries[ask_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._execute(self._tracker.abort_by_name(ask_id, names, abort_all, now_s, caller))
+            if self.engine is None and not abort_all and ours.issuperset(names):
+                return ours
+            return ours.union((await asyncio.wait_for(answer, ABORT_ANSWER_S)).aborted)
+        except TimeoutError:
+            problem = f"the engine did not say within {ABORT_ANSWER_S:g} s what it has aborted; ask again"
+            raise Unavailable(problem, retry_after_s=1.0) from None
+        finally:
+            del self._queries[ask_id]
+
+    async def kv_events(self, next_number: int) -> KvEvents | None:
+        """What the engine's prefix cache has learnt and forgotten since this change; -1: all it knows. None: no answer,
+        or from an engine that is gone."""
+        engine, ask_id = self.engine, next(self._query_ids)
+        answer = self._queries[ask_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._execute(self._tracker.query_kv_events(ask_id, next_number))
+            if engine is None:
+                return None
+            events = (await asyncio.wait_for(answer, KV_EVENTS_ANSWER_S)).events
+            return events if self.engine == engine else None
+        except TimeoutError:
+            return None
+        finally:
+            del self._queries[ask_id]
+
+    def fail(self, mailbox: OutputCollector, error: ErrorInfo) -> None:
+        """Ends what is unfinished of a request. Its stream says so, after the tokens so far."""
+        self._execute(self._tracker.fail(mailbox.request_ids, error))
+
+    def progress(self, mailbox: OutputCollector) -> StreamProgress:
+        return self._tracker.progress(mailbox.request_ids)
+
+    def fail_all(self) -> None:
+        """The grace is over: every stream ends now, and says so."""
+        self._stopping = True
+        self._execute(self._tracker.fail_all(STOPPING))
+
+    async def close(self) -> None:
+        tasks = [self._ticking] + ([self._reading] if self._reading else [])
+        self._disconnect()
+        self._ticking.cancel()
+        await asyncio.wait(tasks)
+
+    def _reserve_client_request_id(self, mailbox: OutputCollector, is_new: bool) -> None:
+        if is_new and (mailbox.caller, mailbox.client_request_id) in self._client_request_ids:
+            raise Conflict(
+                f"X-Request-Id: {mailbox.client_request_id!r} is the label of a request that is still running",
+                param="X-Request-Id",
+            )
+        if mailbox.client_request_id:
+            self._client_request_ids[mailbox.caller, mailbox.client_request_id] = mailbox
+
+    async def _wait_for_engine(self, deadline_at_s: float | None) -> None:
+        left_s = ENGINE_WAIT_S
+        if deadline_at_s is not None:
+            left_s = min(left_s, deadline_at_s - self._clock.now_s())
+        try:
+            await asyncio.wait_for(self._first_engine.wait(), left_s)
+        except TimeoutError:
+            raise RequestFailed(NO_ENGINE if left_s == ENGINE_WAIT_S else DEADLINE_EXCEEDED) from None
+
+    def _execute(self, actions: TrackerActions) -> None:
+        for message in actions.send:
+            # What is refused here counts as lost: the engine's next `Holding` shows it.
+            if self._transport is not None and not self._transport.send(message):
+                _logger.warning(log.event("engine queue full", lost=type(message).__name__))
+        for delivery in actions.deliver:
+            if mailbox := self._collectors.get(delivery.request_id):
+                mailbox.put(delivery)
+
+    async def _read_loop(self, wire: EngineTransport, incarnation: str) -> None:
+        while True:
+            message = await wire.receive()
+            if isinstance(message, AbortReply | KvEventsReply):
+                self._resolve_query(message)
+            else:
+                self._execute(self._tracker.receive(incarnation, message, self._clock.now_s()))
+
+    def _resolve_query(self, message: AbortReply | KvEventsReply) -> None:
+        answer = self._queries.get(message.query_id)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    async def _tick_loop(self) -> None:
+        for tick in itertools.count(1):
+            await asyncio.sleep(TICK_S)
+            self._execute(self._tracker.tick(self._clock.now_s()))
+            if tick % TICKS_PER_WAKE == 0:
+                for mailbox in self._woken_each_second:
+                    mailbox.wake_if_idle()
+
+    def _disconnect(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._transport is not None:
+            self._transport.close()
+        self._reading = self._transport = None
+
+    def _spawn_critical(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """These tasks end only by being cancelled. Anything else is a fault of ours, and the process must not go on."""
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _logger.critical("the engine client has failed", exc_info=fault)
+            self._on_fault()

@@ -1,0 +1,636 @@
+"""What this api process has promised its clients, and how it keeps it: by resubmitting with the tokens so far.
+
+Takes messages, events and the time; returns messages to send and tokens to deliver. Every token it hands out is the next
+one of its request: whatever the engine or the wire loses, repeats or sends too late is repaired or dropped here, and
+counted. A request that the engine gives up (`pd_reschedule`) has ended: the engine has tried all there is here, and who
+asked carries on elsewhere. Knows nothing of sockets, text or HTTP.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from onward.api.lifecycle.draft_stats import DraftCounts
+from onward.obs.metrics import Registry
+from onward.obs.shared_counters import resubmissions_counter, stale_events_counter
+from onward.proto.engine import (
+    CRASHES_TO_ISOLATE,
+    Abort,
+    AbortByName,
+    CallerLimits,
+    ErrorInfo,
+    FromEngine,
+    HeldRequest,
+    HeldRequestsReport,
+    QueryKvEvents,
+    RequestAccepted,
+    Submit,
+    ToEngine,
+    TokenDelta,
+    TokenDeltas,
+    WorkerCrashReport,
+)
+from onward.proto.router import StreamProgress
+from onward.proto.sampling_params import SamplingParams
+from onward.proto.step import TokenLogprobs
+
+ENGINE_WAIT_S = 60.0
+"""How long a request waits for an engine that takes it."""
+MAX_RESUBMISSIONS_WITHOUT_PROGRESS = 16
+"""Repairs of one request without a new token in between. Engine restarts do not count: the supervisor bounds those."""
+FIRST_REPLY_TIMEOUT_S = 3.0
+"""How long we wait for the first word of an engine before we send a request again."""
+MAX_REPORTS_WITHOUT_READ = 3
+"""So many comparisons in a row that an engine makes without having read a submission mean that it never came. Only the
+last message of all can be lost in this way; a later one that is read shows the loss at once."""
+EPOCHS_PER_ATTEMPT = 1 << 20
+MAX_ATTEMPT = 1 << 40
+"""So that an epoch is a number of 64 bits."""
+ABORT_REPLAY_S = 30.0
+MAX_FINISHED_EPOCHS = 4096
+MAX_REPLAYED_ABORTS = 1024
+"""So many, for so long, are said again to an engine that is new: who else serves these requests resubmits them to it."""
+DEADLINE_MARGIN_S = 2.0
+"""The engine ends a request at its deadline; if its word is lost, we do, this much later."""
+
+NO_ENGINE = ErrorInfo("unavailable", "no engine took the request in time; try again later", 503, True)
+ISOLATED_CRASHES_TO_FAIL = 2
+"""Engines that died while they ran a request and no other. One such death may be a coincidence."""
+CRASHED_ENGINE = ErrorInfo(
+    "crashed_engine",
+    "engines died again and again while they ran this request alone; it is not tried again",
+    500,
+)
+ENGINE_LOST_REQUEST = ErrorInfo("engine_lost_request", "the engine lost this request again and again", 500, True)
+ABORTED = ErrorInfo("aborted", "the request was aborted", 409)
+DEADLINE_EXCEEDED = ErrorInfo("deadline_exceeded", "the request's deadline has passed", 504)
+PD_PREEMPTED = ErrorInfo("pd_preempted", "PD Error: this instance gave the request up", 503, True, stage="decode")
+
+NO_PROGRESS = StreamProgress("-", 0, 0, 0)
+"""While there is no engine."""
+
+PD_RESCHEDULE = "pd_reschedule"
+"""The finish reason of an output that may be continued elsewhere."""
+ABORT = "abort"
+"""The finish reason of an output that a client has ended by `/v1/abort`."""
+INCOMPLETE_REASONS = frozenset({PD_RESCHEDULE, ABORT})
+"""Finish reasons of an output that is not complete. The client is told how to continue it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitSpec:
+    """Everything about one output sequence that is fixed before the first attempt."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    generated_token_ids: list[int] = field(default_factory=list)
+    arrived_at_s: float = 0.0
+    """By this process's clock, less the time that it had waited before it came here."""
+    deadline_at_s: float | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    client_request_id: str = ""
+    rescore_from: int | None = None
+    """From this position of the output on, the logprobs of `generated_token_ids` are wanted too; -1: all of them, and
+    the prompt's."""
+    attempt_epoch: int = 1
+    """Numbered by whoever is above us: a higher one takes the place of this one, also if it comes to another process."""
+    num_cached_tokens: int | None = None
+    """Of the first admission, if there was one before."""
+    prefill_peers: list[str] = field(default_factory=list)
+    is_routed: bool = False
+    caller: str = ""
+    caller_limits: CallerLimits | None = None
+    admit_as_new: bool = False
+    """Nobody is known to have let it in before, whatever number the attempt has: a client's cursor may say any."""
+    max_draft_tokens: int | None = None
+
+    @property
+    def base_epoch(self) -> int:
+        """Epochs of one attempt are higher than all of the one before."""
+        return (self.attempt_epoch - 1) * EPOCHS_PER_ATTEMPT
+
+    @property
+    def base_request_id(self) -> str:
+        """What our answer calls it: the id without the choice."""
+        return self.request_id.rpartition("-")[0]
+
+    @property
+    def client_names(self) -> set[str]:
+        """What the client may call it."""
+        return {self.base_request_id, self.client_request_id} if self.client_request_id else {self.base_request_id}
+
+    def matches(self, names: Collection[str], everything: bool, caller: str | None) -> bool:
+        """By whoever ends requests by name: of this caller's; None: of everybody's."""
+        return caller in (None, self.caller) and (everything or not self.client_names.isdisjoint(names))
+
+
+class EngineOutput(msgspec.Struct, frozen=True, gc=False):
+    """News of one request. Without tokens and without an end it says that the engine has accepted it.
+
+    There is one for every token: a struct is made in a fifth of the time that a frozen dataclass takes."""
+
+    request_id: str
+    token_ids: list[int] = []
+    num_cached_tokens: int | None = None
+    finish_reason: str | None = None
+    error: ErrorInfo | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """Where asked for: one for each of `token_ids`."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Where asked for, once, with the first tokens."""
+    rescored_logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
+    """With `Order.score_from`, once, before all others: of the given tokens from there on."""
+    draft_counts: DraftCounts = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether this fails the whole answer. An output that was given up or aborted keeps what was generated."""
+        return self.error is not None and self.finish_reason not in INCOMPLETE_REASONS
+
+
+@dataclass(slots=True)
+class TrackerActions:
+    send: list[ToEngine] = field(default_factory=list)
+    deliver: list[EngineOutput] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class TrackedRequest:
+    """One unfinished request."""
+
+    spec: SubmitSpec
+    tokens: list[int]
+    epoch: int = 0
+    submitted_seq: int | None = None
+    """None while no engine has been asked."""
+    num_unread_reports: int = 0
+    accepted: bool = False
+    """Some engine has taken it once. From then on a refusal means to wait, not to fail."""
+    worker_crashes: int = 0
+    engine_crashes: int = 0
+    """Since its last token: engines that died while they held it among others."""
+    isolated_crashes: int = 0
+    """Since its last token: engines that died while they ran it alone."""
+    num_cached_tokens: int | None = None
+    rescore_from: int | None = None
+    """None once there is nothing left to be scored again."""
+    resubmissions_without_progress: int = 0
+    waiting_since_s: float | None = None
+    """Since when no engine is known to hold it."""
+    retry_at_s: float | None = None
+
+    base_epoch: int = 0
+    """All of its own are higher."""
+
+    @property
+    def was_submitted(self) -> bool:
+        return self.epoch > self.base_epoch
+
+
+@dataclass(frozen=True, slots=True)
+class PendingAbort:
+    """Somebody has asked us to end requests by name."""
+
+    query_id: int
+    names: frozenset[str]
+    everything: bool
+    received_at_s: float
+    expires_at_s: float
+    caller: str | None = None
+    """Whose are meant; None: everybody's."""
+
+    def to_message(self, seq: int, now_s: float) -> AbortByName:
+        ago_s = max(0.0, now_s - self.received_at_s)
+        return AbortByName(seq, self.query_id, sorted(self.names), self.everything, ago_s, self.caller)
+
+
+class RequestTracker:
+    def __init__(self, registry: Registry) -> None:
+        self.engine: str | None = None
+        self._requests: dict[str, TrackedRequest] = {}
+        self._held: dict[str, HeldRequest] = {}
+        self._finished_epochs: OrderedDict[str, int] = OrderedDict()
+        """Their last epochs. A client that has seen nothing of an attempt comes back with the number of the one before:
+        what the engine still says of the first must not be taken for a word about the second."""
+        self._aborts: deque[PendingAbort] = deque(maxlen=MAX_REPLAYED_ABORTS)
+        self._is_new_engine = False
+        """It has not told us yet what it holds."""
+        self._engine_up_s = 0.0
+        self._step = 0
+        self._seq = 0
+        self._stale_events = stale_events_counter(registry)
+        self._resubmissions = resubmissions_counter(registry)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def submit(self, order: SubmitSpec, now_s: float) -> TrackerActions:
+        assert order.request_id not in self._requests, "request ids are never used twice"
+        epoch_before = max(order.base_epoch, self._finished_epochs.get(order.request_id, 0))
+        promise = TrackedRequest(
+            order,
+            list(order.generated_token_ids),
+            epoch=epoch_before,
+            base_epoch=epoch_before,
+            num_cached_tokens=order.num_cached_tokens,
+            rescore_from=order.rescore_from,
+            waiting_since_s=now_s,
+        )
+        self._requests[order.request_id] = promise
+        if self._was_aborted(order, now_s):
+            actions = TrackerActions()
+            self._fail(promise, ABORTED, actions)
+            return actions
+        return TrackerActions(send=self._resubmit(promise, now_s))
+
+    def stop(self, request_id: str, num_tokens: int) -> TrackerActions:
+        """The text of the first `num_tokens` tokens ended in a stop string."""
+        promise = self._requests.get(request_id)
+        if promise is None:
+            return TrackerActions()
+        self._remove(promise)
+        if promise.submitted_seq is None:
+            return TrackerActions()
+        return TrackerActions(send=[Abort(self._next_seq(), request_id, promise.epoch, "stop", num_tokens)])
+
+    def abort(self, request_id: str) -> TrackerActions:
+        """The client is gone, or another choice of the request has failed. It may come back as another attempt."""
+        promise = self._requests.get(request_id)
+        if promise is None:
+            return TrackerActions()
+        self._remove(promise)
+        return TrackerActions(send=self._abort_messages({request_id: promise.epoch}) if promise.was_submitted else [])
+
+    def fail(self, request_ids: Iterable[str], error: ErrorInfo) -> TrackerActions:
+        """Somebody here has decided that these end now, with this error."""
+        actions = TrackerActions()
+        for request_id in request_ids:
+            if promise := self._requests.get(request_id):
+                self._fail(promise, error, actions)
+        return actions
+
+    def abort_by_name(
+        self,
+        ask_id: int,
+        names: list[str],
+        abort_all: bool,
+        now_s: float,
+        caller: str | None = None,
+    ) -> TrackerActions:
+        """Asks the engine, which knows everybody's requests. Our own end at once, also if no engine has them now. It holds
+        for a while, whatever becomes of the engine: other processes may have promised these requests too."""
+        actions = TrackerActions()
+        until_s = now_s + ABORT_REPLAY_S
+        self._aborts.append(PendingAbort(ask_id, frozenset(names), abort_all, now_s, until_s, caller))
+        if self.engine is not None:
+            actions.send.append(AbortByName(self._next_seq(), ask_id, names, abort_all, caller=caller))
+        for promise in list(self._requests.values()):
+            if promise.spec.matches(names, abort_all, caller):
+                self._fail(promise, ABORTED, actions)
+        return actions
+
+    def query_kv_events(self, ask_id: int, next_number: int) -> TrackerActions:
+        return TrackerActions(
+            send=[] if self.engine is None else [QueryKvEvents(self._next_seq(), ask_id, next_number)]
+        )
+
+    def matching_names(self, names: list[str], everything: bool, caller: str | None = None) -> set[str]:
+        """Which of these names belong to something unfinished here; or the ids of all that is. Of this caller's only,
+        if one is given."""
+        orders = [one.spec for one in self._requests.values() if caller in (None, one.spec.caller)]
+        if everything:
+            return {order.base_request_id for order in orders}
+        return {name for order in orders for name in order.client_names}.intersection(names)
+
+    def engine_up(self, incarnation: str, now_s: float) -> TrackerActions:
+        actions = TrackerActions()
+        if incarnation == self.engine:
+            return actions
+        self.engine = incarnation
+        self._held = {}
+        self._is_new_engine = True
+        self._engine_up_s = now_s
+        actions.send += self._replayed_aborts(now_s)
+        for promise in self._requests.values():
+            if promise.was_submitted:
+                self._resubmissions.inc("engine_restart")
+            actions.send += self._resubmit(promise, now_s)
+        return actions
+
+    def engine_gone(self, incarnation: str, now_s: float, isolated_request_id: str | None = None) -> TrackerActions:
+        """`alone`: the request that it ran by itself, which so is the cause. Else all that it held are suspects."""
+        actions = TrackerActions()
+        if incarnation != self.engine:
+            return actions
+        self.engine = None
+        self._held = {}
+        for promise in list(self._requests.values()):
+            if promise.submitted_seq is not None:
+                self._count_engine_crash(promise, isolated_request_id, actions)
+            self._mark_unsubmitted(promise, now_s)
+        return actions
+
+    def _count_engine_crash(self, promise: TrackedRequest, alone: str | None, actions: TrackerActions) -> None:
+        """A request that shared the engine with others runs alone from the second death on, and is never refused for it."""
+        if alone is None:
+            promise.engine_crashes = min(promise.engine_crashes + 1, CRASHES_TO_ISOLATE)
+        elif alone == promise.spec.request_id:
+            promise.isolated_crashes += 1
+            if promise.isolated_crashes >= ISOLATED_CRASHES_TO_FAIL:
+                self._fail(promise, CRASHED_ENGINE, actions)
+
+    def receive(self, incarnation: str, message: FromEngine, now_s: float) -> TrackerActions:
+        actions = TrackerActions()
+        if incarnation != self.engine:
+            self._stale_events.inc("incarnation")
+            return actions
+        match message:
+            case TokenDeltas():
+                for delta in message.deltas:
+                    self._apply_delta(delta, now_s, actions)
+            case RequestAccepted():
+                if promise := self._find_current(message.request_id, message.epoch):
+                    self._mark_accepted(promise, actions)
+            case WorkerCrashReport():
+                if promise := self._find_current(message.request_id, message.epoch):
+                    promise.worker_crashes = message.worker_crashes
+            case HeldRequestsReport():
+                self._reconcile(message, now_s, actions)
+        return actions
+
+    def tick(self, now_s: float) -> TrackerActions:
+        """What only the passing of time brings: deadlines, waits that are over, refusals to be tried again."""
+        actions = TrackerActions()
+        for promise in list(self._requests.values()):
+            if error := _timeout_error(promise, now_s):
+                self._fail(promise, error, actions)
+            elif promise.retry_at_s is not None and now_s >= promise.retry_at_s:
+                actions.send += self._resubmit(promise, now_s)
+        return actions
+
+    def fail_all(self, error: ErrorInfo) -> TrackerActions:
+        return self.fail(list(self._requests), error)
+
+    def progress(self, request_ids: Iterable[str]) -> StreamProgress:
+        """As the engine has last said it. As long as something of it moves, these are not stalled."""
+        if self.engine is None:
+            return NO_PROGRESS
+        held = [self._held[request_id] for request_id in request_ids if request_id in self._held]
+        queue = min((one.queue_position for one in held), default=0)
+        return StreamProgress(self.engine, self._step, sum(one.num_computed for one in held), queue)
+
+    def _apply_delta(self, delta: TokenDelta, now_s: float, actions: TrackerActions) -> None:
+        #   tokens we have    |-----------------|
+        #   delta                      |--------------|      only what lies behind ours is new
+        #                            position        end
+        promise = self._find_current(delta.request_id, delta.epoch)
+        if promise is None:
+            return
+        promise.retry_at_s = None
+        have, end = len(promise.tokens), delta.position + len(delta.token_ids)
+        if delta.position > have or (promise.rescore_from is not None and _lacks_scores(delta)):
+            self._resubmit_lost(promise, "gap", now_s, actions)
+        elif end < have or (end == have and delta.token_ids and delta.finish_reason is None):
+            self._stale_events.inc("duplicate")
+        elif promise.accepted and delta.error is not None and (refusal := _retryable_refusal(delta)) is not None:
+            self._wait_and_retry(promise, refusal, now_s)
+        else:
+            self._accept_tokens(promise, have - delta.position, delta, actions)
+
+    def _accept_tokens(
+        self, promise: TrackedRequest, num_known: int, delta: TokenDelta, actions: TrackerActions
+    ) -> None:
+        """Takes what a delta has behind its first `num_known` tokens."""
+        new = delta.token_ids[num_known:]
+        rescored = None if promise.rescore_from is None else delta.rescored_logprobs
+        reason, error = _finish_of(delta)
+        if promise.num_cached_tokens is None and (new or delta.error is None):
+            promise.num_cached_tokens = delta.num_cached_tokens
+        if rescored is not None:
+            promise.rescore_from = None
+        if new:
+            promise.tokens += new
+            promise.resubmissions_without_progress = 0
+            promise.worker_crashes = promise.engine_crashes = promise.isolated_crashes = 0
+            promise.accepted, promise.waiting_since_s = True, None
+        if reason is not None:
+            self._remove(promise)
+        actions.deliver.append(
+            EngineOutput(
+                delta.request_id,
+                new,
+                promise.num_cached_tokens,
+                reason,
+                error,
+                delta.logprobs[num_known:] if delta.logprobs is not None else None,
+                delta.prompt_logprobs if num_known == 0 else None,
+                rescored,
+                delta.embedding,
+                _draft_counts(delta) if delta.num_draft_tokens else (),
+            )
+        )
+
+    def _reconcile(self, holding: HeldRequestsReport, now_s: float, actions: TrackerActions) -> None:
+        """Both sides' views, once a second. Whatever was sent before this message has been read by now, or is lost."""
+        if holding.engine_incarnation != self.engine:
+            self._stale_events.inc("incarnation")
+            return
+        actions.send += self._replayed_aborts(now_s)
+        if self._is_new_engine:
+            self._is_new_engine = False
+            for promise in self._requests.values():
+                if promise.submitted_seq is not None:
+                    promise.retry_at_s = None
+        held = self._held = {one.request_id: one for one in holding.held}
+        self._step = holding.step
+        unknown = {one.request_id: one.epoch for one in holding.held if one.request_id not in self._requests}
+        actions.send += self._abort_messages(unknown)
+        for promise in list(self._requests.values()):
+            if promise.submitted_seq is None:
+                continue
+            if promise.submitted_seq <= holding.seq or promise.num_unread_reports == MAX_REPORTS_WITHOUT_READ:
+                self._reconcile_one(promise, held.get(promise.spec.request_id), now_s, actions)
+            else:
+                promise.num_unread_reports += 1
+
+    def _reconcile_one(
+        self, promise: TrackedRequest, held: HeldRequest | None, now_s: float, actions: TrackerActions
+    ) -> None:
+        if held is None or held.epoch != promise.epoch:
+            self._resubmit_lost(promise, "lost", now_s, actions)
+        elif held.position > len(promise.tokens):
+            self._resubmit_lost(promise, "gap", now_s, actions)
+        else:
+            self._mark_accepted(promise, actions)
+
+    def _find_current(self, request_id: str, epoch: int) -> TrackedRequest | None:
+        promise = self._requests.get(request_id)
+        if promise is None or promise.submitted_seq is None:
+            self._stale_events.inc("request")
+            return None
+        if promise.epoch != epoch:
+            self._stale_events.inc("epoch")
+            return None
+        return promise
+
+    def _mark_accepted(self, promise: TrackedRequest, actions: TrackerActions) -> None:
+        promise.waiting_since_s = promise.retry_at_s = None
+        if not promise.accepted:
+            promise.accepted = True
+            actions.deliver.append(EngineOutput(promise.spec.request_id))
+
+    def _resubmit_lost(self, promise: TrackedRequest, cause: str, now_s: float, actions: TrackerActions) -> None:
+        promise.resubmissions_without_progress += 1
+        if promise.resubmissions_without_progress > MAX_RESUBMISSIONS_WITHOUT_PROGRESS:
+            self._fail(promise, ENGINE_LOST_REQUEST, actions)
+            return
+        self._resubmissions.inc(cause)
+        actions.send += self._resubmit(promise, now_s)
+
+    def _wait_and_retry(self, promise: TrackedRequest, error: ErrorInfo, now_s: float) -> None:
+        self._mark_unsubmitted(promise, now_s)
+        promise.retry_at_s = now_s + (error.retry_after_s or 1.0)
+
+    def _mark_unsubmitted(self, promise: TrackedRequest, now_s: float) -> None:
+        promise.submitted_seq = None
+        promise.retry_at_s = None
+        if promise.waiting_since_s is None:
+            promise.waiting_since_s = now_s
+
+    def _resubmit(self, promise: TrackedRequest, now_s: float) -> list[ToEngine]:
+        """The one recovery: everything that was fixed at the start, and the tokens so far, under a higher epoch."""
+        promise.retry_at_s = None
+        if self.engine is None:
+            return []
+        order = promise.spec
+        if promise.waiting_since_s is None:
+            promise.waiting_since_s = now_s
+        promise.epoch += 1
+        promise.submitted_seq = self._next_seq()
+        promise.num_unread_reports = 0
+        if self._is_new_engine:
+            # It tells what it holds to those that it has heard of. Our first word to it may be the one that is lost.
+            promise.retry_at_s = now_s + FIRST_REPLY_TIMEOUT_S
+        return [
+            Submit(
+                seq=promise.submitted_seq,
+                request_id=order.request_id,
+                epoch=promise.epoch,
+                prompt_token_ids=order.prompt_token_ids,
+                sampling_params=order.sampling_params,
+                generated_token_ids=list(promise.tokens),
+                waited_s=max(0.0, now_s - order.arrived_at_s),
+                deadline_in_s=None if order.deadline_at_s is None else max(0.0, order.deadline_at_s - now_s),
+                priority=order.priority,
+                cache_salt=order.cache_salt,
+                worker_crashes=promise.worker_crashes,
+                engine_crashes=promise.engine_crashes,
+                num_cached_tokens=promise.num_cached_tokens,
+                client_request_id=order.client_request_id,
+                rescore_from=promise.rescore_from,
+                prefill_peers=order.prefill_peers,
+                is_routed=order.is_routed,
+                caller=order.caller,
+                caller_limits=order.caller_limits,
+                admit_as_new=order.admit_as_new and promise.epoch == promise.base_epoch + 1,
+                max_draft_tokens=order.max_draft_tokens,
+            )
+        ]
+
+    def _fail(self, promise: TrackedRequest, error: ErrorInfo, actions: TrackerActions) -> None:
+        request_id = promise.spec.request_id
+        self._remove(promise)
+        if promise.was_submitted:
+            actions.send += self._abort_messages({request_id: promise.epoch})
+        reason = ABORT if error.code == ABORTED.code else "error"
+        actions.deliver.append(
+            EngineOutput(request_id, [], promise.num_cached_tokens, finish_reason=reason, error=error)
+        )
+
+    def _remove(self, promise: TrackedRequest) -> None:
+        request_id = promise.spec.request_id
+        del self._requests[request_id]
+        self._finished_epochs[request_id] = promise.epoch
+        self._finished_epochs.move_to_end(request_id)
+        if len(self._finished_epochs) > MAX_FINISHED_EPOCHS:
+            self._finished_epochs.popitem(last=False)
+
+    def _abort_messages(self, epochs: dict[str, int]) -> list[ToEngine]:
+        """Each up to its epoch and no further: the next attempt may be under way."""
+        if self.engine is None:
+            return []
+        return [Abort(self._next_seq(), request_id, epoch) for request_id, epoch in epochs.items()]
+
+    def _replayed_aborts(self, now_s: float) -> list[ToEngine]:
+        """Of those that an earlier engine was to carry out: this one may be given what they mean at any time, by a process
+        that learns of it late."""
+        standing = self._unexpired_aborts(now_s)
+        return [
+            one.to_message(self._next_seq(), now_s)
+            for one in standing
+            if one.expires_at_s - ABORT_REPLAY_S <= self._engine_up_s
+        ]
+
+    def _was_aborted(self, order: SubmitSpec, now_s: float) -> bool:
+        """Ids are given once, so whoever brings one of these comes too late. A label may be another request's by now."""
+        standing = self._unexpired_aborts(now_s)
+        return any(order.base_request_id in given.names and given.caller in (None, order.caller) for given in standing)
+
+    def _unexpired_aborts(self, now_s: float) -> "deque[PendingAbort]":
+        while self._aborts and self._aborts[0].expires_at_s <= now_s:
+            self._aborts.popleft()
+        return self._aborts
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+
+def _finish_of(delta: TokenDelta) -> tuple[str | None, ErrorInfo | None]:
+    """Why the output has ended, if it has. Decided here once: an abort stays one, whatever else befell the request."""
+    if delta.finish_reason is None:
+        return None, delta.error
+    if delta.finish_reason == ABORT:
+        return ABORT, ABORTED
+    if _is_rescheduled(delta):
+        return PD_RESCHEDULE, delta.error or PD_PREEMPTED
+    return delta.finish_reason, delta.error
+
+
+def _is_rescheduled(delta: TokenDelta) -> bool:
+    """By the engine, for another instance to carry on. Without any token it may call that an error."""
+    if delta.finish_reason == "error" and delta.error is not None:
+        return delta.error.retryable and delta.error.code.startswith("pd_")
+    return delta.finish_reason == PD_RESCHEDULE
+
+
+def _retryable_refusal(delta: TokenDelta) -> ErrorInfo | None:
+    """The error of an engine that would take the request a little later."""
+    if delta.error is None or not delta.error.retryable or delta.finish_reason == ABORT or _is_rescheduled(delta):
+        return None
+    return delta.error
+
+
+def _lacks_scores(delta: TokenDelta) -> bool:
+    """Tokens came, and not the logprobs that were to come before them."""
+    return bool(delta.token_ids) and delta.rescored_logprobs is None
+
+
+def _timeout_error(promise: TrackedRequest, now_s: float) -> ErrorInfo | None:
+    deadline_s = promise.spec.deadline_at_s
+    margin_s = 0.0 if promise.submitted_seq is None else DEADLINE_MARGIN_S
+    if deadline_s is not None and now_s >= deadline_s + margin_s:
+        return DEADLINE_EXCEEDED
+    waiting_since_s = promise.waiting_since_s
+    if waiting_since_s is not None and now_s - waiting_since_s >= ENGINE_WAIT_S:
+        return NO_ENGINE
+    return None
+
+
+def _draft_counts(delta: TokenDelta) -> DraftCounts:
+    return ((delta.num_draft_tokens, len(delta.token_ids) - 1),)

@@ -1,0 +1,67 @@
+"""The JSON of a stream's chunks. Called for every token: the parts that do not change are made once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from onward.api.lifecycle import resume_fields
+from onward.api.lifecycle.choice_update import ChoiceUpdate
+from onward.api.lifecycle.endpoint_adapter import ObjectHeader, OutputJsonWriter
+from onward.api.lifecycle.request_output import TokenUsage
+
+_encode = msgspec.json.encode
+
+
+class ChunkEncoder:
+    def __init__(self, writer: OutputJsonWriter, head: ObjectHeader, include_usage: bool) -> None:
+        fields = _encode(head.fields(writer.chunk_object))
+        self._before = fields[:-1] + b',"choices":['
+        self._choice_before = self._before + b'{"index":'
+        self._end = b',"usage":null}' if include_usage else b"}"
+        self._plain_end = b"}]" + self._end
+        self._writer = writer
+        self._said: Callable[[ChoiceUpdate], bytes] = writer.content_json
+        self._is_rich = writer.has_extra_choice_fields
+
+    def opening(self, choice: int, usage: TokenUsage | None = None) -> bytes | None:
+        opening = self._writer.opening_chunk(choice)
+        if opening is None:
+            return None
+        end = self._rich_end(opening.extra_choice_fields, opening.extra_top_level_fields, usage)
+        return self._chunk(choice, opening.content_json, b"null", None, end)
+
+    def update(
+        self, piece: ChoiceUpdate, beside: dict[str, Any] | None = None, usage: TokenUsage | None = None
+    ) -> bytes:
+        """`beside`: fields that stand beside the choice. `usage`: so far."""
+        logprobs = b"null" if piece.logprobs is None else _encode(self._writer.logprobs(piece))
+        is_rich = self._is_rich or piece.prompt_logprobs is not None or piece.finish_reason is not None
+        end = self._plain_end
+        if is_rich or usage is not None:
+            inside = self._writer.extra_choice_fields(piece) | resume_fields.choice_resume_fields(piece)
+            end = self._rich_end(inside, self._writer.extra_top_level_fields(piece) | (beside or {}), usage)
+        reason = None if piece.finish_reason is None else self._writer.client_finish_reason(piece)
+        return self._chunk(piece.choice_index, self._said(piece), logprobs, reason, end)
+
+    def usage(self, usage: TokenUsage) -> bytes:
+        return self._before + b'],"usage":' + _encode(usage.as_json()) + b"}"
+
+    def _rich_end(self, inside: dict[str, Any], beside: dict[str, Any], usage: TokenUsage | None) -> bytes:
+        end = self._end if usage is None else b',"usage":' + _encode(usage.as_json()) + b"}"
+        return _more_fields(inside) + b"}]" + _more_fields(beside) + end
+
+    def _chunk(self, choice: int, said: bytes, logprobs: bytes, finish_reason: str | None, end: bytes) -> bytes:
+        reason = b"null" if finish_reason is None else b'"%b"' % finish_reason.encode()
+        return b'%b%d,%b,"logprobs":%b,"finish_reason":%b%b' % (
+            self._choice_before,
+            choice,
+            said,
+            logprobs,
+            reason,
+            end,
+        )
+
+
+def _more_fields(fields: dict[str, Any]) -> bytes:
+    return b"," + _encode(fields)[1:-1] if fields else b""

@@ -1,0 +1,104 @@
+"""What differs between the endpoints that generate: how a request is read (`Dialect`), and how the answer to one is written
+(`Writer`)."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from onward.api.lifecycle.choice_update import ChoiceUpdate, OutputTextStream
+from onward.api.lifecycle.request_output import TokenUsage
+from onward.api.requests.prepared_request import PreparedRequest
+from onward.api.requests.schemas import GenerationRequest, ValidationContext
+from onward.proto.reasoning_params import ReasoningParams
+from onward.proto.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectHeader:
+    """What every part of an answer repeats."""
+
+    id: str
+    created_s: int
+    model: str
+    fingerprint: str
+
+    def fields(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": object_name,
+            "created": self.created_s,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningChunk:
+    """What a choice's stream begins with, before there is a token."""
+
+    content_json: bytes
+    """The JSON that stands for its content."""
+    extra_choice_fields: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the choice."""
+    extra_top_level_fields: dict[str, Any] = field(default_factory=dict)
+    """Fields that stand beside the choice."""
+
+
+class OutputJsonWriter(Protocol):
+    """Writes the answer to one request. A function of the request and the piece: nothing of earlier pieces is kept, so
+    that whoever goes on with an answer writes the same."""
+
+    chunk_object: str
+    has_extra_choice_fields: bool
+    """Whether `inside` has something to say of pieces that are nothing but tokens."""
+
+    def opening_chunk(self, choice: int) -> OpeningChunk | None: ...
+    def content_json(self, piece: ChoiceUpdate) -> bytes:
+        """The JSON that stands for a piece's content in a chunk's choice."""
+        ...
+
+    def client_finish_reason(self, piece: ChoiceUpdate) -> str | None:
+        """Why the choice has ended, if it has, as clients know it."""
+        ...
+
+    def logprobs(self, piece: ChoiceUpdate) -> Any:
+        """Those of a piece that has them."""
+        ...
+
+    def extra_choice_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+        """Further fields of a piece's choice."""
+        ...
+
+    def extra_top_level_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+        """Fields that stand beside a piece's choice."""
+        ...
+
+    def whole_body(
+        self, head: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, beside: dict[str, Any]
+    ) -> bytes:
+        """Of each choice, all that there is to say. `beside`: fields that stand beside the choices."""
+        ...
+
+
+class EndpointAdapter(Protocol):
+    id_prefix: str
+    returns_text: bool
+    """Whether clients read text. Else they read token ids."""
+
+    def decode(self, body: bytes, bounds: ValidationContext) -> tuple[GenerationRequest, tuple[str, ...]]:
+        """The request, and the names of its unknown fields."""
+        ...
+
+    def tokenize_prompts(self, request: Any, created_s: int) -> list[list[int]]:
+        """The token ids of each."""
+        ...
+
+    def prompt_path(self, request: Any, index: int) -> str:
+        """Where in the request a prompt stands."""
+        ...
+
+    def reasoning_params(self, request: Any, prompts: list[list[int]], *, has_grammar: bool) -> ReasoningParams | None:
+        """How a worker follows the thinking, where it must."""
+        ...
+
+    def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream: ...
+    def json_writer(self, prepared: PreparedRequest) -> OutputJsonWriter: ...

@@ -1,0 +1,309 @@
+"""One request, from the body to the last event, for every endpoint that generates.
+
+The order is the point: everything about a request is fixed and checked before the engine hears of it; the engine has
+accepted it before the response has a status; and whichever way it ends, nothing of it is left behind but a record of its
+tokens, by which it can be gone on with.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+from starlette.types import Receive, Scope, Send
+
+from onward.api.engine_link.request_tracker import PD_RESCHEDULE, EngineOutput
+from onward.api.lifecycle.choice_update import ChoiceUpdate
+from onward.api.lifecycle.request_builder import ActiveRequest, ApiServices, RequestBuilder
+from onward.api.lifecycle.resume import STREAM_UNKNOWN, resumed_attempt
+from onward.api.lifecycle.stream_formatters import BodyCollector, StreamFormatter, make_formatter
+from onward.api.lifecycle.stream_registry import INTERNAL_ERROR, LiveStream, StreamRegistry
+from onward.api.requests.prepared_request import PreparedRequest
+from onward.api.requests.preprocessing_executors import DeferredRender
+from onward.api.requests.request_context import RequestContext, get_request_context
+from onward.api.requests.unsupported_fields import ignored_fields_header
+from onward.errors import Overloaded, Unavailable
+from onward.proto.cursor import Cursor
+from onward.proto.engine import ErrorInfo
+from onward.proto.router import Attempt, StreamRecord
+from onward.web import asgi, sse
+from onward.web.auth.owned_request_ids import owns_request_id
+from onward.web.error_format import RequestFailed
+from onward.web.error_handlers import handle_errors
+from onward.web.json_body import compact_json
+from onward.web.last_event import parse_last_event_id
+from onward.web.request_id_middleware import bypass_middleware_for_body
+
+MAX_OPEN_HTTP_REQUESTS = 2048
+GET_NEEDS_LAST_EVENT_ID = ErrorInfo(
+    "method_not_allowed", "GET goes on with a stream, from the event that the header Last-Event-ID names", 405
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class GenerationRunner:
+    """Runs the jobs of one endpoint, whoever asks."""
+
+    def __init__(
+        self,
+        jobs: RequestBuilder,
+        backend: ApiServices,
+        streams: StreamRegistry,
+        new_form: Callable[[ActiveRequest], StreamFormatter] = make_formatter,
+    ) -> None:
+        self.builder = jobs
+        self._backend = backend
+        self._streams = streams
+        self._new_form = new_form
+
+    async def prepare(
+        self, caller: str, body: bytes, prepare: Callable[[], PreparedRequest | DeferredRender[PreparedRequest]]
+    ) -> PreparedRequest:
+        prepared = await self._backend.executors.run_preprocessing(caller, prepare, len(body))
+        self._backend.unknown_fields.report(prepared.unknown_fields, self.builder.path, prepared.attempt.request_id)
+        return await self.builder.validate_grammar(prepared)
+
+    async def run(
+        self, prepared: PreparedRequest, send: Send, on_accepted: Callable[[LiveStream], None] = lambda _: None
+    ) -> None:
+        """`begun`: is told once the engine has taken it."""
+        if prepared.is_routed and self._backend.engine_client.worker is None:
+            raise Unavailable("the engine is not there yet", retry_after_s=1.0)
+        limits = await self._backend.engine_client.wait_worker(prepared.deadline_at_s)
+        stream = await self._streams.start(lambda: self.builder.start(prepared, limits), prepared.attempt)
+        try:
+            if stream.request.collector is not None:
+                await self._backend.load_shedder.wait_accepted(stream.request.collector)
+            on_accepted(stream)
+            if prepared.request.stream or prepared.is_routed:
+                await self._stream(stream, send)
+            else:
+                await self._collect(stream.request, send)
+        except RequestFailed as failure:
+            stream.failure = failure.info
+            raise
+        except Exception:
+            stream.failure = stream.failure or INTERNAL_ERROR
+            raise
+        finally:
+            self._streams.end_stream(stream)
+
+    async def _collect(self, job: ActiveRequest, send: Send) -> None:
+        collected = BodyCollector(job)
+        collected.add(job.replayed_updates)
+        while not job.output.is_finished:
+            pieces, error = self._advance(job, await _next_outputs(job))
+            collected.add(pieces)
+            if error is not None:
+                raise RequestFailed(error.info, collected.partial_body(error.info))
+        headers = {**asgi.JSON_HEADERS, **ignored_fields_header(job.prepared.unknown_fields)}
+        await asgi.respond(send, 200, collected.body(), headers)
+
+    async def _stream(self, stream: LiveStream, send: Send) -> None:
+        job, error, pieces = stream.request, None, stream.request.pending_ends
+        if job.collector is not None and job.collector.has_output:
+            news, error = self._advance(job, await _next_outputs(job))
+            pieces = pieces + news
+        if error is not None and not pieces:
+            raise error  # there is no status yet, so it is an error of HTTP
+        headers = {**sse.HEADERS, **ignored_fields_header(job.prepared.unknown_fields)}
+        out, form = _LazyEventStream(send, headers), self._new_form(job)
+        if not (form.has_sequence_numbers and job.prepared.attempt.reader_positions):
+            await out.begin()
+        try:
+            await self._stream_events(job, form, pieces, error, out.write)
+        except RequestFailed as failure:
+            stream.failure = failure.info
+            if not out.has_begun:
+                raise
+            await send(asgi.body_message(b"".join(form.format_error(failure.info))))
+        except Exception:
+            _logger.exception("a stream failed by a fault of ours")
+            stream.failure = INTERNAL_ERROR
+            if not out.has_begun:
+                raise RequestFailed(INTERNAL_ERROR) from None
+            await send(asgi.body_message(b"".join(form.format_error(INTERNAL_ERROR))))
+        await out.begin()
+        await send(asgi.body_message(form.terminator, more=False))
+
+    async def _stream_events(
+        self,
+        job: ActiveRequest,
+        form: StreamFormatter,
+        pieces: list[ChoiceUpdate],
+        error: RequestFailed | None,
+        write: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        events = form.format_opening()
+        while True:
+            events += form.format_updates(pieces)
+            if told := b"".join(events):
+                await write(told)
+            if error is not None:
+                raise error
+            if job.output.is_finished:
+                break
+            pieces, error = self._advance(job, await _next_outputs(job))
+            events = [] if pieces or error else self._progress_comments(job)
+        if end := form.format_end():
+            await write(b"".join(end))
+
+    def _progress_comments(self, job: ActiveRequest) -> list[bytes]:
+        """A router takes a stream elsewhere if it hears nothing."""
+        if job.collector is None or not job.prepared.is_routed:
+            return []
+        return [sse.progress_comment(self._backend.engine_client.progress(job.collector))]
+
+    def _advance(
+        self, job: ActiveRequest, deliveries: list[EngineOutput]
+    ) -> tuple[list[ChoiceUpdate], RequestFailed | None]:
+        """The next pieces, and the error that follows them, if one does."""
+        if job.prepared.is_routed and not job.prepared.attempt.is_final:
+            deliveries = list(map(_as_failure, deliveries))
+        progress = job.output.apply(deliveries)
+        for choice in progress.stopped:
+            self._backend.engine_client.stop(choice.request_id, choice.position)
+        job.keep_logprobs(progress.updates)
+        return progress.updates, RequestFailed(progress.error) if progress.error is not None else None
+
+
+class _LazyEventStream:
+    """An answer of events. Its head is sent with the first event at the latest.
+
+    A stream that is made again from its seed has nothing to tell until it reaches the client's place. Where events have
+    numbers, an event about a failure before that would have a number that the client has seen already. So the head of such
+    a stream waits for the place, and the failure is an error of HTTP.
+    """
+
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self.has_begun = False
+        self._send, self._headers = send, headers
+
+    async def begin(self) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            await self._send(asgi.start_message(200, self._headers))
+
+    async def write(self, events: bytes) -> None:
+        await self.begin()
+        await self._send(asgi.body_message(events))
+
+
+def _next_outputs(job: ActiveRequest) -> Coroutine[Any, Any, list[EngineOutput]]:
+    assert job.collector is not None, "an unfinished answer has work under way"
+    return job.collector.next_outputs()
+
+
+def _as_failure(delivery: EngineOutput) -> EngineOutput:
+    """For a router that will carry on: one choice that is given up fails the answer."""
+    return replace(delivery, finish_reason="error") if delivery.finish_reason == PD_RESCHEDULE else delivery
+
+
+class GenerationEndpoint:
+    """An ASGI application for one route, as clients use it."""
+
+    def __init__(self, generator: GenerationRunner, backend: ApiServices, streams: StreamRegistry) -> None:
+        self._num_open = 0
+        self.generator = generator
+        self._backend = backend
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._num_open += 1
+        send = bypass_middleware_for_body(scope, send)
+        try:
+            await handle_errors(send, self._serve(scope, receive, send))
+        finally:
+            self._num_open -= 1
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_open_requests(self._num_open)
+        if scope["method"] == "HEAD":
+            raise RequestFailed(GET_NEEDS_LAST_EVENT_ID)  # nobody would read what it takes up
+        cursor, identity = parse_last_event_id(scope), get_request_context(scope)
+        if cursor is None and scope["method"] == "POST":
+            self._backend.load_shedder.check()
+        body = await asgi.read_body(receive, self._backend.config.max_body_bytes)
+        if cursor is not None and not owns_request_id(identity.caller, cursor.request_id):
+            raise STREAM_UNKNOWN
+        if scope["method"] == "GET":
+            work = self._resume_by_get(identity, cursor, send)
+        else:
+            self._streams.check_not_draining()
+            work = self.generate(identity, body, cursor, send)
+        del body  # what is needed of it is in the attempt, and a stream may run for long
+        await asgi.run_until_disconnect(receive, work)
+
+    async def generate(self, identity: RequestContext, body: bytes, cursor: Cursor | None, send: Send) -> None:
+        jobs = self.generator.builder
+        if cursor is not None:
+            can_be_made_again = self._backend.model.is_exact
+            record = await self._record(identity, cursor, must_answer=not can_be_made_again)
+            is_meant = record is not None and self.is_same_request(record.attempt.body, body)
+            if record is not None and is_meant and await self._told_from(record, identity, cursor, send):
+                return
+            # Nobody has it, or not so much of it as the client: where that gives the same tokens, it is made again.
+            if not can_be_made_again:
+                raise STREAM_UNKNOWN
+        whole = await self.with_previous_items(identity, body)
+        prepared = await self.generator.prepare(
+            identity.caller.name, whole, partial(jobs.prepare_client_request, identity, whole, cursor)
+        )
+        del body, whole  # the attempt has it without whitespace
+        await self.generator.run(prepared, send)
+
+    def is_same_request(self, known: bytes, body: bytes) -> bool:
+        """Whether a client has sent the request again that these are known by."""
+        return known == compact_json(body)
+
+    async def with_previous_items(self, identity: RequestContext, body: bytes) -> bytes:
+        """With whatever must be known before the first attempt."""
+        return body
+
+    async def _resume_by_get(self, identity: RequestContext, cursor: Cursor | None, send: Send) -> None:
+        if cursor is None:
+            raise RequestFailed(GET_NEEDS_LAST_EVENT_ID)
+        record = await self._record(identity, cursor, must_answer=True)
+        if record is None or not await self._told_from(record, identity, cursor, send):
+            raise STREAM_UNKNOWN
+
+    async def _record(self, identity: RequestContext, cursor: Cursor, *, must_answer: bool) -> StreamRecord | None:
+        """The record of the stream, if the client may see it. `must_answer`: the stream cannot be made again, so a shelf
+        that does not reply is an error and not "unknown"."""
+        caller = identity.caller.access_filter
+        record = await self._streams.find(cursor.request_id, cursor.attempt_epoch, caller, require_reply=must_answer)
+        return record if record is not None and record.attempt.path == self.generator.builder.path else None
+
+    async def _told_from(self, record: StreamRecord, identity: RequestContext, cursor: Cursor, send: Send) -> bool:
+        """From the client's place on. False: the record does not reach so far."""
+        if record.is_cancelled:
+            await self.tell_end(record, cursor, send)
+            return True
+        attempt = resumed_attempt(record.attempt, cursor)
+        if attempt is not None:
+            await self._resume(identity, attempt, send)
+        return attempt is not None
+
+    async def tell_end(self, record: StreamRecord, cursor: Cursor, send: Send) -> None:
+        """Of one that was cancelled, and does not run again."""
+        raise STREAM_UNKNOWN
+
+    async def _resume(self, identity: RequestContext, attempt: Attempt, send: Send) -> None:
+        jobs, started_at_s, caller = self.generator.builder, identity.started_at_s, identity.caller
+        if caller.name == attempt.caller:
+            # An admin may continue a stream of another caller, which is within that caller's limits.
+            attempt = replace(attempt, caller_limits=caller.limits, caller_priority=caller.priority)
+        prepared = await self.generator.prepare(
+            attempt.caller, attempt.body, lambda: jobs.prepare_attempt(attempt, started_at_s, is_routed=False)
+        )
+        if not prepared.request.stream:
+            raise STREAM_UNKNOWN
+        await self.generator.run(prepared, send)
+
+
+def check_open_requests(num_open: int) -> None:
+    """Bounds what is held before the engine can say that it is too much: bodies, and work for the threads."""
+    if num_open > MAX_OPEN_HTTP_REQUESTS:
+        raise Overloaded(f"{MAX_OPEN_HTTP_REQUESTS} requests are open here already; try again later", retry_after_s=1.0)

@@ -1,0 +1,413 @@
+"""From a request to work for the engine: everything about it is fixed and checked here, before the engine hears of it.
+
+Whoever asks, a request is an `Attempt`: of a plain client's we fix id, seed and times ourselves, a router has done so
+before. That is all that is needed to go on with it later, here or elsewhere. Knows nothing of HTTP.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from onward.api.engine_link.engine_client import EngineClient, OutputCollector
+from onward.api.engine_link.load_shedder import LoadShedder
+from onward.api.engine_link.request_tracker import MAX_ATTEMPT, SubmitSpec
+from onward.api.lifecycle import resume_fields
+from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
+from onward.api.lifecycle.choice_update import ChoiceUpdate
+from onward.api.lifecycle.endpoint_adapter import EndpointAdapter, ObjectHeader, OutputJsonWriter
+from onward.api.lifecycle.request_output import RequestOutput
+from onward.api.lifecycle.resume import (
+    STREAM_UNKNOWN,
+    choice_snapshot,
+    choice_starts,
+    prior_choices,
+    reader_position,
+    regenerated_attempt,
+    tokens_before_end,
+)
+from onward.api.requests.output_limits import output_limit
+from onward.api.requests.prepared_request import PreparedRequest
+from onward.api.requests.preprocessing_executors import DeferredRender, PreprocessingExecutors
+from onward.api.requests.reasoning_builder import check_forced_end
+from onward.api.requests.request_context import RequestContext
+from onward.api.requests.sampling_builder import build_sampling_params, end_token_ids
+from onward.api.requests.schemas import GenerationRequest, ValidationContext
+from onward.api.requests.text_processor import TextProcessor
+from onward.api.requests.tool_grammar import output_grammar
+from onward.api.requests.unsupported_fields import reject_unknown_fields
+from onward.api.requests.validation import check_prompt_ids, check_token_ids
+from onward.api.unknown_fields import UnknownFieldReporter
+from onward.clock import Clock
+from onward.config import ApiConfig
+from onward.proto import SCHEMA_VERSION
+from onward.proto.cursor import ChoiceCursor, Cursor
+from onward.proto.model import PreparedModel
+from onward.proto.router import Attempt
+from onward.proto.step import TokenLogprobs, WorkerHello
+from onward.random_source import SEED_BITS, RandomSource
+from onward.web.json_body import compact_json, field_error
+from onward.web.task_pool import TaskPool
+
+MAX_REPLAYED_TOKENS = 1 << 31
+"""Tokens of an answer that has been made: whatever bounded it then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServices:
+    """What every request needs."""
+
+    config: ApiConfig
+    model: PreparedModel
+    text_processor: TextProcessor
+    engine_client: EngineClient
+    clock: Clock
+    executors: PreprocessingExecutors
+    """For texts, grammars and templates, which may take long and must not hold up anybody's tokens."""
+    unknown_fields: UnknownFieldReporter
+    random: RandomSource
+    load_shedder: LoadShedder
+    tasks: TaskPool = field(default_factory=TaskPool)
+
+
+def validation_context(backend: ApiServices) -> ValidationContext:
+    config, model = backend.config, backend.model
+    return ValidationContext(
+        model.name, model.config.vocab_size, config.max_choices, config.trust_request_chat_template
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveRequest:
+    """A request on its way."""
+
+    header: ObjectHeader
+    prepared: PreparedRequest
+    writer: OutputJsonWriter
+    output: RequestOutput
+    start_positions: list[int]
+    """Where each choice goes on from."""
+    reader_positions: list[ChoiceCursor]
+    """Of each choice, what whoever follows the tokens has of it."""
+    replayed_updates: list[ChoiceUpdate]
+    """What there is to tell about given tokens: the ends of choices; for a whole answer all of it."""
+    collector: OutputCollector | None
+    """None if there is nothing left to generate."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of all tokens so far, where they are to be kept with them."""
+
+    @property
+    def pending_ends(self) -> list[ChoiceUpdate]:
+        """The ends of choices whose given tokens had ended already."""
+        return [] if self.prepared.needs_full_output else self.replayed_updates
+
+    def keep_logprobs(self, pieces: list[ChoiceUpdate]) -> None:
+        if self.prepared.request.is_stored:
+            for piece in pieces:
+                self.logprobs.extend(piece.logprobs or ())
+
+    def resume_fields(self) -> dict[str, object]:
+        """What stands beside the last choice, if this answer is to be continued elsewhere."""
+        return resume_fields.output_resume_fields(self.prepared.request, self.prepared.attempt.seed, self.output)
+
+    def failed_resume_fields(self) -> dict[str, object]:
+        """What stands beside the choices of `partial`."""
+        return resume_fields.resume_fields(self.prepared.request, self.prepared.attempt.seed, self.output)
+
+    def partial_stream_body(self) -> dict[str, object] | None:
+        """`partial` next to the error that ends a stream."""
+        return resume_fields.partial_stream_body(self.prepared.request, self.prepared.attempt.seed, self.output)
+
+    def next_attempt(self, now_s: float) -> Attempt:
+        """The same request with all tokens that were made."""
+        prepared, usage = self.prepared, self.output.usage()
+        cached_is_known = any(choice.num_cached_tokens is not None for choice in self.output.choices)
+        return msgspec.structs.replace(
+            prepared.attempt,
+            choices=[
+                choice_snapshot(choice, known)
+                for choice, known in zip(self.output.choices, prior_choices(prepared), strict=True)
+            ],
+            num_cached_tokens=usage.cached_tokens if cached_is_known else None,
+            waited_s=max(0.0, now_s - prepared.arrived_at_s),
+            deadline_in_s=None if prepared.deadline_at_s is None else max(0.0, prepared.deadline_at_s - now_s),
+            prefill_peers=[],
+            is_final=False,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StartedChoice:
+    """A choice at the place it goes on from."""
+
+    choice: ActiveChoice
+    start: ChoiceStart
+    update: ChoiceUpdate | None
+    reader_position: ChoiceCursor
+
+
+class RequestBuilder:
+    """Makes those of one endpoint."""
+
+    def __init__(self, dialect: EndpointAdapter, path: str, backend: ApiServices) -> None:
+        self.adapter = dialect
+        self.path = path
+        self._backend = backend
+        self._bounds = validation_context(backend)
+
+    def prepare_client_request(
+        self, identity: RequestContext, body: bytes, cursor: Cursor | None = None
+    ) -> PreparedRequest | DeferredRender[PreparedRequest]:
+        """Runs in a thread. With a cursor, the client has the answer up to there, and nobody else has it."""
+        request, unknown = self.adapter.decode(body, self._bounds)
+        if self._backend.config.strict_fields and cursor is None:
+            reject_unknown_fields(unknown)
+        seed = self._backend.random.bits(SEED_BITS) if request.seed is None else request.seed
+        attempt = Attempt(
+            schema_version=SCHEMA_VERSION,
+            path=self.path,
+            body=body,
+            request_id=identity.request_id,
+            attempt_epoch=1,
+            seed=seed,
+            created_s=identity.created_s,
+            client_request_id=identity.client_request_id,
+            deadline_in_s=self._deadline(request),
+            default_max_tokens=self._backend.config.default_max_tokens,
+            caller=identity.caller.name,
+            caller_limits=identity.caller.limits,
+            caller_priority=identity.caller.priority,
+        )
+        if cursor is not None:
+            attempt = regenerated_attempt(attempt, request, cursor)
+        made = self._prepare_or_defer(attempt, request, unknown, identity.started_at_s, is_routed=False)
+        return (
+            DeferredRender(lambda: _with_compact_body(made.call()))
+            if isinstance(made, DeferredRender)
+            else _with_compact_body(made)
+        )
+
+    def prepare_attempt(
+        self, attempt: Attempt, started_at_s: float, *, is_routed: bool
+    ) -> PreparedRequest | DeferredRender[PreparedRequest]:
+        """Runs in a thread."""
+        request, unknown = self.adapter.decode(attempt.body, self._bounds)
+        # A stream that has begun elsewhere is continued, however strict this instance is.
+        is_new = not (attempt.was_accepted or attempt.choices or attempt.reader_positions)
+        if is_new and (self._backend.config.strict_fields or attempt.strict_fields):
+            reject_unknown_fields(unknown)
+        self._check(attempt, request)
+        return self._prepare_or_defer(attempt, request, unknown, started_at_s, is_routed=is_routed)
+
+    def start(self, prepared: PreparedRequest, limits: WorkerHello) -> ActiveRequest:
+        """Asks the engine for whatever is not there yet."""
+        limit = self._output_limits(prepared, limits)
+        begun = [
+            self._start_choice(prepared, index, limit[index], start)
+            for index, start in enumerate(choice_starts(prepared))
+        ]
+        orders = [_submit_spec(prepared, one) for one in begun if one.choice.finish_reason is None]
+        return self._active_request(prepared, begun, self._submit(prepared, orders) if orders else None)
+
+    def replay_finished(self, prepared: PreparedRequest) -> ActiveRequest:
+        """For an answer that ends where its tokens end: nothing is generated, and no token is scored again."""
+        begun: list[StartedChoice] = []
+        for index, start in enumerate(choice_starts(prepared)):
+            choice, start = (
+                self._choice(prepared, index, MAX_REPLAYED_TOKENS),
+                replace(start, rescore_from=None, reader_position=None),
+            )
+            begun.append(StartedChoice(choice, start, choice.replay(start), reader_position(prepared, start, choice)))
+        return self._active_request(prepared, begun, None)
+
+    def _active_request(
+        self, prepared: PreparedRequest, begun: list[StartedChoice], mailbox: OutputCollector | None
+    ) -> ActiveRequest:
+        choices = [one.choice for one in begun]
+        return ActiveRequest(
+            header=self.object_header(prepared.attempt),
+            prepared=prepared,
+            writer=self.adapter.json_writer(prepared),
+            output=RequestOutput(
+                prepared.prompt_token_ids,
+                choices,
+                is_all_or_nothing=prepared.request.selects_best,
+                tells_drafts=bool(prepared.request.return_speculative_stats),
+                shows_text=self.adapter.returns_text,
+            ),
+            start_positions=[one.choice.position for one in begun],
+            reader_positions=[one.reader_position for one in begun],
+            replayed_updates=[one.update for one in begun if one.update is not None],
+            collector=mailbox,
+        )
+
+    def _output_limits(self, prepared: PreparedRequest, limits: WorkerHello) -> list[int]:
+        """How long each choice may become. Refuses prompts that do not fit."""
+        request = prepared.request
+        asked, field_name, least = request.max_output_tokens, request.output_limit_field, request.min_tokens or 0
+        default = prepared.attempt.default_max_tokens if request.has_default_limit else 0
+        return [
+            output_limit(len(prompt), asked, least, limits, path, field_name, default)
+            for index, prompt in enumerate(prepared.prompt_token_ids)
+            for path in [self.adapter.prompt_path(request, index)] * request.num_candidates
+        ]
+
+    def _submit(self, prepared: PreparedRequest, orders: list[SubmitSpec]) -> OutputCollector:
+        is_new = not (prepared.is_routed or prepared.is_resumed)
+        return self._backend.engine_client.submit(orders, is_new=is_new, wake_each_second=prepared.is_routed)
+
+    def _prepare_or_defer(
+        self,
+        attempt: Attempt,
+        request: GenerationRequest,
+        unknown: tuple[str, ...],
+        started_at_s: float,
+        *,
+        is_routed: bool,
+    ) -> PreparedRequest | DeferredRender[PreparedRequest]:
+        def prepared() -> PreparedRequest:
+            return self._prepare(attempt, request, unknown, started_at_s, is_routed=is_routed)
+
+        renders = request.client_template is not None and attempt.prompt_token_ids is None
+        return DeferredRender(prepared) if renders else prepared()
+
+    def _prepare(
+        self,
+        attempt: Attempt,
+        request: GenerationRequest,
+        unknown: tuple[str, ...],
+        started_at_s: float,
+        *,
+        is_routed: bool,
+    ) -> PreparedRequest:
+        made = attempt.prompt_token_ids
+        prompts = self.adapter.tokenize_prompts(request, attempt.created_s) if made is None else [made]
+        plan = request.resolved_tools()
+        structure = output_grammar(request, plan)
+        thinking = self.adapter.reasoning_params(request, prompts, has_grammar=structure is not None)
+        check_forced_end(thinking, end_token_ids(request, self._backend.model.eos_token_ids), request.min_tokens or 0)
+        return PreparedRequest(
+            attempt=attempt,
+            request=request,
+            unknown_fields=unknown,
+            prompt_token_ids=prompts,
+            bad_word_token_ids=self._backend.text_processor.tokenize_bad_words(request.bad_words or []),
+            arrived_at_s=started_at_s - attempt.waited_s,
+            deadline_at_s=None if attempt.deadline_in_s is None else started_at_s + attempt.deadline_in_s,
+            is_routed=is_routed,
+            tools=plan,
+            grammar=structure,
+            reasoning=thinking,
+        )
+
+    async def validate_grammar(self, prepared: PreparedRequest) -> PreparedRequest:
+        """Refuses a grammar that cannot be used, before any work is done."""
+        if prepared.grammar is None:
+            return prepared
+        ends = end_token_ids(prepared.request, self._backend.model.eos_token_ids)
+        min_tokens = prepared.request.min_tokens or 0
+        given = [tokens_before_end(choice.token_ids, ends, min_tokens) for choice in prior_choices(prepared)]
+        path = "choices" if prepared.attempt.choices else prepared.request.resumed_field
+        gate, queue, caller = (
+            self._backend.text_processor.grammar_validator,
+            self._backend.executors.grammars,
+            prepared.attempt.caller,
+        )
+        passed = gate.validate(queue, caller, prepared.grammar, given, path, prepared.reasoning)
+        return replace(prepared, grammar_completed_at=await passed)
+
+    def _deadline(self, request: GenerationRequest) -> float | None:
+        if request.deadline_ms is not None:
+            return request.deadline_ms / 1000
+        return self._backend.config.default_deadline_s
+
+    def _check(self, attempt: Attempt, request: GenerationRequest) -> None:
+        if not 1 <= attempt.attempt_epoch <= MAX_ATTEMPT:
+            raise field_error("epoch", f"must be between 1 and {MAX_ATTEMPT}, got {attempt.attempt_epoch}")
+        for name, given in (("choices", attempt.choices), ("skip_to", attempt.reader_positions)):
+            if given and len(given) != request.num_choices:
+                raise field_error(name, f"must be one per choice ({request.num_choices}), got {len(given)}")
+        if attempt.reader_positions and not self._backend.model.is_exact:
+            raise STREAM_UNKNOWN
+        for index, choice in enumerate(attempt.choices):
+            check_token_ids(f"choices[{index}].token_ids", choice.token_ids, self._bounds)
+        if attempt.prompt_token_ids is not None:
+            check_prompt_ids("prompt_token_ids", attempt.prompt_token_ids, self._bounds)
+            if request.num_prompts != 1:
+                raise field_error("prompt_token_ids", "must not be given for a request that lists prompts")
+
+    def _start_choice(
+        self, prepared: PreparedRequest, index: int, max_tokens: int, start: ChoiceStart
+    ) -> StartedChoice:
+        choice = self._choice(prepared, index, max_tokens)
+        piece = choice.replay(start)
+        begun = StartedChoice(choice, start, piece, reader_position(prepared, start, choice))
+        wants_scores = start.rescore_from is not None or (prepared.needs_full_output and choice.awaits_prompt_logprobs)
+        if choice.finish_reason is None or not wants_scores:
+            return begun
+        if start.emit_from is None or choice.position <= start.emit_from:
+            problem = f"choice {index} has ended with the given tokens, so nothing is computed that could score them"
+            raise field_error("rescore_from", f"{problem} again")
+        # Only what runs is scored, so the last token is made again. Whoever follows the tokens need not know.
+        start = ChoiceStart(choice.token_ids[:-1], emit_from=start.emit_from, rescore_from=start.rescore_from)
+        choice = self._choice(prepared, index, choice.position)
+        return StartedChoice(choice, start, choice.replay(start), begun.reader_position)
+
+    def replay_choice(self, prepared: PreparedRequest) -> ActiveChoice:
+        """The only choice of an answer that is told again from its tokens. Nothing is generated."""
+        return self._choice(prepared, 0, MAX_REPLAYED_TOKENS)
+
+    def object_header(self, attempt: Attempt) -> ObjectHeader:
+        model = self._backend.model
+        return ObjectHeader(
+            self.adapter.id_prefix + attempt.request_id, attempt.created_s, model.name, model.fingerprint
+        )
+
+    def _choice(self, prepared: PreparedRequest, index: int, max_tokens: int) -> ActiveChoice:
+        model = self._backend.model
+        sampling = build_sampling_params(prepared, index, max_tokens, model.eos_token_ids, model.sampling_defaults)
+        text = self.adapter.new_text_stream(prepared, sampling)
+        offsets = None if sampling.logprobs is None else self._backend.text_processor.new_text_offsets()
+        cached = prepared.num_cached_tokens
+        request_id = f"{prepared.attempt.request_id}-{index}"
+        end = prepared.grammar_completed_at[index] if prepared.grammar_completed_at else None
+        return ActiveChoice(
+            index, request_id, sampling, text, offsets, num_cached_tokens=cached, grammar_completed_at=end
+        )
+
+
+def _with_compact_body(prepared: PreparedRequest) -> PreparedRequest:
+    """With its body as it is kept. Another copy of a large body is made only when its texts are known to fit."""
+    attempt = prepared.attempt
+    return replace(prepared, attempt=msgspec.structs.replace(attempt, body=compact_json(attempt.body)))
+
+
+def _submit_spec(prepared: PreparedRequest, begun: StartedChoice) -> SubmitSpec:
+    attempt, choice = prepared.attempt, begun.choice
+    with_prompt = prepared.returns_whole_body and choice.awaits_prompt_logprobs and choice.position
+    return SubmitSpec(
+        request_id=choice.request_id,
+        prompt_token_ids=prepared.prompt_of(choice.index),
+        sampling_params=choice.sampling,
+        generated_token_ids=list(choice.token_ids),
+        arrived_at_s=prepared.arrived_at_s,
+        deadline_at_s=prepared.deadline_at_s,
+        priority=clamp_priority(prepared.request.priority, attempt.caller_priority),
+        cache_salt=prepared.request.cache_salt or "",
+        client_request_id=attempt.client_request_id,
+        caller=attempt.caller,
+        caller_limits=attempt.caller_limits,
+        admit_as_new=not attempt.was_accepted,
+        rescore_from=-1 if with_prompt else begun.start.rescore_from,
+        attempt_epoch=attempt.attempt_epoch,
+        num_cached_tokens=prepared.num_cached_tokens,
+        prefill_peers=attempt.prefill_peers,
+        is_routed=prepared.is_routed,
+        max_draft_tokens=prepared.request.max_drafts,
+    )
+
+
+def clamp_priority(asked: int | None, best: int | None) -> int:
+    """As the request says, but no better than its caller may ask for."""
+    if best is None:
+        return asked or 0
+    return best if asked is None else max(asked, best)

@@ -1,0 +1,75 @@
+"""What a client is told about a request that has ended without being complete: `pd_reschedule`, `abort`, or an error.
+
+Not streamed: each choice has `completion_token_ids`, all of its tokens, and `num_text_tokens`, how many of them its text
+covers; each that was given up has the `error`; beside the choices stand the `seed` and `resume`. Streamed: a choice that
+was cut, or ends after another one was, has its ids on its last chunk; the stream's last chunk has `seed` and `resume`
+beside its choice. With an error, the same stands in `partial` next to `error` (`of_failed_stream`; a whole answer has all
+of its usual form there).
+
+    "resume": {"seed": 7, "generated_token_ids": [[5, 6], [9]], "generated_finish_reasons": ["stop", null]}
+
+`resume` has the fields to put into the request, which is otherwise sent as it was: of every choice, also of those that a
+stream ended long before. The new answer begins where the text of the first one ended.
+"""
+
+from typing import Any
+
+from onward.api.engine_link.request_tracker import INCOMPLETE_REASONS
+from onward.api.lifecycle.active_choice import ActiveChoice
+from onward.api.lifecycle.choice_update import ChoiceUpdate
+from onward.api.lifecycle.request_output import RequestOutput
+from onward.api.requests.schemas import GenerationRequest
+from onward.web.error_format import error_fields
+
+
+def choice_resume_fields(piece: ChoiceUpdate) -> dict[str, Any]:
+    """What stands in a choice beside the usual."""
+    fields: dict[str, Any] = {}
+    if piece.completion_token_ids is not None:
+        fields["completion_token_ids"] = piece.completion_token_ids
+    if piece.num_text_tokens is not None:
+        fields["num_text_tokens"] = piece.num_text_tokens
+    if piece.error is not None:
+        fields["error"] = error_fields(piece.error)
+    return fields
+
+
+def output_resume_fields(request: GenerationRequest, seed: int, answer: RequestOutput) -> dict[str, Any]:
+    """What stands beside the choices of an answer that has ended."""
+    return resume_fields(request, seed, answer) if answer.is_incomplete else {}
+
+
+def partial_stream_body(request: GenerationRequest, seed: int, answer: RequestOutput) -> dict[str, Any] | None:
+    """`partial` of a stream: its client has had the text. None: there is nothing to return."""
+    if not answer.has_partial:
+        return None
+    pieces = [answer.partial_update(choice.index) for choice in answer.choices]
+    listed = [
+        {"index": one.choice_index, "finish_reason": one.finish_reason} | choice_resume_fields(one) for one in pieces
+    ]
+    return {"choices": listed} | resume_fields(request, seed, answer)
+
+
+def resume_fields(request: GenerationRequest, seed: int, answer: RequestOutput) -> dict[str, Any]:
+    """The seed and the fields to add to the request. A request with `best_of` cannot be resumed from tokens."""
+    if request.selects_best:
+        return {}
+    token_ids = [choice.token_ids for choice in answer.choices]
+    resume: dict[str, Any] = {
+        "seed": seed,
+        "generated_token_ids": token_ids[0] if request.num_choices == 1 else token_ids,
+        "generated_finish_reasons": [_final_finish_reason(choice) for choice in answer.choices],
+    }
+    # Also where nobody asked for it: an attempt from a router's tokens may be given up before it has scored them.
+    if request.rescore_from is not None or any(choice.pending_rescore is not None for choice in answer.choices):
+        resume["rescore_from"] = [_unscored_from(choice) for choice in answer.choices]
+    return {"seed": seed, "resume": resume}
+
+
+def _final_finish_reason(choice: ActiveChoice) -> str | None:
+    return None if choice.finish_reason in INCOMPLETE_REASONS else choice.finish_reason
+
+
+def _unscored_from(choice: ActiveChoice) -> int:
+    """What was asked for and has come is not asked for again."""
+    return choice.position - (0 if choice.pending_rescore is None else len(choice.pending_rescore.text_offsets))

@@ -1,0 +1,363 @@
+"""The streams of this process by their ids: those that run, and the way to records of those whose client has gone.
+
+A request runs once in an instance: a later attempt at it ends the earlier one, whichever api process has it. A record is
+what it takes to go on; the shelf keeps it for a while, for all api processes. An abort drops it, or ends it as cancelled if
+it is of a response that its client may ask for. Knows nothing of HTTP.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import msgspec
+
+from onward.api.engine_link.engine_client import EngineClient
+from onward.api.engine_link.request_tracker import ABORTED, MAX_ATTEMPT, PD_PREEMPTED, PD_RESCHEDULE
+from onward.api.lifecycle.request_builder import ActiveRequest
+from onward.api.lifecycle.stream_store_client import StreamStoreClient
+from onward.clock import Clock
+from onward.errors import Conflict, InternalError
+from onward.obs.metrics import LabelValues
+from onward.proto.engine import ErrorInfo
+from onward.proto.router import Attempt, StreamRecord
+from onward.proto.stream_store import EntryKind, EntryStatus, StoreEntry
+from onward.web.error_format import RequestFailed, to_error_info
+
+DRAINING = ErrorInfo("draining", "this instance is being drained; try another one", 503, True, retry_after_s=1.0)
+ABORTED_ENDS_S = 1.0
+"""How long the process that runs an aborted response may take to end it."""
+LOOK_EVERY_S = 0.05
+MAX_ENDING = 16
+"""Responses of one abort that are ended at a time."""
+MAX_CLAIM_TRIES = 3
+"""Attempts that may start, one after the other, while one is taken away."""
+REPLACED = ErrorInfo("stale_attempt", "a later attempt at this request has taken its place", 409)
+ENDED_ELSEWHERE_CODES = (REPLACED.code, ABORTED.code)
+"""Whoever ends it so says what became of it: it goes on elsewhere, was cancelled, or is forgotten."""
+INTERNAL_ERROR = to_error_info(InternalError("internal error"))
+"""By a fault of ours, which the next attempt would meet again."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveStream:
+    """One that runs."""
+
+    request: ActiveRequest
+    failure: ErrorInfo | None = None
+    """Why it has ended, if not by itself."""
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.request.prepared.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class AbortOutcome:
+    """By an abort."""
+
+    names: set[str]
+    """By which something has ended."""
+    idle: dict[str, list[str]]
+    """Responses that nothing runs and that were left as they are: by id, the names that mean them."""
+
+
+class StreamRegistry:
+    def __init__(
+        self, client: EngineClient, clock: Clock, ttl_s: float, shelf: StreamStoreClient, response_ttl_s: float = 0.0
+    ) -> None:
+        self.is_draining = False
+        self._is_stopping = False
+        self._client = client
+        self._clock = clock
+        self._ttls_s: dict[EntryKind, float] = {"detached": ttl_s, "ended": ttl_s, "response": response_ttl_s}
+        self._store = shelf
+        self._live: dict[str, LiveStream] = {}
+        self._decoder = msgspec.msgpack.Decoder(StreamRecord)
+        shelf.attach(self)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def check_attempt(self, attempt: Attempt) -> None:
+        """Refuses an attempt that another one has overtaken."""
+        live = self._live.get(attempt.request_id)
+        if live is not None and not _may_replace_attempt(attempt.attempt_epoch, attempt.caller, live):
+            raise _stale_attempt(attempt, live.attempt.attempt_epoch)
+
+    async def start(self, prepare: Callable[[], ActiveRequest], attempt: Attempt) -> LiveStream:
+        """In place of an earlier attempt, of which nothing is left, here or in another process."""
+        self.check_attempt(attempt)
+        if attempt.attempt_epoch > 1:
+            held_epoch = await self._store.claim(attempt.request_id, attempt.attempt_epoch, attempt.caller)
+            if held_epoch is not None:
+                raise _stale_attempt(attempt, held_epoch)
+            self.check_attempt(attempt)
+        return self._run(prepare, attempt)
+
+    def _run(self, prepare: Callable[[], ActiveRequest], attempt: Attempt) -> LiveStream:
+        earlier = self._live.get(attempt.request_id)
+        if earlier is not None:
+            # Should the new one not start after all, the work so far is not lost.
+            self._put(self._detach(earlier))
+        stream = self._live[attempt.request_id] = LiveStream(prepare())
+        if attempt.attempt_epoch > 1:
+            self._store.drop_superseded(attempt.request_id, attempt.attempt_epoch, attempt.caller)
+        return stream
+
+    def end_stream(self, stream: LiveStream) -> None:
+        """It has ended, or its client is gone. The work stops; what was made stays for a while, if it can be used."""
+        attempt, job = stream.attempt, stream.request
+        if self._live.get(attempt.request_id) is not stream:
+            return
+        del self._live[attempt.request_id]
+        self._release(stream)
+        if job.collector is not None and stream.failure is not INTERNAL_ERROR:
+            rest = job.output.apply(job.collector.drain())
+            job.keep_logprobs(rest.updates)
+            stream.failure = stream.failure or rest.error
+        if (kind := _entry_kind(stream)) is not None:
+            self._put(self._entry(stream, kind))
+
+    def store_started(self, stream: LiveStream) -> None:
+        """So that it is not lost with this process."""
+        self._put(self._entry(stream, "response"))
+
+    def store_response(self, record: StreamRecord) -> None:
+        """As somebody has decided that it has ended."""
+        self._put(self._entry_of_record(record, "response", is_stored=True))
+
+    async def claim_to_finalize(self, record: StreamRecord) -> StreamRecord:
+        """Ends what runs of it, wherever that is, so that somebody can put an end to it. What there is of it then: over, or
+        under an epoch that no attempt has had."""
+        request_id, caller = record.attempt.request_id, record.attempt.caller
+        epoch = record.attempt.attempt_epoch + 1
+        for _ in range(MAX_CLAIM_TRIES):
+            live = self._live.get(request_id)
+            if live is not None and live.attempt.caller == caller:
+                epoch = max(epoch, live.attempt.attempt_epoch + 1)
+                left = self._record_of(live)
+                kept = self._detach(live)
+                if left.is_finished:
+                    self._put(kept)
+                return _ended_under(_further(record, left), epoch)
+            held_epoch = await self._store.claim(request_id, epoch, caller, to_finalize=True)
+            if held_epoch is None:
+                break
+            epoch = held_epoch + 1  # somebody has taken it up meanwhile, or ended it
+        kept = await self._store.find(request_id, 0, caller)
+        return _ended_under(record if kept is None else _further(record, self._decoder.decode(kept.data)), epoch)
+
+    async def cancel(self, record: StreamRecord) -> StreamRecord:
+        """Ends what runs of a response, and keeps it as cancelled unless it is over. What is kept of it."""
+        left = await self.claim_to_finalize(record)
+        if left.is_finished:
+            return left  # it was faster
+        cancelled = msgspec.structs.replace(left, is_live=False, is_cancelled=True)
+        self.store_response(cancelled)
+        return cancelled
+
+    async def find(
+        self, request_id: str, epoch: int = 0, caller: str | None = None, *, require_reply: bool = False
+    ) -> StreamRecord | None:
+        """Whichever process runs it, or has left it; of this caller, None: of anybody. Whoever asks has seen this epoch; 0:
+        it does not know. `must_answer`: raises `Unavailable` where the others cannot be asked."""
+        live = self._live.get(request_id)
+        if live is not None:
+            return self._record_of(live, is_live=True) if caller in (None, live.attempt.caller) else None
+        kept = await self._store.find(request_id, epoch, caller, require_reply=require_reply)
+        return None if kept is None else self._decoder.decode(kept.data)
+
+    async def abort_kept(
+        self, names: Collection[str], everything: bool, caller: str | None, *, leaves_idle: bool
+    ) -> AbortOutcome:
+        """Forgets the records that go by these names, or cancels them if they are of stored responses (`leaves_idle`:
+        unless nothing runs them). What runs has been aborted before."""
+        dropped = await self._store.drop_by_name(names, everything, caller)
+        ended, places = AbortOutcome(set(dropped.names), {}), asyncio.Semaphore(MAX_ENDING)
+
+        async def end(record_id: str, own_names: list[str]) -> None:
+            async with places:
+                record = await self._when_not_live(record_id, caller)
+                if record is not None and not record.is_finished:
+                    if leaves_idle and not record.is_live:
+                        ended.idle[record_id] = own_names
+                        return
+                    record = await self.cancel(record)
+                if record is not None and record.is_cancelled:
+                    ended.names.update(own_names)
+
+        await asyncio.gather(*(end(*one) for one in dropped.open.items()))
+        return ended
+
+    async def _when_not_live(self, record_id: str, caller: str | None) -> StreamRecord | None:
+        """The api process that runs the response has been told of the abort, and ends it with the tokens that its readers
+        have. The record after that; after a while also where that process has not ended it."""
+        until_s = self._clock.now_s() + ABORTED_ENDS_S
+        while True:
+            record = await self.find(record_id, caller=caller)
+            if record is None or record.is_finished or not record.is_live or self._clock.now_s() >= until_s:
+                return record
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def delete(self, record: StreamRecord) -> None:
+        """Forgets a response for good, however it may end where it runs."""
+        await self._store.delete(record.attempt.request_id, record.attempt.caller)
+
+    def live_entry(self, record_id: str) -> StoreEntry | None:
+        """For another process."""
+        live = self._live.get(record_id)
+        return None if live is None else self._entry(live, "detached", is_live=True)
+
+    def release_attempt(self, record_id: str, epoch: int, caller: str) -> StoreEntry | int | None:
+        """Another process goes on with it. Its connection here, which may be half open, ends."""
+        live = self._live.get(record_id)
+        if live is None:
+            return None
+        return self._detach(live) if _may_replace_attempt(epoch, caller, live) else live.attempt.attempt_epoch
+
+    def counts(self) -> dict[LabelValues, float]:
+        """Live streams, by where they came from."""
+        num_routed = sum(stream.request.prepared.is_routed for stream in self._live.values())
+        return {("router",): num_routed, ("client",): len(self._live) - num_routed}
+
+    def drain(self) -> None:
+        """Nothing new is taken. Streams of a router go on until it moves them: only the router knows whether another
+        instance can take them. Streams of other clients go on to their end."""
+        self.is_draining = True
+
+    def undrain(self) -> None:
+        self.is_draining = self._is_stopping
+
+    def stop(self) -> None:
+        """As `drain`, for good."""
+        self._is_stopping = self.is_draining = True
+
+    def check_not_stopping(self) -> None:
+        if self._is_stopping:
+            raise Conflict("this instance is stopping, and takes no requests again")
+
+    def end_routed_streams(self) -> None:
+        """Ends the streams of routers, which continue them elsewhere from the tokens so far."""
+        for stream in list(self._live.values()):
+            if stream.request.prepared.is_routed:
+                self._end(stream, DRAINING)
+
+    def check_not_draining(self) -> None:
+        if self.is_draining:
+            raise RequestFailed(DRAINING)
+
+    def _detach(self, stream: LiveStream) -> StoreEntry:
+        """Ends it in favour of a later attempt. What there is of it."""
+        del self._live[stream.attempt.request_id]
+        has_ended = stream.request.prepared.request.is_stored and (
+            stream.request.output.is_finished or _was_aborted(stream)
+        )
+        kept = self._entry(stream, "response" if has_ended else "detached")
+        self._end(stream, REPLACED)
+        self._release(stream)
+        return kept
+
+    def _end(self, stream: LiveStream, error: ErrorInfo) -> None:
+        stream.failure = stream.failure or error
+        if stream.request.collector is not None:
+            self._client.fail(stream.request.collector, error)
+
+    def _release(self, stream: LiveStream) -> None:
+        if stream.request.collector is not None:
+            self._client.abort(stream.request.collector)
+
+    def _put(self, kept: StoreEntry) -> None:
+        if kept.ttl_s > 0:
+            self._store.put(kept)
+
+    def _entry(self, stream: LiveStream, kind: EntryKind, *, is_live: bool = False) -> StoreEntry:
+        is_stored = stream.request.prepared.request.is_stored
+        return self._entry_of_record(self._record_of(stream, is_live=is_live), kind, is_stored=is_stored)
+
+    def _entry_of_record(self, record: StreamRecord, kind: EntryKind, *, is_stored: bool) -> StoreEntry:
+        return StoreEntry(
+            request_id=record.attempt.request_id,
+            aliases=(record.attempt.client_request_id,) if record.attempt.client_request_id else (),
+            caller=record.attempt.caller,
+            kind=kind,
+            attempt_epoch=record.attempt.attempt_epoch,
+            data=msgspec.msgpack.encode(record),
+            ttl_s=self._ttls_s[kind],
+            status=_ending(record) if kind == "response" else "open",
+            is_stored=is_stored,
+        )
+
+    def _record_of(self, stream: LiveStream, *, is_live: bool = False) -> StreamRecord:
+        return StreamRecord(
+            attempt=stream.request.next_attempt(self._clock.now_s()),
+            is_live=is_live,
+            logprobs=stream.request.logprobs,
+            error=_final_error(stream),
+            is_cancelled=stream.request.prepared.request.is_stored and _was_aborted(stream),
+        )
+
+
+def _entry_kind(stream: LiveStream) -> EntryKind | None:
+    """When it has been left. None: it is of no use to anybody."""
+    prepared, failure = stream.request.prepared, stream.failure
+    has_ended = stream.request.output.is_finished
+    if _was_aborted(stream):
+        return "response" if prepared.request.is_stored else None
+    if prepared.request.is_stored and (has_ended or _final_error(stream) is not None):
+        return "response"
+    has_reader = prepared.is_routed or bool(prepared.request.stream)
+    if has_reader and (failure is None or failure.retryable):
+        return "ended" if has_ended else "detached"
+    return None
+
+
+def _was_aborted(stream: LiveStream) -> bool:
+    return stream.request.output.aborted or (stream.failure is not None and stream.failure.code == ABORTED.code)
+
+
+def _ending(record: StreamRecord) -> EntryStatus:
+    """Of a response. One that has failed or was given up may still be completed by a later attempt."""
+    if record.is_cancelled:
+        return "cancelled"
+    reasons = [choice.finish_reason for choice in record.attempt.choices]
+    is_complete = bool(reasons) and record.error is None and None not in reasons and PD_RESCHEDULE not in reasons
+    return "complete" if is_complete else "open"
+
+
+def _final_error(stream: LiveStream) -> ErrorInfo | None:
+    """Of a stored response that will not go on: a router may still carry it on, and a client that streams may come back."""
+    prepared, failure = stream.request.prepared, stream.failure
+    if not prepared.request.is_stored:
+        return None
+    if stream.request.output.rescheduled and not _was_aborted(stream):
+        return PD_PREEMPTED
+    if prepared.is_routed or failure is None or failure.code in ENDED_ELSEWHERE_CODES:
+        return None
+    return failure if prepared.request.is_background or not failure.retryable else None
+
+
+def _further(given: StreamRecord, left: StreamRecord) -> StreamRecord:
+    """What is left counts, unless it has lost tokens that have been told."""
+    return left if left.is_finished or _num_tokens(left) >= _num_tokens(given) else given
+
+
+def _num_tokens(record: StreamRecord) -> int:
+    return sum(len(choice.token_ids) for choice in record.attempt.choices)
+
+
+def _ended_under(record: StreamRecord, epoch: int) -> StreamRecord:
+    if record.is_finished:
+        return record
+    return msgspec.structs.replace(
+        record, attempt=msgspec.structs.replace(record.attempt, attempt_epoch=min(epoch, MAX_ATTEMPT))
+    )
+
+
+def _may_replace_attempt(epoch: int, caller: str, live: LiveStream) -> bool:
+    return epoch > live.attempt.attempt_epoch and caller == live.attempt.caller
+
+
+def _stale_attempt(attempt: Attempt, epoch: int) -> Conflict:
+    problem = f"attempt {attempt.attempt_epoch} at this request comes after attempt {epoch}"
+    return Conflict(problem, code="stale_attempt")

@@ -1,0 +1,291 @@
+"""An api process's way to the shelf of its instance: puts without waiting, asks with a deadline, answers what it is asked.
+
+A shelf that is away, silent or behind costs records and never holds a request up: what it does not say in time counts as
+unknown, unless somebody has nothing to go on with but that. Knows nothing of what is in a record.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from onward import log
+from onward.errors import Unavailable
+from onward.fair_share import within_fair_share
+from onward.obs.metrics import Registry
+from onward.proto.control import StreamStoreGone, StreamStoreUp
+from onward.proto.stream_store import (
+    ClaimAttempt,
+    ClaimReply,
+    Delete,
+    DropByName,
+    DropReply,
+    DropSuperseded,
+    FindEntry,
+    FindReply,
+    FromStreamStore,
+    LiveStreamReply,
+    PutEntry,
+    QueryLiveStream,
+    ReleaseAttempt,
+    ReleaseReply,
+    StoreEntry,
+    StoreHeartbeat,
+    StoreHeartbeatReply,
+    ToStreamStore,
+)
+
+REPLY_TIMEOUT_S = 0.5
+HEARTBEAT_INTERVAL_S = 1.0
+MAX_OPEN_QUERIES = 256
+DROP_TRIES = 3
+"""An abort must not be forgotten."""
+MAX_UNACKNOWLEDGED_BYTES = 32 << 20
+"""Of records that are on their way, of all callers. What exceeds a caller's share (`shares.fits`) is not kept."""
+HEARTBEAT_AFTER_BYTES = 4 << 20
+"""So much on its way is asked about before the next second."""
+
+_logger = logging.getLogger(__name__)
+
+
+class StreamStoreTransport(Protocol):
+    """What `transport.shelf.ShelfSocket` does."""
+
+    def send(self, message: ToStreamStore) -> bool: ...
+    async def receive(self) -> FromStreamStore: ...
+    def close(self) -> None: ...
+
+
+class LiveStreamSource(Protocol):
+    """Who knows what runs here."""
+
+    def live_entry(self, record_id: str) -> StoreEntry | None: ...
+    def release_attempt(self, record_id: str, epoch: int, caller: str) -> StoreEntry | int | None:
+        """Ends the caller's earlier attempt and returns what there was of it; or the epoch of one that does not end."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class PendingClaim:
+    """An attempt that has been claimed, and does not run yet."""
+
+    request_id: str
+    attempt_epoch: int
+    is_granted: bool = False
+    superseded_by: int | None = None
+
+
+class StreamStoreClient:
+    def __init__(
+        self, connect: Callable[[str], StreamStoreTransport], on_fault: Callable[[], None], registry: Registry
+    ) -> None:
+        self._connect, self._on_fault = connect, on_fault
+        self._lost = registry.counter("onward_shelf_lost_total", "Records that the shelf was not there to take")
+        self._runner: LiveStreamSource | None = None
+        self._wire: StreamStoreTransport | None = None
+        self._was_connected = asyncio.Event()
+        """A shelf: until then we have just started, and it is worth waiting for."""
+        self._shelf = ""
+        self._reading: asyncio.Task[None] | None = None
+        self._greeting: asyncio.TimerHandle | None = None
+        self._ask_ids = itertools.count(1)
+        self._queries: dict[int, asyncio.Future[Any]] = {}
+        self._pending_claims: dict[int, PendingClaim] = {}
+        """By the id of the claim."""
+        self._bytes_put = self._bytes_at_heartbeat = self._bytes_acknowledged = 0
+        """Bytes: sent, sent at the last hello, and known to have arrived."""
+        self._unacknowledged: deque[tuple[int, str, int]] = deque()
+        """Of each record on its way: the bytes sent with it, its caller and its own bytes."""
+        self._unacknowledged_bytes: Counter[str] = Counter()
+        """By caller."""
+
+    def attach(self, runner: LiveStreamSource) -> None:
+        self._runner = runner
+
+    def store_up(self, message: StreamStoreUp) -> None:
+        self._disconnect()
+        self._shelf, self._wire = message.incarnation, self._connect(message.address)
+        self._was_connected.set()
+        self._bytes_put = self._bytes_at_heartbeat = self._bytes_acknowledged = 0
+        self._unacknowledged.clear()
+        self._unacknowledged_bytes.clear()
+        self._reading = asyncio.get_running_loop().create_task(self._read_for_ever(self._wire))
+        self._reading.add_done_callback(self._read_ended)
+        self._send_heartbeats()
+
+    def store_gone(self, message: StreamStoreGone) -> None:
+        if message.incarnation == self._shelf:
+            _logger.warning(log.event("shelf gone", incarnation=message.incarnation))
+            self._disconnect()
+
+    def put(self, record: StoreEntry) -> None:
+        """Fire and forget, within a bound."""
+        num_bytes, caller = len(record.data), record.caller
+        own = self._unacknowledged_bytes[caller]
+        of_others = self._unacknowledged_bytes.total() - own
+        has_room = within_fair_share(num_bytes, own, of_others, MAX_UNACKNOWLEDGED_BYTES, is_named=bool(caller))
+        if not has_room or not self._send(PutEntry(record)):
+            self._lost.inc()
+            return
+        self._bytes_put += num_bytes
+        self._unacknowledged.append((self._bytes_put, caller, num_bytes))
+        self._unacknowledged_bytes[caller] += num_bytes
+        if self._bytes_put - self._bytes_at_heartbeat > HEARTBEAT_AFTER_BYTES:
+            self._send_heartbeat()
+
+    def drop_superseded(self, record_id: str, epoch: int, caller: str) -> None:
+        self._send(DropSuperseded(record_id, epoch, caller))
+
+    async def find(
+        self, record_id: str, epoch: int, caller: str | None, *, require_reply: bool = False
+    ) -> StoreEntry | None:
+        """`must_answer`: silence is no "unknown", but `Unavailable`."""
+        answer = await self._query(FindEntry(next(self._ask_ids), record_id, epoch, caller))
+        if isinstance(answer, FindReply):
+            return answer.entry
+        if require_reply:
+            raise Unavailable("it cannot be said at this moment what is kept here; ask again", retry_after_s=1.0)
+        return None
+
+    async def claim(self, record_id: str, epoch: int, caller: str, *, to_finalize: bool = False) -> int | None:
+        """Before a later attempt: ends those that run in other processes. Returns the epoch of one that is not earlier;
+        None: this one may start, before anything else is waited for. `settles`: none starts, but an end is put."""
+        ask = ClaimAttempt(next(self._ask_ids), record_id, epoch, caller, to_finalize)
+        starting = self._pending_claims[ask.query_id] = PendingClaim(record_id, epoch)
+        try:
+            answer = await self._query(ask)
+        finally:
+            del self._pending_claims[ask.query_id]
+        if isinstance(answer, ClaimReply) and answer.blocking_epoch is not None:
+            return answer.blocking_epoch
+        return starting.superseded_by
+
+    async def drop_by_name(self, names: Collection[str], everything: bool, caller: str | None) -> DropReply:
+        return await self._dropped(lambda ask_id: DropByName(ask_id, list(names), everything, caller))
+
+    async def delete(self, record_id: str, caller: str) -> None:
+        await self._dropped(lambda ask_id: Delete(ask_id, record_id, caller))
+
+    async def _dropped(self, ask: Callable[[int], DropByName | Delete]) -> DropReply:
+        """A shelf that is away has nothing."""
+        for _ in range(DROP_TRIES):
+            if self._wire is None:
+                break
+            answer = await self._query(ask(next(self._ask_ids)))
+            if isinstance(answer, DropReply):
+                return answer
+        if self._wire is None:
+            return DropReply(0, [])
+        raise Unavailable("records of streams could not be dropped; ask again", retry_after_s=1.0)
+
+    async def close(self) -> None:
+        reading = self._reading
+        self._disconnect()
+        if reading is not None:
+            await asyncio.wait([reading])
+
+    async def _query(
+        self, ask: FindEntry | ClaimAttempt | DropByName | Delete
+    ) -> FindReply | ClaimReply | DropReply | None:
+        """None: no answer in time, or none to be expected."""
+        if len(self._queries) >= MAX_OPEN_QUERIES:
+            return None
+        if not await self._wait_first_connection():
+            return None
+        answer = self._queries[ask.query_id] = asyncio.get_running_loop().create_future()
+        try:
+            return await asyncio.wait_for(answer, REPLY_TIMEOUT_S) if self._send(ask) else None
+        except TimeoutError:
+            return None
+        finally:
+            del self._queries[ask.query_id]
+
+    async def _wait_first_connection(self) -> bool:
+        if self._was_connected.is_set():
+            return True
+        try:
+            await asyncio.wait_for(self._was_connected.wait(), REPLY_TIMEOUT_S)
+        except TimeoutError:
+            return False
+        return True
+
+    def _send(self, message: ToStreamStore) -> bool:
+        return self._wire is not None and self._wire.send(message)
+
+    async def _read_for_ever(self, wire: StreamStoreTransport) -> None:
+        while True:
+            self._on_message(await wire.receive())
+
+    def _on_message(self, message: FromStreamStore) -> None:
+        assert self._runner is not None, "there are streams before there is a shelf"
+        match message:
+            case StoreHeartbeatReply():
+                self._apply_acknowledged(message.num_bytes)
+            case QueryLiveStream():
+                self._send(LiveStreamReply(message.query_id, self._runner.live_entry(message.request_id)))
+            case ReleaseAttempt():
+                self._send(self._released(self._runner, message))
+            case FindReply() | ClaimReply() | DropReply():
+                self._resolve_query(message)
+
+    def _apply_acknowledged(self, num_bytes: int) -> None:
+        self._bytes_acknowledged = max(self._bytes_acknowledged, num_bytes)
+        while self._unacknowledged and self._unacknowledged[0][0] <= self._bytes_acknowledged:
+            _, caller, size = self._unacknowledged.popleft()
+            self._unacknowledged_bytes[caller] -= size
+            if not self._unacknowledged_bytes[caller]:
+                del self._unacknowledged_bytes[caller]
+
+    def _resolve_query(self, message: FindReply | ClaimReply | DropReply) -> None:
+        starting = self._pending_claims.get(message.query_id)
+        if starting is not None and isinstance(message, ClaimReply):
+            # At once: the next message may be another's claim, and come before whoever waits for this is awake.
+            starting.is_granted = message.blocking_epoch is None
+        answer = self._queries.get(message.query_id)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def _released(self, runner: LiveStreamSource, message: ReleaseAttempt) -> ReleaseReply:
+        for starting in self._pending_claims.values():
+            if starting.request_id != message.request_id or not starting.is_granted:
+                continue
+            if starting.attempt_epoch >= message.attempt_epoch:
+                return ReleaseReply(message.query_id, blocking_epoch=starting.attempt_epoch)
+            starting.superseded_by = message.attempt_epoch
+        had = runner.release_attempt(message.request_id, message.attempt_epoch, message.caller)
+        return (
+            ReleaseReply(message.query_id, blocking_epoch=had)
+            if isinstance(had, int)
+            else ReleaseReply(message.query_id, had)
+        )
+
+    def _send_heartbeats(self) -> None:
+        """Each second: so the shelf knows us, and we how far it is."""
+        self._send_heartbeat()
+        self._greeting = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeats)
+
+    def _send_heartbeat(self) -> None:
+        if self._send(StoreHeartbeat(self._bytes_put)):
+            self._bytes_at_heartbeat = self._bytes_put
+
+    def _disconnect(self) -> None:
+        if self._greeting is not None:
+            self._greeting.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._wire is not None:
+            self._wire.close()
+        self._wire = self._reading = self._greeting = None
+        self._shelf = ""
+        for answer in self._queries.values():
+            if not answer.done():
+                answer.set_result(None)
+
+    def _read_ended(self, task: asyncio.Task[None]) -> None:
+        """It ends only by being cancelled. Anything else is a fault of ours, and the process must not go on."""
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _logger.critical("the link to the shelf has failed", exc_info=fault)
+            self._on_fault()

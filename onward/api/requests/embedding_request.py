@@ -1,0 +1,73 @@
+"""What `/v1/embeddings` is asked, and every rule about its fields. An error names the path of the field."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from onward.api.requests.decoding import check_model
+from onward.api.requests.schemas import ValidationContext
+from onward.api.requests.unsupported_fields import check_embedding_field_names
+from onward.api.requests.validation import MAX_CACHE_SALT_LENGTH, MAX_DEADLINE_MS, check_number, check_prompt
+from onward.proto.sampling_params import Pooling
+from onward.web.json_body import decode, decode_fields, field_error
+
+MAX_INPUTS = 2048
+"""As many as OpenAI takes."""
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    input: str | list[Any] | None = None
+    """A text, its token ids, or a list of either."""
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    """Only so many of a vector's first numbers are told."""
+    user: str | None = None
+    pooling: Pooling | None = None
+    """Our own; without it the server's `--pooling` counts."""
+    normalize: bool | None = None
+    """Our own: whether vectors have the length 1, as OpenAI's have. Without it they do."""
+    priority: int | None = None
+    deadline_ms: int | None = None
+    cache_salt: str | None = None
+
+    @property
+    def lists_inputs(self) -> bool:
+        return isinstance(self.input, list) and bool(self.input) and isinstance(self.input[0], (str, list))
+
+    def inputs(self) -> list[str | list[int]]:
+        return self.input if self.lists_inputs else [self.input]  # type: ignore[list-item, return-value]
+
+    def input_path(self, index: int) -> str:
+        return f"input[{index}]" if self.lists_inputs else "input"
+
+
+_decoder = msgspec.json.Decoder(EmbeddingRequest)
+
+
+def decode_embedding(
+    body: bytes, bounds: ValidationContext, hidden_size: int
+) -> tuple[EmbeddingRequest, tuple[str, ...]]:
+    """The request, and the names of its fields that this server does not know."""
+    unknown = check_embedding_field_names(decode_fields(body), body, EmbeddingRequest.__struct_fields__)
+    request = decode(body, _decoder)
+    check_model(request.model, bounds)
+    check_number("dimensions", request.dimensions, 1, hidden_size)
+    check_number("priority", request.priority, -(2**31), 2**31 - 1)
+    check_number("deadline_ms", request.deadline_ms, 1, MAX_DEADLINE_MS)
+    if request.cache_salt is not None and len(request.cache_salt) > MAX_CACHE_SALT_LENGTH:
+        raise field_error("cache_salt", f"at most {MAX_CACHE_SALT_LENGTH} characters")
+    _check_inputs(request, bounds)
+    return request, unknown
+
+
+def _check_inputs(request: EmbeddingRequest, bounds: ValidationContext) -> None:
+    if request.input is None:
+        raise field_error("input", "is required")
+    inputs = request.inputs()
+    if len(inputs) > MAX_INPUTS:
+        raise field_error("input", f"at most {MAX_INPUTS} inputs, got {len(inputs)}")
+    for index, one in enumerate(inputs):
+        if type(one) is not type(inputs[0]):
+            raise field_error(request.input_path(index), "all inputs must be texts, or all token ids")
+        check_prompt(request.input_path(index), one, bounds)

@@ -1,0 +1,45 @@
+"""A request's `thinking_budget`, as the rule by which a worker follows the thinking in the tokens."""
+
+from collections.abc import Collection, Sequence
+
+from onward.proto.reasoning_params import ReasoningParams
+from onward.text.reasoning.prompt_state import make_reasoning_params, starts_in_reasoning
+from onward.text.reasoning.reasoning_formats import ReasoningFormat
+from onward.text.reasoning.reasoning_tracker import find_forbidden_forced_token
+from onward.text.tokenizer import Tokenizer
+from onward.web.json_body import field_error
+
+
+def check_forced_end(rule: ReasoningParams | None, end_token_ids: Collection[int], min_tokens: int) -> None:
+    """Refuses a request whose budget forces a token that its `min_tokens` forbids."""
+    token_id = None if rule is None else find_forbidden_forced_token(rule, end_token_ids, min_tokens)
+    if rule is not None and token_id is not None:
+        problem = f"token {token_id} ends thinking when thinking_budget ({rule.budget}) is used up, and min_tokens"
+        raise field_error(
+            "stop_token_ids", f"{problem} ({min_tokens}) forbids it there; leave it out or lower min_tokens"
+        )
+
+
+def build_reasoning_params(
+    form: ReasoningFormat | None,
+    tokenizer: Tokenizer | None,
+    prompt_token_ids: Sequence[int],
+    budget: int | None,
+    *,
+    has_grammar: bool,
+    continues_message: bool = False,
+) -> ReasoningParams | None:
+    """None where nobody needs to follow the thinking: only a budget, and a grammar for what comes behind it, do. `goes_on`:
+    with a message that has begun in the prompt."""
+    if form is None or tokenizer is None:
+        if budget is not None:
+            raise field_error("thinking_budget", "this model does not mark its thinking, or --reasoning-parser is none")
+        return None
+    if budget is None and not has_grammar:
+        return None
+    begins_inside = starts_in_reasoning(form, tokenizer, prompt_token_ids, continues_message=continues_message)
+    rule = make_reasoning_params(form, tokenizer, begins_inside=begins_inside, budget=budget)
+    if rule is None and budget is not None:
+        problem = f"the tags {form.begin} and {form.end} are not in this model's vocabulary"
+        raise field_error("thinking_budget", f"{problem}, so thinking cannot be followed")
+    return rule

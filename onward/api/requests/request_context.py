@@ -1,0 +1,49 @@
+"""Who a request is: fixed when it comes in, before its first attempt, and the same for all of them."""
+
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from onward.clock import Clock
+from onward.random_source import RandomSource
+from onward.web.auth.api_key_table import ANONYMOUS, Caller
+from onward.web.auth.authenticator import get_caller
+from onward.web.auth.owned_request_ids import make_owned_id
+from onward.web.request_id_middleware import client_request_id, set_response_request_id
+
+_KEY = "onward.identity"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    request_id: str
+    """Random, and marked as its caller's. A client's own id is only a label beside it."""
+    created_s: int
+    started_at_s: float
+    """This process's clock."""
+    client_request_id: str = ""
+    """The client's own name for its request: its `X-Request-Id`, if it sent one."""
+    caller: Caller = ANONYMOUS
+
+
+def get_request_context(scope: Scope) -> RequestContext:
+    return scope[_KEY]
+
+
+class RequestContextMiddleware:
+    """ASGI middleware inside the envelope."""
+
+    def __init__(self, app: ASGIApp, clock: Clock, chance: RandomSource) -> None:
+        self._app = app
+        self._clock = clock
+        self._chance = chance
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = get_caller(scope)
+        request_id = make_owned_id(self._chance.hex_token(), caller.name)
+        identity = RequestContext(
+            request_id, int(self._clock.wall_s()), self._clock.now_s(), client_request_id(scope), caller
+        )
+        scope[_KEY] = identity
+        set_response_request_id(scope, identity.client_request_id or identity.request_id)
+        await self._app(scope, receive, send)

@@ -1,0 +1,213 @@
+"""The fields by which a client says what its answer must look like, and the one grammar that they come to.
+
+OpenAI's `response_format`, vLLM's `guided_…` and `structured_outputs`, SGLang's `regex`, `ebnf` and `json_schema`, and
+llama.cpp's `grammar` and `json_schema`. Whether a grammar can be compiled is not known here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from onward.api.requests.shared_fields import SharedFields
+from onward.proto.sampling_params import MAX_GRAMMAR_BYTES, Grammar
+from onward.web.json_body import field_error
+
+MAX_GUIDED_CHOICES = 4096
+MAX_NAME_LENGTH = 64
+RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+_FORMAT_FIELDS: dict[str, tuple[str, ...]] = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
+"""Beside `type`. The fields of a structural tag are checked with its grammar."""
+
+
+class StructuredOutputFields(SharedFields, frozen=True, kw_only=True):
+    """Beside what all requests have that generate. Responses say it in other words."""
+
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    """Empty: none, as llama.cpp has it by default."""
+    structured_outputs: dict[str, Any] | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
+    """Of servers that have several. We have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedGrammar:
+    """A grammar, and the field that asks for it."""
+
+    grammar: Grammar
+    field_path: str
+
+
+def requested_grammar(fields: StructuredOutputFields) -> RequestedGrammar | None:
+    """Raises `InvalidRequest` for what is not as it should be, and for more than one."""
+    if fields.guided_whitespace_pattern is not None:
+        raise _no_whitespace("guided_whitespace_pattern")
+    found = [
+        *_from_response_format(fields.response_format),
+        *_from_guided_fields(fields),
+        *_from_structured_outputs(fields.structured_outputs),
+    ]
+    if len(found) > 1:
+        raise field_error(
+            found[1].field_path, f"an answer can have one structure, and {found[0].field_path} asks for one already"
+        )
+    return found[0] if found else None
+
+
+def _from_response_format(given: dict[str, Any] | None) -> list[RequestedGrammar]:
+    if given is None:
+        return []
+    kind = given.get("type")
+    if kind in _FORMAT_FIELDS:
+        for name in sorted(given.keys() - {"type", *_FORMAT_FIELDS[kind]}):
+            if given[name] is not None:
+                raise field_error(f"response_format.{name[:MAX_NAME_LENGTH]}", f"is not a field of the type {kind}")
+    if kind == "text":
+        return []
+    if kind == "json_object":
+        if given.get("schema") is not None:
+            return [_schema(given["schema"], "response_format.schema")]
+        return [RequestedGrammar(Grammar("json_object"), "response_format")]
+    if kind == "json_schema":
+        return [_from_json_schema(given.get("json_schema"), "response_format.json_schema")]
+    if kind == "structural_tag":
+        tags = {name: value for name, value in given.items() if name != "type"}
+        return [_structural_tag(tags, "response_format")]
+    raise field_error("response_format.type", f"must be one of {', '.join(RESPONSE_FORMATS)}")
+
+
+def _from_json_schema(given: Any, path: str) -> RequestedGrammar:
+    if not isinstance(given, dict):
+        raise field_error(path, "is required: an object with name and schema")
+    name = given.get("name")
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_LENGTH:
+        raise field_error(f"{path}.name", f"is required: a string of 1 to {MAX_NAME_LENGTH} characters")
+    if not isinstance(given.get("strict"), bool | None):
+        raise field_error(f"{path}.strict", "must be true or false")
+    # With or without `strict`, what we promise we can keep.
+    if given.get("schema") is None:
+        raise field_error(f"{path}.schema", "is required: a JSON schema")
+    return _schema(given["schema"], f"{path}.schema")
+
+
+def _from_guided_fields(fields: StructuredOutputFields) -> list[RequestedGrammar]:
+    return _by_name(
+        {
+            "guided_json": (_schema, fields.guided_json),
+            "guided_regex": (_regex, fields.guided_regex),
+            "guided_choice": (_choice, fields.guided_choice),
+            "guided_grammar": (_grammar, fields.guided_grammar),
+            "json_schema": (_schema, fields.json_schema),
+            "regex": (_regex, fields.regex),
+            "ebnf": (_grammar, fields.ebnf),
+            "grammar": (_grammar, fields.grammar or None),
+        }
+    )
+
+
+def _from_structured_outputs(given: dict[str, Any] | None) -> list[RequestedGrammar]:
+    """The form in which newer servers group the fields."""
+    if given is None:
+        return []
+    path = "structured_outputs"
+    known = {
+        "json": _schema,
+        "regex": _regex,
+        "choice": _choice,
+        "grammar": _grammar,
+        "json_object": _json_object,
+        "structural_tag": _structural_tag,
+    }
+    if given.get("whitespace_pattern") is not None:
+        raise _no_whitespace(f"{path}.whitespace_pattern")
+    for name, value in given.items():
+        if name not in known and value not in (None, False):
+            raise field_error(f"{path}.{name}", f"is not known; there are {', '.join(known)}")
+    return _by_name({f"{path}.{name}": (read, given.get(name)) for name, read in known.items()})
+
+
+def _by_name(readers: dict[str, tuple[Callable[[Any, str], RequestedGrammar], Any]]) -> list[RequestedGrammar]:
+    given = {path: (read, value) for path, (read, value) in readers.items() if value is not None}
+    return [read(value, path) for path, (read, value) in given.items() if (read, value) != (_json_object, False)]
+
+
+def _schema(value: Any, path: str) -> RequestedGrammar:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            raise field_error(path, f"is not JSON: {error}") from error
+    if not isinstance(value, dict | bool):
+        raise field_error(path, "must be a JSON schema: an object, true or false")
+    return _within_bounds(Grammar("json_schema", _json(value, path)), path)
+
+
+def _regex(value: Any, path: str) -> RequestedGrammar:
+    return _within_bounds(Grammar("regex", _text(value, path)), path)
+
+
+def _grammar(value: Any, path: str) -> RequestedGrammar:
+    return _within_bounds(Grammar("grammar", _text(value, path)), path)
+
+
+def _choice(value: Any, path: str) -> RequestedGrammar:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_GUIDED_CHOICES:
+        raise field_error(path, f"must be a list of 1 to {MAX_GUIDED_CHOICES} strings")
+    for index, one in enumerate(value):
+        if not isinstance(one, str) or not one:
+            raise field_error(f"{path}[{index}]", "must be a string that is not empty")
+    return _within_bounds(Grammar("choice", _json(value, path)), path)
+
+
+def _json_object(value: Any, path: str) -> RequestedGrammar:
+    if value is not True:
+        raise field_error(path, "must be true or false")
+    return RequestedGrammar(Grammar("json_object"), path)
+
+
+def _structural_tag(value: Any, path: str) -> RequestedGrammar:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            raise field_error(path, f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise field_error(path, "must be an object with structures and triggers")
+    return _within_bounds(Grammar("structural_tag", _json(value, path)), path)
+
+
+def _text(value: Any, path: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise field_error(path, "must be a string that is not empty")
+    return value
+
+
+def _json(value: Any, path: str) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (RecursionError, UnicodeEncodeError) as error:
+        raise field_error(path, "cannot be written as JSON") from error
+
+
+def _within_bounds(grammar: Grammar, path: str) -> RequestedGrammar:
+    try:
+        size = len(grammar.source.encode())
+    except UnicodeEncodeError as error:
+        raise field_error(path, "holds half a surrogate pair, which is not Unicode text") from error
+    if size > MAX_GRAMMAR_BYTES:
+        raise field_error(path, f"has {size} bytes, and at most {MAX_GRAMMAR_BYTES} are allowed")
+    return RequestedGrammar(grammar, path)
+
+
+def _no_whitespace(path: str) -> Exception:
+    return field_error(path, 'is not supported; a schema can say {"x-guidance": {"whitespace_flexible": true}}')

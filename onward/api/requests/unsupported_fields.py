@@ -1,0 +1,258 @@
+"""Request fields of other servers that this server does not act on, and the names of fields that it does not know.
+
+A field that would change the response is refused unless its value asks for what the server does anyway. A field that would
+not is accepted. Any other name is unknown: it is reported to the client and to the log, or refused with `--strict-fields`.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from onward.proto.router import IGNORED_FIELDS_HEADER
+from onward.web.json_body import decode_raw, field_error
+
+MAX_NAMED = 16
+MAX_NAME_LENGTH = 64
+
+# Each with the values that ask for nothing. `null` always does.
+_NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
+    # OpenAI
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "top_logprobs": (0,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "audio": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "reasoning_effort": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "instructions": ("",),
+    "input": (),
+    "max_output_tokens": (),
+    # vLLM
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+    "include_stop_str_in_output": (False,),
+    "return_token_ids": (False, True),
+    "return_tokens_as_token_ids": (False,),
+    "return_prompt_text": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "skip_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "allowed_token_ids": (),
+    "logprob_token_ids": (),
+    "logits_processors": ([],),
+    "guided_json_object": (False,),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "thinking_token_budget": (),
+    "include_reasoning": (True,),
+    "watermarking": (False,),
+    "repetition_detection": (),
+    "vllm_xargs": ({},),
+    # SGLang
+    "stop_regex": ("", []),
+    "no_stop_trim": (False,),
+    "lora_path": (),
+    "session_params": ({},),
+    "custom_logit_processor": (),
+    "custom_params": ({},),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "sampling_seed": (),
+    "sampling_params": ({},),
+    "text": (),
+    "input_ids": (),
+    # llama.cpp
+    "n_predict": (-1,),
+    "n_probs": (0,),
+    "n_keep": (0,),
+    "n_indent": (0,),
+    "min_keep": (0,),
+    "t_max_predict_ms": (0, -1),
+    "samplers": (),
+    "typical_p": (1,),
+    "top_n_sigma": (-1, 0),
+    "dynatemp_range": (0,),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "mirostat": (0,),
+    "repeat_penalty": (1,),
+    "tfs_z": (1,),
+    "adaptive_target": (-1,),
+    "grammar_lazy": (False,),
+    "grammar_triggers": ([],),
+    "input_prefix": ("",),
+    "input_suffix": ("",),
+    "image_data": ([],),
+    "lora": ([],),
+    "reasoning_format": ("auto", "deepseek"),
+    "thinking_forced_open": (False,),
+    "parse_tool_calls": (True,),
+    "post_sampling_probs": (False,),
+    # TGI
+    "inputs": (),
+    "parameters": ({},),
+    "adapter_id": (),
+    "max_new_tokens": (),
+    "do_sample": (True,),
+    "return_full_text": (False,),
+    "stop_sequences": ([],),
+    "top_n_tokens": (0,),
+    "truncate": (),
+    "watermark": (False,),
+    "guideline": (),
+    "tool_prompt": (),
+    # Other servers with the same endpoints
+    "system": ("", []),
+    "options": ({},),
+    "format": ("",),
+    "think": (),
+    "thinking": (),
+    "enable_thinking": (),
+    "reasoning": (),
+    "top_a": (0,),
+    "transforms": ([],),
+    "nvext": ({},),
+}
+_SPECIAL_TOKENS = "add_special_tokens"
+"""Whether the tokenizer adds its own: it does for a prompt, and for a chat the template writes them."""
+
+_EMBEDDING_NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
+    "truncate_prompt_tokens": (),
+    "truncate": (),
+    "truncation": (False,),
+    "truncation_side": (),
+    _SPECIAL_TOKENS: (True,),
+    "messages": ([],),
+    "embed_dtype": ("float32",),
+    "output_dtype": ("float",),
+    "output_dimension": (),
+    "endianness": ("native", "little"),
+    "embedding_type": ("float",),
+    "input_type": (),
+    "task": (),
+    "instruction": ("",),
+    "prompt_name": (),
+    "prompt": ("",),
+    "late_chunking": (False,),
+    "embd_normalize": (2,),
+    "lora_path": (),
+}
+
+_REPLACEMENTS = {
+    "thinking_token_budget": "thinking_budget",
+    "enable_thinking": "chat_template_kwargs",
+    "sampling_seed": "seed",
+    "stop_sequences": "stop",
+    "guided_json_object": "response_format",
+    "format": "response_format",
+    "no_stop_trim": "include_stop_str_in_output",
+    "repeat_penalty": "repetition_penalty",
+    "n_probs": "logprobs",
+    "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "output_dimension": "dimensions",
+    "input_ids": "prompt_token_ids",
+    "return_tokens_as_token_ids": "return_token_ids",
+}
+_WHY = {"suffix": "not supported: this server continues a text, and does not fill in its middle"}
+
+# The response is the same without them: they label a request, concern speed alone, or modify a field that is refused.
+# `store` keeps responses at OpenAI, `prediction` is a draft of the response.
+_IGNORED_FIELDS = frozenset(
+    {
+        "user",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "parallel_tool_calls",
+        "store",
+        "prediction",
+        "request_id",
+        "rid",
+        "session_id",
+        "extra_key",
+        "custom_labels",
+        "cache_prompt",
+        "id_slot",
+        "spaces_between_special_tokens",
+        "truncation_side",
+        "mirostat_tau",
+        "mirostat_eta",
+        "dynatemp_exponent",
+        "xtc_threshold",
+        "dry_base",
+        "dry_allowed_length",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+        "repeat_last_n",
+        "adaptive_decay",
+        "preserved_tokens",
+    }
+)
+
+
+def check_field_names(fields: dict[str, msgspec.Raw], body: bytes, own: Collection[str]) -> tuple[str, ...]:
+    """Refuses fields that ask for something that this server does not do. Returns the names that it does not know. `own`:
+    the fields that the endpoint acts on."""
+    special_tokens = {_SPECIAL_TOKENS: (False,) if "messages" in own else (True,)}
+    return _unknown(fields, body, own, _NO_EFFECT_VALUES | special_tokens)
+
+
+def check_embedding_field_names(fields: dict[str, msgspec.Raw], body: bytes, own: Collection[str]) -> tuple[str, ...]:
+    return _unknown(fields, body, own, _EMBEDDING_NO_EFFECT_VALUES)
+
+
+def _unknown(
+    fields: dict[str, msgspec.Raw], body: bytes, own: Collection[str], inert: dict[str, tuple[Any, ...]]
+) -> tuple[str, ...]:
+    for name in sorted((fields.keys() & inert.keys()).difference(own)):
+        _refuse_unless_inert(name, decode_raw(fields[name], body), inert[name])
+    return tuple(sorted(fields.keys() - inert.keys() - _IGNORED_FIELDS - set(own)))
+
+
+def _refuse_unless_inert(name: str, value: Any, inert: tuple[Any, ...]) -> None:
+    # `False == 0`, so the type is compared too, except between the two kinds of number.
+    for one in inert:
+        if value == one and isinstance(value, bool) == isinstance(one, bool):
+            return
+    if value is not None:
+        otherwise = f"not supported by this server; use {_REPLACEMENTS[name]}" if name in _REPLACEMENTS else None
+        raise field_error(name, _WHY.get(name) or otherwise or "not supported by this server")
+
+
+def reject_unknown_fields(names: Sequence[str]) -> None:
+    """Raises `InvalidRequest` for the first one."""
+    if names:
+        raise field_error(
+            names[0][:MAX_NAME_LENGTH], "there is no such field (the server was started with --strict-fields)"
+        )
+
+
+def format_names(names: Sequence[str]) -> str:
+    """A list of names for a header or a log line: printable, and bounded in number and length."""
+    shown = [quote(name[:MAX_NAME_LENGTH].encode("utf-8", "replace"), safe="") for name in names[:MAX_NAMED]]
+    return ", ".join(shown + ([f"and {len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []))
+
+
+def ignored_fields_header(names: Sequence[str]) -> dict[str, str]:
+    return {IGNORED_FIELDS_HEADER: format_names(names)} if names else {}

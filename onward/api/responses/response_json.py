@@ -1,0 +1,59 @@
+"""Writes the answer to one request for a response: as a whole here, as a stream by `form`."""
+
+from typing import Any
+
+import msgspec
+
+from onward.api.lifecycle.choice_update import ChoiceUpdate
+from onward.api.lifecycle.endpoint_adapter import ObjectHeader, OpeningChunk
+from onward.api.lifecycle.request_output import TokenUsage
+from onward.api.requests.prepared_request import PreparedRequest
+from onward.api.requests.text_processor import TextProcessor
+from onward.api.responses.chat_request import ResponseChatRequest
+from onward.api.responses.event_builder import ResponseEventBuilder, UsageFunction, make_event_builder
+from onward.text.tool_calls.call_ids import IdStyle
+
+
+class ResponseJsonWriter:
+    """Of a `Writer` it has what a whole answer needs; there are no chunks."""
+
+    chunk_object = "response"
+    has_extra_choice_fields = False
+
+    def __init__(self, prompts: TextProcessor, prepared: PreparedRequest) -> None:
+        assert isinstance(prepared.request, ResponseChatRequest)
+        self._request = prepared.request
+        self._request_id = prepared.attempt.request_id
+        self._id_style: IdStyle = prompts.message_parsers.id_style
+        self._names = prompts.token_strings
+
+    def event_builder(self, head: ObjectHeader, usage_of_tokens: UsageFunction) -> ResponseEventBuilder:
+        return make_event_builder(head, self._request, self._request_id, self._id_style, self._names, usage_of_tokens)
+
+    def whole_body(
+        self, head: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, beside: dict[str, Any]
+    ) -> bytes:
+        teller = self.event_builder(head, lambda _: usage)
+        teller.apply(choices[0])
+        teller.flush_without_logprobs()
+        if choices[0].finish_reason is None and choices[0].error is not None:
+            teller.fail(choices[0].error)
+        return msgspec.json.encode(teller.response())
+
+    def opening_chunk(self, choice: int) -> OpeningChunk | None:
+        return None
+
+    def content_json(self, piece: ChoiceUpdate) -> bytes:
+        raise AssertionError("a response has no chunks")
+
+    def client_finish_reason(self, piece: ChoiceUpdate) -> str | None:
+        return piece.finish_reason
+
+    def logprobs(self, piece: ChoiceUpdate) -> Any:
+        return None
+
+    def extra_choice_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+        return {}
+
+    def extra_top_level_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+        return {}

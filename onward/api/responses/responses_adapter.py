@@ -1,0 +1,84 @@
+"""`/v1/responses`: items in, items out. A chat to all that is behind it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from onward.api.endpoints.chat import ChatAdapter
+from onward.api.lifecycle.choice_update import OutputTextStream
+from onward.api.lifecycle.request_builder import ActiveRequest, RequestBuilder
+from onward.api.requests.prepared_request import PreparedRequest
+from onward.api.requests.preprocessing_executors import DeferredRender
+from onward.api.requests.request_context import RequestContext
+from onward.api.requests.schemas import ChatCompletionRequest, ValidationContext
+from onward.api.requests.text_processor import TextProcessor
+from onward.api.responses.chat_request import ResponseChatRequest, decode_response, with_response_field_names
+from onward.api.responses.per_token_text import PerTokenTextStream
+from onward.api.responses.response_json import ResponseJsonWriter
+from onward.errors import ClientError
+from onward.proto.cursor import Cursor
+from onward.proto.reasoning_params import ReasoningParams
+from onward.proto.router import Attempt
+from onward.proto.sampling_params import SamplingParams
+from onward.proto.step import WorkerHello
+from onward.web.openai_api.response_ids import PREFIX
+
+
+class ResponsesAdapter:
+    id_prefix = PREFIX
+    returns_text = True
+
+    def __init__(self, prompts: TextProcessor) -> None:
+        self._prompts = prompts
+        self._chat = ChatAdapter(prompts)
+
+    def decode(self, body: bytes, bounds: ValidationContext) -> tuple[ResponseChatRequest, tuple[str, ...]]:
+        return decode_response(body, bounds), ()
+
+    def tokenize_prompts(self, request: ChatCompletionRequest, created_s: int) -> list[list[int]]:
+        return self._chat.tokenize_prompts(request, created_s)
+
+    def prompt_path(self, request: ChatCompletionRequest, index: int) -> str:
+        return "input"
+
+    def reasoning_params(
+        self, request: ChatCompletionRequest, prompts: list[list[int]], *, has_grammar: bool
+    ) -> ReasoningParams | None:
+        return self._chat.reasoning_params(request, prompts, has_grammar=has_grammar)
+
+    def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream:
+        return PerTokenTextStream(self._chat.new_text_stream(prepared, sampling))
+
+    def json_writer(self, prepared: PreparedRequest) -> ResponseJsonWriter:
+        return ResponseJsonWriter(self._prompts, prepared)
+
+
+class ResponseRequestBuilder(RequestBuilder):
+    """Jobs whose complaints name the fields of a response, and not those of the chat that it is."""
+
+    def prepare_client_request(
+        self, identity: RequestContext, body: bytes, cursor: Cursor | None = None
+    ) -> PreparedRequest | DeferredRender[PreparedRequest]:
+        with _response_field_names():
+            return super().prepare_client_request(identity, body, cursor)
+
+    def prepare_attempt(
+        self, attempt: Attempt, started_at_s: float, *, is_routed: bool
+    ) -> PreparedRequest | DeferredRender[PreparedRequest]:
+        with _response_field_names():
+            return super().prepare_attempt(attempt, started_at_s, is_routed=is_routed)
+
+    async def validate_grammar(self, prepared: PreparedRequest) -> PreparedRequest:
+        with _response_field_names():
+            return await super().validate_grammar(prepared)
+
+    def start(self, prepared: PreparedRequest, limits: WorkerHello) -> ActiveRequest:
+        with _response_field_names():
+            return super().start(prepared, limits)
+
+
+@contextmanager
+def _response_field_names() -> Iterator[None]:
+    try:
+        yield
+    except ClientError as error:
+        raise with_response_field_names(error) from error

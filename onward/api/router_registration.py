@@ -1,0 +1,234 @@
+"""Tells routers about this instance, each of them each second, and that it leaves.
+
+The routers are told side by side: one that hangs or is away holds up nobody else, and is tried again for ever. What the
+engine's cache has learnt goes along as `kv_events`, to each router whose last answer wants them, from where it says.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import aiohttp
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onward.api.endpoints.admin import PROCESS_ROLES, SupervisorQueries, instance_state
+from onward.api.endpoints.attempts import MSGPACK, read_cluster_message
+from onward.api.endpoints.cluster_auth import ClusterAuth
+from onward.api.engine_link.engine_client import EngineClient
+from onward.api.lifecycle.stream_registry import StreamRegistry
+from onward.api.other_instances import OtherInstanceCounts
+from onward.api.router_standing import RegistrationLog
+from onward.clock import Clock
+from onward.config import ApiConfig
+from onward.errors import Unavailable
+from onward.proto import SCHEMA_VERSION
+from onward.proto.control import InstanceView
+from onward.proto.kv_events import KvEvents
+from onward.proto.model import PreparedModel
+from onward.proto.router import REGISTER_PATH, SIGNATURE_HEADER, InstanceLoad, Registration, RegistrationReply
+from onward.proto.stats import EngineStats
+from onward.proto.step import WorkerHello
+from onward.text.prompt_tokenizer import read_tokenizer_files, tokenizer_hash
+from onward.transport.cluster_signature import sign_request
+
+POST_TIMEOUT_S = 2.0
+FIRST_PAUSE_S = 0.1
+MAX_PAUSE_S = 2.0
+MIN_AGAIN_S, MAX_AGAIN_S = 0.1, 10.0
+MAX_VIEW_AGE_S = 0.3
+"""So that several routers share one look at the instance."""
+FREE_BLOCKS = ("free", "cached")
+RUNNING = ("running", "preempting")
+RETRYABLE_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, Unavailable, msgspec.MsgspecError)
+"""Of telling a router: it is tried again."""
+
+
+class InstanceDescription:
+    """What this instance says of itself."""
+
+    def __init__(
+        self,
+        config: ApiConfig,
+        model: PreparedModel,
+        client: EngineClient,
+        supervisor: SupervisorQueries,
+        streams: StreamRegistry,
+        clock: Clock,
+        others: OtherInstanceCounts,
+    ) -> None:
+        self.others = others
+        self._config = config
+        self._model = model
+        self._client = client
+        self._supervisor = supervisor
+        self._streams = streams
+        self._clock = clock
+        self._text_hash = tokenizer_hash(read_tokenizer_files(model))
+        self._view: InstanceView | None = None
+        self._seen_at_s = 0.0
+        self._looking = asyncio.Lock()
+
+    async def registration(self, asked: RegistrationReply | None = None, *, is_leaving: bool = False) -> Registration:
+        """`asked`: what the router that hears it has said last."""
+        view = await self._instance()
+        # The last to be waited for, so that they and what is said of the engine below belong together.
+        kv_events = None if asked is None else await self._kv_events(asked)
+        stats, worker = view.engine, self._client.worker
+        return Registration(
+            schema_version=SCHEMA_VERSION,
+            instance=view.incarnation,
+            url=self._config.url,
+            role=self._config.role,
+            state="leaving" if is_leaving else instance_state(self._client, self._streams, stats),
+            model=self._model.name,
+            fingerprint=self._model.fingerprint if worker is None else worker.fingerprint,
+            kv_layout=None if worker is None else worker.kv_layout,
+            handoff_address=self._config.handoff_address,
+            max_tokens=0 if worker is None else _max_tokens(worker),
+            block_size=0 if worker is None else worker.block_size,
+            engine=self._client.engine or "",
+            step=0 if stats is None else stats.step,
+            load=InstanceLoad() if stats is None else instance_load(stats),
+            kv_events=kv_events,
+            pids_by_role={
+                role: [process.pid for process in view.processes if process.role == role] for role in PROCESS_ROLES
+            },
+            oom_kills=view.oom_kills,
+            tokenizer_hash=self._text_hash,
+        )
+
+    async def _kv_events(self, asked: RegistrationReply) -> KvEvents | None:
+        return await self._client.kv_events(asked.next_kv_event) if asked.wants_kv_events else None
+
+    async def _instance(self) -> InstanceView:
+        async with self._looking:
+            if self._view is None or self._clock.now_s() - self._seen_at_s > MAX_VIEW_AGE_S:
+                try:
+                    self._view = await self._supervisor.query_instance()
+                except Unavailable:
+                    if self._view is None:
+                        raise
+                self._seen_at_s = self._clock.now_s()
+            return self._view
+
+
+class RouterRegistrar:
+    """The task that does it, for as long as the process runs."""
+
+    def __init__(
+        self,
+        config: ApiConfig,
+        description: InstanceDescription,
+        clock: Clock,
+        new_session: Callable[[], aiohttp.ClientSession],
+    ) -> None:
+        self._config = config
+        self._description = description
+        self._clock = clock
+        self._new_session = new_session
+        self._telling: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+        self._leaving: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._telling = [asyncio.create_task(self._register_loop(url)) for url in self._config.routers]
+
+    def register_now(self) -> None:
+        """Something has changed that routers act on."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def deregister(self) -> None:
+        """Says so once; routers that do not hear it will notice by the silence."""
+        if self._telling and self._leaving is None:
+            self._leaving = asyncio.create_task(self._deregister())
+
+    async def close(self) -> None:
+        for task in self._telling:
+            task.cancel()
+        tasks = self._telling + ([self._leaving] if self._leaving else [])
+        if tasks:
+            await asyncio.wait(tasks, timeout=2 * POST_TIMEOUT_S)
+
+    async def _deregister(self) -> None:
+        for task in self._telling:
+            task.cancel()
+        with contextlib.suppress(Unavailable, TimeoutError):
+            message = await asyncio.wait_for(self._description.registration(is_leaving=True), POST_TIMEOUT_S)
+            async with self._new_session() as session:
+                posts = [self._post(session, url, message) for url in self._config.routers]
+                await asyncio.gather(*posts, return_exceptions=True)
+
+    async def _register_loop(self, router_url: str) -> None:
+        pause_s, standing = FIRST_PAUSE_S, RegistrationLog(router_url, self._clock)
+        answer: RegistrationReply | None = None
+        async with self._new_session() as session:
+            while True:
+                changed = self._changed
+                try:
+                    answer = await self._post(session, router_url, await self._description.registration(answer))
+                    wait_s, pause_s = min(max(answer.interval_s, MIN_AGAIN_S), MAX_AGAIN_S), FIRST_PAUSE_S
+                    _note_answer(standing, answer)
+                    self._description.others.record(answer.router, answer.num_other_instances)
+                except RETRYABLE_ERRORS as fault:
+                    wait_s, pause_s = pause_s, min(2 * pause_s, MAX_PAUSE_S)
+                    _note_fault(standing, fault)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), wait_s)
+
+    async def _post(self, session: aiohttp.ClientSession, router_url: str, message: Registration) -> RegistrationReply:
+        body = msgspec.msgpack.encode(message)
+        headers = {"content-type": MSGPACK}
+        if key := self._config.cluster_key:
+            headers[SIGNATURE_HEADER] = sign_request(key, "POST", REGISTER_PATH, body, self._clock.wall_s())
+        timeout = aiohttp.ClientTimeout(total=POST_TIMEOUT_S)
+        url = router_url.rstrip("/") + REGISTER_PATH
+        async with session.post(url, data=body, headers=headers, timeout=timeout) as response:
+            response.raise_for_status()
+            return msgspec.msgpack.decode(await response.read(), type=RegistrationReply)
+
+
+class ProbeEndpoint:
+    """The same for a router that has a list of its instances, and asks."""
+
+    def __init__(self, description: InstanceDescription, proven: ClusterAuth) -> None:
+        self._description = description
+        self._proven = proven
+        self._decoder = msgspec.msgpack.Decoder(RegistrationReply)
+
+    async def probe(self, request: Request) -> Response:
+        asked = await read_cluster_message(request, self._proven, self._decoder)
+        self._description.others.record(asked.router, asked.num_other_instances)
+        return Response(msgspec.msgpack.encode(await self._description.registration(asked)), media_type=MSGPACK)
+
+
+def _note_answer(standing: RegistrationLog, answer: RegistrationReply) -> None:
+    if answer.error:
+        standing.refused(answer.error)
+    else:
+        standing.accepted()
+
+
+def _note_fault(standing: RegistrationLog, fault: Exception) -> None:
+    cause = str(fault) or type(fault).__name__
+    if isinstance(fault, aiohttp.ClientResponseError) and fault.status < 500:
+        standing.refused(cause)
+    else:
+        standing.unreachable(cause)
+
+
+def _max_tokens(worker: WorkerHello) -> int:
+    return min(worker.max_model_len, worker.num_blocks * worker.block_size)
+
+
+def instance_load(stats: EngineStats) -> InstanceLoad:
+    running = sum(stats.requests.get(status, 0) for status in RUNNING)
+    return InstanceLoad(
+        running=running,
+        waiting=sum(stats.requests.values()) - running,
+        max_running=running + stats.free_slots,
+        free_blocks=sum(stats.kv_blocks.get(state, 0) for state in FREE_BLOCKS),
+        num_blocks=sum(stats.kv_blocks.values()),
+    )

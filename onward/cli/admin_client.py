@@ -1,0 +1,92 @@
+"""Short questions of the command line to a running server: one request, one JSON answer, and errors in one line.
+
+Knows nothing of what is asked. A cluster's key and a client's key are shown where they were given.
+"""
+
+import argparse
+import http.client
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+
+from onward.bench.openai_chunks import error_message
+from onward.cli.api_keys import add_api_key_file, api_key_from_args
+from onward.cli.server_url import checked_url, describe_error
+from onward.errors import NotFound, ServerError, Unavailable
+from onward.proto.router import SIGNATURE_HEADER
+from onward.supervisor.cluster_key import read_key
+from onward.transport.cluster_signature import sign_request
+
+TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 16 << 20
+
+
+@dataclass(slots=True, frozen=True)
+class AdminClient:
+    url: str
+    api_key: str | None = None
+    cluster_key: str = ""
+
+    def get(self, path: str) -> Any:
+        return self._call("GET", path)
+
+    def post(self, path: str) -> Any:
+        return self._call("POST", path)
+
+    def _call(self, method: str, path: str) -> Any:
+        """Raises `Unavailable` if nobody answers, `NotFound` if there is no such route, else `ServerError`."""
+        parts = urlsplit(self.url)
+        with closing(_connect(parts)) as connection:
+            try:
+                # Closed after the answer: some servers are about to leave.
+                connection.request(
+                    method, parts.path + path, headers=self._headers(method, path) | {"Connection": "close"}
+                )
+                response = connection.getresponse()
+                body = response.read(MAX_ANSWER_BYTES)
+            except (OSError, http.client.HTTPException) as fault:
+                raise Unavailable(f"no server answers at {self.url}: {_why(fault)}") from None
+        if response.status >= 300:
+            kind = NotFound if response.status == 404 else ServerError
+            hint = "; show one with --cluster-key-file or --api-key" if response.status in (401, 403) else ""
+            raise kind(f"{self.url}{path} answers {response.status}: {error_message(body)}{hint}")
+        try:
+            return msgspec.json.decode(body) if body else None
+        except msgspec.DecodeError:
+            raise ServerError(
+                f"{self.url}{path} answers with something other than JSON; is it a server of ours?"
+            ) from None
+
+    def _headers(self, method: str, path: str) -> dict[str, str]:
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        if self.cluster_key:
+            headers[SIGNATURE_HEADER] = sign_request(self.cluster_key, method, path, b"", time.time())
+        return headers
+
+
+def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("url", metavar="URL", help=f"{what}, such as http://127.0.0.1:8000")
+    parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    add_api_key_file(parser)
+    parser.add_argument("--cluster-key-file", metavar="FILE", help="the cluster's secret, where there is one")
+
+
+def admin_client_from_args(args: argparse.Namespace) -> AdminClient:
+    url = args.url if "://" in args.url else f"http://{args.url}"
+    return AdminClient(checked_url(url, "URL:"), api_key_from_args(args), read_key(args.cluster_key_file))
+
+
+def _connect(parts: SplitResult) -> http.client.HTTPConnection:
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    assert parts.hostname is not None, "checked before"
+    return kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
+
+
+def _why(fault: Exception) -> str:
+    if isinstance(fault, TimeoutError):
+        return f"no answer within {TIMEOUT_S:.0f} s"
+    return describe_error(fault)

@@ -1,0 +1,89 @@
+"""Where a command finds API keys: in a flag, in a file, or in the environment. And what a server must have of them.
+
+A flag is for trying things out: whoever is on the machine can read the command lines of everybody's processes. A file that
+only its owner can read, and the environment, are for everything else.
+"""
+
+import argparse
+import os
+import stat
+from pathlib import Path
+
+from onward.config import API_KEY_VARIABLE, RouterConfig, ServeConfig, api_key_in_environment
+from onward.errors import StartupError
+from onward.transport.addresses import is_loopback
+from onward.web.auth.api_key_file import ApiKeySource
+from onward.web.auth.api_key_table import ApiKeyTable
+
+MAX_FILE_BYTES = 4096
+
+
+def add_api_key_file(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--api-key-file", metavar="FILE", help=f"has the API key; so may {API_KEY_VARIABLE}")
+
+
+def api_key_from_args(args: argparse.Namespace) -> str | None:
+    """What is said on the command line counts more than what is in the environment."""
+    if args.api_key is not None and args.api_key_file is not None:
+        raise StartupError("--api-key and --api-key-file are both given; leave one out")
+    if args.api_key_file is not None:
+        return read_api_key(args.api_key_file)
+    return args.api_key if args.api_key is not None else api_key_in_environment()
+
+
+def key_source_from_config(config: ServeConfig | RouterConfig) -> ApiKeySource:
+    """All keys that a server takes. The environment counts where nothing is said."""
+    plain = config.api_key
+    if config.api_key_file is not None:
+        plain = (*plain, read_api_key(config.api_key_file))
+    if not plain and config.api_keys is None and (key := api_key_in_environment()) is not None:
+        plain = (key,)
+    for key in plain:
+        if not key.isascii() or not key.isprintable():
+            raise StartupError("--api-key must be printable ASCII: it travels in a header")
+        if not key.strip() or key != key.strip():
+            raise StartupError("--api-key must not be empty, nor begin or end with a space; leave it out for no key")
+    return ApiKeySource(plain, config.api_keys)
+
+
+def check_exposure(config: ServeConfig | RouterConfig, keys: ApiKeyTable) -> None:
+    """Nobody opens a server to other machines by accident."""
+    if not is_loopback(config.host) and not len(keys) and not config.insecure:
+        raise StartupError(
+            f"--host {config.host} can be reached from other machines, and there are no API keys: make one with "
+            "`onward keys add FILE NAME` and say --api-keys FILE, or say --insecure to let everybody in"
+        )
+    meets_instances = isinstance(config, ServeConfig) and config.router
+    meets_instances = meets_instances or (isinstance(config, RouterConfig) and not config.instances)
+    if len(keys) and meets_instances and not config.cluster_key_file:
+        raise StartupError(
+            "with API keys, a router and its instances know each other by a common secret: make one with "
+            "`onward keygen FILE`, and give it to each with --cluster-key-file FILE"
+        )
+
+
+def exposure_warnings(config: RouterConfig | ServeConfig, keys: ApiKeyTable) -> list[str]:
+    """What works, but perhaps not as it was meant."""
+    if is_loopback(config.host):
+        return []
+    if not len(keys):
+        return [f"--insecure: whoever reaches --host {config.host} may use the models, and may stop them"]
+    return (
+        [f"--host {config.host} without --tls-cert: keys and texts travel as they are"] if not config.tls_cert else []
+    )
+
+
+def read_api_key(path: str) -> str:
+    """The first line. Raises `StartupError` for a file that has none, or is no secret."""
+    try:
+        with Path(path).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(MAX_FILE_BYTES)
+    except OSError as fault:
+        raise StartupError(f"cannot read --api-key-file {path}: {fault.strerror}") from fault
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise StartupError(f"others can read --api-key-file {path}; close it to them: chmod 600 {path}")
+    key = text.decode("ascii", errors="replace").partition("\n")[0].strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise StartupError(f"--api-key-file {path} has no key in its first line: printable ASCII, and not empty")
+    return key

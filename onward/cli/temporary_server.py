@@ -1,0 +1,63 @@
+"""A server for as long as a command needs one: `onward serve` as a child, with a key that only the two know."""
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from onward.cli.ready_message import READY_LINE_PREFIX
+from onward.config import API_KEY_VARIABLE, environment_with
+from onward.errors import StartupError
+from onward.transport.control_channel import exit_with_parent
+
+STOP_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TemporaryServer:
+    url: str
+    api_key: str
+
+
+@contextlib.contextmanager
+def temporary_server(flags: Sequence[str]) -> Iterator[TemporaryServer]:
+    """`flags` are those of `onward serve`. It listens on this machine only, and its lines go to our standard error."""
+    key, ours = secrets.token_hex(16), os.getpid()
+    command = [sys.executable, "-m", "onward.cli.main", "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
+    child = subprocess.Popen(
+        command,
+        env=environment_with({API_KEY_VARIABLE: key, "COLUMNS": "500"}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        process_group=0,
+        preexec_fn=lambda: exit_with_parent(ours),  # no thread runs here, so it is safe
+    )
+    with child:
+        try:
+            yield TemporaryServer(_ready_at(child), key)
+        finally:
+            _stop(child)
+
+
+def _ready_at(child: "subprocess.Popen[bytes]") -> str:
+    """Waits for the greeting. A server that cannot start says so itself, and ends."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        text = line.decode(errors="replace")
+        if text.startswith(READY_LINE_PREFIX) and (found := re.search(r" at (https?://\S+)", text)):
+            return found[1]
+    raise StartupError("the server did not start; its own words are above")
+
+
+def _stop(child: "subprocess.Popen[bytes]") -> None:
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            child.kill()

@@ -1,0 +1,179 @@
+"""Who may come in: every request is checked here before it costs anything."""
+
+from dataclasses import dataclass
+
+from onward.config import EngineConfig
+from onward.engine.refusal import AdmissionLimit, AdmissionRefusal
+from onward.engine.request import FinishReason, Request
+from onward.engine.scheduling import scheduling_policy
+from onward.engine.service_rates import ServiceRates
+from onward.engine.token_processor import stop_reason
+from onward.errors import InvalidRequest, NotFound, OnwardError, Overloaded, PdError
+from onward.pd.handoff import HandoffKey
+from onward.proto.engine import ErrorInfo, Submit
+from onward.proto.handoff import PrefillRequest
+
+
+@dataclass(slots=True, frozen=True)
+class EngineLimits:
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    num_drafts: int = 0
+    """Of one request and step."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest prompt plus output that can ever run here."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+
+def create_request(submit: Submit, owner: str, limits: EngineLimits, now_s: float) -> Request:
+    """The request as the engine will hold it, or an error that says by how much it is too long."""
+    sampling = submit.sampling_params
+    num_prompt = len(submit.prompt_token_ids)
+    if num_prompt == 0:
+        raise InvalidRequest("the prompt has no tokens", param="prompt")
+    room = limits.max_tokens - num_prompt
+    wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)
+    if sampling.pooling is not None:
+        # What its last row draws is the vector, which takes no place.
+        wanted, room = 1, room + 1
+    if wanted < 1:
+        raise InvalidRequest(f"max_tokens is {wanted}; it must be at least 1", param="max_tokens")
+    if wanted > room:
+        raise InvalidRequest(
+            f"{num_prompt} prompt tokens plus {wanted} output tokens are {wanted - room} more than the "
+            f"{limits.max_tokens} that fit here",
+            code="context_length_exceeded",
+            param="max_tokens" if room > 0 else "prompt",
+        )
+    return Request(
+        request_id=submit.request_id,
+        api_id=owner,
+        attempt_epoch=submit.epoch,
+        token_ids=submit.prompt_token_ids + submit.generated_token_ids,
+        num_prompt=num_prompt,
+        sampling=sampling,
+        max_output_tokens=wanted,
+        priority=submit.priority,
+        arrival_s=scheduling_policy.credited_arrival_s(now_s, submit.waited_s),
+        submitted_s=now_s,
+        deadline_at_s=None if submit.deadline_in_s is None else now_s + submit.deadline_in_s,
+        cache_salt=submit.cache_salt,
+        client_request_id=submit.client_request_id,
+        caller=submit.caller,
+        caller_limits=submit.caller_limits,
+        num_resumed_tokens=len(submit.generated_token_ids),
+        crash_charges=submit.worker_crashes,
+        engine_deaths=submit.engine_crashes,
+        crash_charge_position=len(submit.generated_token_ids),
+        num_cached_tokens=submit.num_cached_tokens,
+        score_from=_score_from_index(submit),
+        prefill_peers=list(submit.prefill_peers),
+        can_reschedule=submit.is_routed,
+        max_drafts=_max_drafts(submit.max_draft_tokens, limits),
+    )
+
+
+def _max_drafts(wanted: int | None, limits: EngineLimits) -> int:
+    return limits.num_drafts if wanted is None else max(0, min(wanted, limits.num_drafts))
+
+
+def _score_from_index(submit: Submit) -> int | None:
+    """As an index of the whole list. The first token of all follows nothing, so it has no score."""
+    if submit.rescore_from is None:
+        return None
+    return 1 if submit.rescore_from < 0 else len(submit.prompt_token_ids) + submit.rescore_from
+
+
+def create_peer_prefill_request(
+    prefill: PrefillRequest, key: HandoffKey, limits: EngineLimits, now_s: float
+) -> Request:
+    """A peer's prompt as a request of ours: it ends with its first token."""
+    length = len(prefill.token_ids)
+    if not 0 < prefill.num_prompt <= length:
+        raise PdError(
+            "pd_prefill_failed", f"{prefill.num_prompt} of {length} tokens cannot be the prompt", stage="prefill"
+        )
+    if length > limits.max_tokens:
+        message = f"{length} tokens are more than the {limits.max_tokens} that fit into this prefill instance"
+        raise PdError("pd_prefill_failed", message, stage="prefill")
+    return Request(
+        request_id=f"{prefill.request_id}@{key.decode_incarnation}.{key.handoff_id}",
+        api_id="",
+        attempt_epoch=0,
+        token_ids=list(prefill.token_ids),
+        num_prompt=prefill.num_prompt,
+        sampling=prefill.sampling_params,
+        max_output_tokens=length - prefill.num_prompt + 1,
+        priority=prefill.priority,
+        arrival_s=scheduling_policy.credited_arrival_s(now_s, prefill.waited_s),
+        submitted_s=now_s,
+        deadline_at_s=None if prefill.deadline_in_s is None else now_s + prefill.deadline_in_s,
+        cache_salt=prefill.cache_salt,
+        crash_charges=prefill.worker_crashes,
+        crash_charge_position=length - prefill.num_prompt,
+        score_from=prefill.rescore_from,
+        handoff=key,
+        max_drafts=_max_drafts(prefill.max_draft_tokens, limits),
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class QueueBacklog:
+    """Who waits already, but for those who get a free slot in the next plan."""
+
+    num_requests: int
+    num_tokens: int
+    """Of their prompts."""
+
+
+def counts_as_new(submit: Submit) -> bool:
+    """Only new requests are turned away; one that has begun here or elsewhere is let in. That a client has brought tokens
+    along, or a cursor, proves nothing: anybody can write them."""
+    return submit.epoch == 1 or submit.admit_as_new
+
+
+def check_same_caller(known: Request, request: Request) -> None:
+    """A cursor names the request that goes on, and anybody can write one: nobody takes over what is another's."""
+    if known.caller != request.caller:
+        raise NotFound("no such stream", code="stream_unknown", param="Last-Event-ID")
+
+
+def check_queue(
+    backlog: QueueBacklog, num_tokens: int, config: EngineConfig, rates: ServiceRates, now_s: float
+) -> AdmissionRefusal | None:
+    """Whether a prompt of so many tokens finds the queue full. Where nobody waits there is room for any."""
+    if backlog.num_requests <= 0:
+        return None
+    if (excess := backlog.num_requests + 1 - config.max_queue) > 0:
+        retry_after_s = scheduling_policy.retry_after_s(excess, rates.freed_slots.per_s(now_s))
+        message = f"{backlog.num_requests} requests are waiting already, of {config.max_queue} at most (max_queue)"
+        return AdmissionRefusal(AdmissionLimit.QUEUE_REQUESTS, Overloaded(message, retry_after_s=retry_after_s))
+    if (excess := backlog.num_tokens + num_tokens - config.max_queue_tokens) > 0:
+        retry_after_s = scheduling_policy.retry_after_s(excess, rates.prompt_tokens.per_s(now_s))
+        message = (
+            f"prompts of {backlog.num_tokens} tokens are waiting already, and {num_tokens} more would be over the "
+            f"{config.max_queue_tokens} that may (max_queue_tokens)"
+        )
+        return AdmissionRefusal(AdmissionLimit.QUEUE_TOKENS, Overloaded(message, retry_after_s=retry_after_s))
+    return None
+
+
+def finish_reason_of_given_tokens(request: Request) -> FinishReason | None:
+    """The reason, if the tokens that came with the request already contain its end."""
+    reasons = (stop_reason(request, position) for position in range(request.num_generated))
+    return next((reason for reason in reasons if reason), None)
+
+
+def to_error_info(error: OnwardError) -> ErrorInfo:
+    return ErrorInfo(
+        code=error.code,
+        message=error.message,
+        status=error.status,
+        retryable=error.retryable,
+        param=error.param,
+        retry_after_s=error.retry_after_s,
+        stage=error.stage,
+    )

@@ -1,0 +1,116 @@
+"""The prefill instances that a decode instance knows, and which of them are worth asking now.
+
+Some are known from the beginning, others because a request names them. One that cannot be reached, was silent, or cannot
+exchange KV with us is left alone for a while. Knows nothing of requests and hand-overs.
+"""
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from onward.log import event as log_event
+from onward.pd import handoff_errors
+from onward.proto.engine import ErrorInfo
+from onward.proto.handoff import Ping, ToPrefill
+
+log = logging.getLogger(__name__)
+
+PING_INTERVAL_S = 0.5
+UNREACHABLE_AFTER_S = 1.0
+"""A connection may take so long to come (back) before we stop waiting for it."""
+SILENCE_PAUSE_S = 2.0
+"""A peer that was silent is not asked for so long."""
+MISMATCH_PAUSE_S = 60.0
+"""One that cannot exchange KV with us stays so until one of us is started anew."""
+FORGET_AFTER_S = 60.0
+"""A peer that no request has named for so long is no longer kept up with."""
+
+
+@dataclass(slots=True)
+class PrefillPeerState:
+    incarnation: str = ""
+    unreachable_since_s: float | None = None
+    paused_until_s: float = 0.0
+    last_named_s: float = 0.0
+    """When a request named it last."""
+    is_reported_unreachable: bool = False
+    """It was said in the log that it cannot be reached."""
+
+    def is_unreachable(self, now_s: float) -> bool:
+        return self.unreachable_since_s is not None and now_s - self.unreachable_since_s >= UNREACHABLE_AFTER_S
+
+    def is_available(self, now_s: float) -> bool:
+        return self.paused_until_s <= now_s and not self.is_unreachable(now_s)
+
+
+class PrefillPeers:
+    def __init__(self, always_known: Iterable[str]) -> None:
+        self._peers = {address: PrefillPeerState() for address in always_known}
+        self._always_known = frozenset(self._peers)
+        self.addresses = self._always_known
+        """Of all that are known now."""
+        self._next_ping_s = 0.0
+
+    def __contains__(self, address: str) -> bool:
+        return address in self._peers
+
+    def add(self, address: str, now_s: float) -> None:
+        """One that a request names is known from then on, for as long as it is named."""
+        if address not in self._peers:
+            self._peers[address] = PrefillPeerState()
+            self.addresses = frozenset(self._peers)
+        self._peers[address].last_named_s = now_s
+
+    def is_available(self, address: str, now_s: float) -> bool:
+        return self._peers[address].is_available(now_s)
+
+    def unavailable(self, now_s: float) -> set[str]:
+        """Those who should not be waited for. Who cannot be reached is named in the log, once."""
+        for address, peer in self._peers.items():
+            if peer.is_unreachable(now_s) and not peer.is_reported_unreachable:
+                peer.is_reported_unreachable = True
+                hint = "is it running, and does it have the same cluster key?"
+                log.warning(log_event("prefill peer cannot be reached", peer=address, hint=hint))
+        return {address for address, peer in self._peers.items() if not peer.is_available(now_s)}
+
+    def mark_reachable(self, address: str) -> None:
+        peer = self._peers[address]
+        peer.unreachable_since_s = None
+        if peer.is_reported_unreachable:
+            peer.is_reported_unreachable = False
+            log.info(log_event("prefill peer is back", peer=address))
+
+    def mark_unreachable(self, address: str, now_s: float) -> None:
+        if self._peers[address].unreachable_since_s is None:
+            self._peers[address].unreachable_since_s = now_s
+
+    def update_incarnation(self, address: str, incarnation: str, now_s: float) -> str | None:
+        """Its incarnation, as it says. Returns that of its predecessor, if it has just replaced one."""
+        peer = self._peers[address]
+        before, peer.incarnation = peer.incarnation, incarnation
+        if before in ("", incarnation):
+            return None
+        peer.paused_until_s = now_s  # what was wrong with its predecessor may be right now
+        return before
+
+    def pause_after(self, error: ErrorInfo, address: str | None, now_s: float) -> None:
+        """A failure that says something of the peer itself keeps the next ones from it for a while."""
+        pauses_s = {handoff_errors.SILENCE_STAGE: SILENCE_PAUSE_S, "pd_layout_mismatch": MISMATCH_PAUSE_S}
+        pause_s = pauses_s.get(error.stage or "") or pauses_s.get(error.code)
+        if pause_s is None or address is None or (peer := self._peers.get(address)) is None:
+            return
+        if peer.paused_until_s <= now_s:
+            log.warning(log_event("prefill peer is left alone", peer=address, seconds=pause_s, because=error.message))
+        peer.paused_until_s = now_s + pause_s
+
+    def due_pings(self, in_use: Collection[str | None], now_s: float) -> list[tuple[str, ToPrefill]]:
+        """Each is asked now and then whether it is still the same. Those that nobody has named for long are forgotten."""
+        if now_s < self._next_ping_s:
+            return []
+        self._next_ping_s = now_s + PING_INTERVAL_S
+        kept = self._always_known | set(in_use)
+        for address in [a for a, p in self._peers.items() if a not in kept and now_s - p.last_named_s > FORGET_AFTER_S]:
+            del self._peers[address]
+        if len(self.addresses) != len(self._peers):
+            self.addresses = frozenset(self._peers)
+        return [(address, Ping()) for address in self._peers]

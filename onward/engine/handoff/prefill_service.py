@@ -1,0 +1,328 @@
+"""A prefill instance's work for decode instances: prompts come in, KV and a first token go out.
+
+    WorkCame -> queue -> there is room: offer -> Granted: compute and push -> token drawn and all sent: ready -> Finished
+
+The protocol is `pd.handoff.PrefillSide`; the prompt is a request like any other in the scheduler; this keeps a job for
+each. A job outlives its request: what a transfer reads stays *sending* until the peer has taken it or the transfer is
+known to be quiet. We decide nothing about the token: the peer's own stages do. No I/O: what is to be sent is in `drain`.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from onward.config import EngineConfig
+from onward.engine import admission
+from onward.engine.handoff.handoff_metrics import HandoffMetrics
+from onward.engine.handoff.remote_prefill import WORKER_CRASH_STAGE
+from onward.engine.live_requests import LiveRequests
+from onward.engine.outbox import ApiOutbox, PeerPrefillResult
+from onward.engine.request import FinishReason, Request, RequestStatus
+from onward.engine.scheduling import scheduling_policy
+from onward.engine.scheduling.scheduler import Scheduler
+from onward.engine.token_processor import TokenProcessor
+from onward.errors import OnwardError, PdError
+from onward.log import event as log_event
+from onward.pd import handoff_errors
+from onward.pd.handoff import (
+    GrantReceived,
+    HandoffCancelled,
+    HandoffCompleted,
+    HandoffKey,
+    HandoffTimeouts,
+    PrefillRequested,
+    PrefillSide,
+)
+from onward.pd.layout import layout_difference
+from onward.proto.engine import ErrorInfo
+from onward.proto.handoff import LeaseGrant, Ping, Pong, PrefillRequest, ToDecode, ToPrefill
+from onward.proto.kv_transfer import KvCommand, KvPush, KvReport, PushComplete, PushFailed, PushQuiesced, StopPush
+from onward.proto.step import WorkerHello
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 15.0
+"""A worker that cannot even stop a push within this time is given up: before the peer gives up its own memory, which that
+worker may still write."""
+WORKER_SILENCE_TIMEOUT_S = 10.0
+"""A worker that is at one step for so long, or away, is waited for no longer by those we compute for: they have other
+peers, or compute by themselves."""
+
+
+@dataclass(slots=True)
+class PeerPrefillTask:
+    key: HandoffKey
+    request: Request
+    lease_id: str | None = None
+    block_ids: list[int] | None = None
+    """Ours that the transfer reads; None before the grant."""
+    backend: str = ""
+    result: PeerPrefillResult | None = None
+    sent: PushComplete | None = None
+
+
+class PrefillService:
+    def __init__(
+        self,
+        config: EngineConfig,
+        incarnation: str,
+        worker: WorkerHello,
+        scheduler: Scheduler,
+        tokens: TokenProcessor,
+        outbox: ApiOutbox,
+        live: LiveRequests,
+        limits: admission.EngineLimits,
+        metrics: HandoffMetrics,
+    ) -> None:
+        assert worker.kv_layout is not None, "a prefill instance's worker has KV memory to send from"
+        self._config, self._scheduler, self._tokens, self._outbox = config, scheduler, tokens, outbox
+        self._live, self._limits, self._metrics, self._layout = live, limits, metrics, worker.kv_layout
+        self._engine_incarnation = incarnation
+        self._num_renewals = 0
+        self._side = PrefillSide(
+            self.incarnation, HandoffTimeouts(config.lease_s, config.offer_hold_s, config.handoff_timeout_s)
+        )
+        self._tasks: dict[HandoffKey, PeerPrefillTask] = {}
+        self._by_lease: dict[str, PeerPrefillTask] = {}
+        self._stopping: dict[str, tuple[PeerPrefillTask, float]] = {}
+        """Pushes that were told to stop, and since when."""
+        self._commands: list[KvCommand] = []
+        self._pongs: list[tuple[str, ToDecode]] = []
+        self._worker_is_silent = False
+
+    @property
+    def incarnation(self) -> str:
+        """Of our KV memory: it is what peers have to do with."""
+        return f"{self._engine_incarnation}.{self._num_renewals}"
+
+    @property
+    def idle(self) -> bool:
+        return not self._tasks and not self._stopping and self._side.idle
+
+    def count_by_state(self) -> dict[str, int]:
+        sending = sum(job.block_ids is not None for job in self._tasks.values()) + len(self._stopping)
+        return self._side.count_by_state() | {"sending": sending}
+
+    def receive(self, decode: str, message: ToPrefill, now_s: float) -> None:
+        if isinstance(message, Ping):
+            self._pongs.append((decode, Pong(self.incarnation)))
+            return
+        self._side.receive(decode, message, now_s)
+        self._process_events(now_s)
+
+    def receive_kv_report(self, report: KvReport, now_s: float) -> None:
+        job = self._by_lease.get(report.lease_id)
+        match report:
+            case PushComplete() if job is not None:
+                job.sent = report
+                self._metrics.bytes.inc(job.backend, "out", by=report.num_bytes)
+                self._metrics.seconds.inc(job.backend, "out", by=report.seconds)
+                self._ready_if_complete(job, now_s)
+            case PushFailed() if job is not None:
+                self._fail(job, PdError("pd_transfer_failed", report.message, stage="transfer"), now_s, quiet=True)
+            case PushComplete() | PushFailed() | PushQuiesced():
+                self._on_push_stopped(report.lease_id)
+            case _:
+                self._metrics.unexpected_reports.inc()
+
+    def tick(self, now_s: float, worker_silent_s: float) -> None:
+        self._collect_results(now_s)
+        self._worker_is_silent = worker_silent_s >= WORKER_SILENCE_TIMEOUT_S
+        if self._worker_is_silent:
+            self._fail_unfinished(now_s)
+        self._side.tick(now_s)
+        self._process_events(now_s)
+        offers, self._scheduler.offers.unsent = self._scheduler.offers.unsent, []
+        for request in offers:
+            if request.status is RequestStatus.OFFERED and request.handoff is not None:
+                self._metrics.offers.inc("prefill")
+                self._side.offer(request.handoff, len(request.block_ids), now_s)
+
+    def on_worker_lost(self, now_s: float) -> None:
+        """Our KV memory is gone: whatever peers were to get from it is over. Those who were being computed when the
+        worker died are told so: the prompt may have been the cause."""
+        self._collect_results(now_s)
+        crashed = {r.handoff for step in self._scheduler.steps_in_flight for r in step.runs}
+        error = PdError("pd_prefill_failed", "the worker died over this prompt", stage=WORKER_CRASH_STAGE)
+        for job in [job for key, job in self._tasks.items() if key in crashed]:
+            self._fail(job, error, now_s, quiet=True)
+        self._num_renewals += 1
+        self._side.reset(self.incarnation, now_s)
+        self._process_events(now_s)
+        for job, _ in self._stopping.values():
+            self._release_blocks(job)
+        self._stopping.clear()
+        self._commands.clear()
+
+    def worker_replacement_reason(self, now_s: float) -> str | None:
+        if any(now_s - since_s > STOP_TIMEOUT_S for _, since_s in self._stopping.values()):
+            return f"a transfer could not be stopped within {STOP_TIMEOUT_S:g} s"
+        return None
+
+    def take_messages(self) -> tuple[list[tuple[str, ToDecode]], list[KvCommand]]:
+        messages = self._side.take_messages() + self._pongs
+        commands, self._commands, self._pongs = self._commands, [], []
+        return messages, commands
+
+    def close(self) -> None:
+        self._side.close()
+
+    def _process_events(self, now_s: float) -> None:
+        for event in self._side.take_events():
+            if isinstance(event, PrefillRequested):
+                self._on_prefill_requested(event.key, event.prefill, now_s)
+                continue
+            job = self._tasks.get(event.key)
+            if job is None:
+                continue  # what came before in this turn has ended it
+            match event:
+                case GrantReceived():
+                    self._on_granted(job, event.grant, now_s)
+                case HandoffCompleted():
+                    self._metrics.ended.inc("prefill", "taken")
+                    self._tokens.record_finish(job.request, FinishReason.HANDED_OFF, now_s)
+                    self._end_task(job, now_s, quiet=True)
+                case HandoffCancelled():
+                    self._on_cancelled(job, event.error, now_s)
+
+    def _on_prefill_requested(self, key: HandoffKey, prefill: PrefillRequest, now_s: float) -> None:
+        try:
+            if reason := layout_difference(self._layout, prefill.kv_layout):
+                self._refuse(prefill.request_id, key, handoff_errors.layout_mismatch(reason), now_s)
+                return
+            if self._worker_is_silent:
+                raise _worker_silent()
+            self._check_queue(len(prefill.token_ids), now_s)
+            request = admission.create_peer_prefill_request(prefill, key, self._limits, now_s)
+        except OnwardError as error:
+            self._refuse(prefill.request_id, key, admission.to_error_info(error), now_s)
+            return
+        self._tasks[key] = PeerPrefillTask(key, request)
+        self._live.add(request)
+        self._scheduler.enqueue(request)
+        if scheduling_policy.must_run_alone(request):
+            self._scheduler.suspects.add(request)
+
+    def _check_queue(self, num_tokens: int, now_s: float) -> None:
+        waiting = self._scheduler.waiting
+        backlog = admission.QueueBacklog(len(waiting), waiting.num_prompt_tokens)
+        if refusal := admission.check_queue(backlog, num_tokens, self._config, self._tokens.rates, now_s):
+            raise refusal.error
+
+    def _fail_unfinished(self, now_s: float) -> None:
+        """All but what lies ready for the peer to take: that needs our worker no more."""
+        for job in [job for job in self._tasks.values() if job.result is None or job.sent is None]:
+            self._fail(job, _worker_silent(), now_s)
+
+    def _refuse(self, request_id: str, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
+        self._metrics.refusals.inc("prefill", error.code)
+        _log_failed(request_id, key, error)
+        self._side.refuse(key, error, now_s)
+
+    def _on_granted(self, job: PeerPrefillTask, grant: LeaseGrant, now_s: float) -> None:
+        request, size = job.request, self._limits.block_size
+        first_block, rest = divmod(grant.num_cached_tokens, size)
+        if rest or first_block + len(grant.block_ids) != len(request.block_ids):
+            self._fail(
+                job, PdError("pd_layout_mismatch", "the granted blocks do not fit the prompt", stage="offer"), now_s
+            )
+            return
+        job.lease_id, job.block_ids, job.backend = grant.lease_id, list(request.block_ids), grant.endpoint.backend
+        self._by_lease[grant.lease_id] = job
+        push = KvPush(grant.lease_id, grant.endpoint, first_block, grant.block_ids, grant.checksums)
+        self._scheduler.offers.start_push(request, push, now_s)
+
+    def _on_cancelled(self, job: PeerPrefillTask, error: ErrorInfo, now_s: float) -> None:
+        self._record_failure(job.request.request_id, job.key, error)
+        self._record_undelivered(job, error.code, now_s)
+        self._end_task(job, now_s, quiet=False)
+
+    def _collect_results(self, now_s: float) -> None:
+        """What the token stages say of the prompts that we compute for others."""
+        for result in self._outbox.take_peer_prefill_results():
+            assert result.request.handoff is not None
+            job = self._tasks.get(result.request.handoff)
+            if job is None:
+                continue
+            if result.error is not None:
+                error = PdError("pd_prefill_failed", f"{result.error.message} ({result.error.code})", stage="prefill")
+                self._fail(job, error, now_s)
+            elif result.token_ids:
+                job.result = result
+                self._ready_if_complete(job, now_s)
+
+    def _ready_if_complete(self, job: PeerPrefillTask, now_s: float) -> None:
+        """Both the token and the word that every block has been written: nothing will follow."""
+        if job.result is None or job.sent is None:
+            return
+        self._side.ready(
+            job.key,
+            job.result.token_ids,
+            job.request.num_cached_tokens or 0,
+            job.result.logprobs,
+            job.result.prompt_logprobs,
+            job.sent.checksums,
+            now_s,
+            grammar_done=job.result.grammar_done,
+            draft_token_ids=job.result.draft_token_ids,
+        )
+
+    def _fail(self, job: PeerPrefillTask, error: OnwardError, now_s: float, *, quiet: bool = False) -> None:
+        info = admission.to_error_info(error)
+        self._record_failure(job.request.request_id, job.key, info)
+        self._record_undelivered(job, error.code, now_s)
+        self._side.fail(job.key, info, now_s)
+        self._end_task(job, now_s, quiet=quiet)
+
+    def _record_failure(self, request_id: str, key: HandoffKey, error: ErrorInfo) -> None:
+        self._metrics.ended.inc("prefill", error.code)
+        _log_failed(request_id, key, error)
+
+    def _record_undelivered(self, job: PeerPrefillTask, error_code: str, now_s: float) -> None:
+        """Its token was sampled, and the peer never had its KV."""
+        if job.request.finish_reason is FinishReason.HANDED_OFF:
+            self._tokens.record_finish(job.request, FinishReason.ERROR, now_s, error_code)
+
+    def _end_task(self, job: PeerPrefillTask, now_s: float, *, quiet: bool) -> None:
+        """Forgets the job. Its blocks stay in the transfer's hands until that is quiet."""
+        del self._tasks[job.key]
+        if job.request.status is not RequestStatus.FINISHED:
+            self._tokens.finish(job.request, FinishReason.ABORT, now_s)
+        if job.lease_id is None:
+            return
+        del self._by_lease[job.lease_id]
+        if quiet or job.sent is not None:
+            self._release_blocks(job)
+        else:
+            self._stopping[job.lease_id] = (job, now_s)
+            self._commands.append(StopPush(job.lease_id))
+
+    def _on_push_stopped(self, lease_id: str) -> None:
+        if stopping := self._stopping.pop(lease_id, None):
+            self._release_blocks(stopping[0])
+        else:
+            self._metrics.unexpected_reports.inc()
+
+    def _release_blocks(self, job: PeerPrefillTask) -> None:
+        if job.block_ids is not None:
+            self._scheduler.release_pushed_blocks(job.block_ids)
+            job.block_ids = None
+
+
+def _log_failed(request_id: str, key: HandoffKey, error: ErrorInfo) -> None:
+    log.info(
+        log_event(
+            "hand-over failed",
+            side="prefill",
+            id=request_id,
+            peer=key.decode_incarnation,
+            code=error.code,
+            stage=error.stage or "-",
+            error=error.message,
+        )
+    )
+
+
+def _worker_silent() -> PdError:
+    """Says more of us than of the prompt, so the peer leaves us alone for a while."""
+    message = f"the prefill instance's worker has completed no step for {WORKER_SILENCE_TIMEOUT_S:g} s"
+    return PdError("pd_prefill_failed", message, stage=handoff_errors.SILENCE_STAGE)

@@ -1,0 +1,587 @@
+"""A decode instance's prompts, computed by prefill instances: whom to ask, what becomes of it, and what else to do.
+
+    WAITING ──ask a peer──> ASKED ──it offers, we have room──> GRANTED ──its KV is here──> RUNNING
+                              │ ^                                │
+               a failure: next peer, or compute it here <────────┘ (the lease is taken back)
+
+The protocol itself is `pd.handoff.DecodeSide`; blocks are the scheduler's; this joins the two, and keeps an errand for
+each request that is out. No I/O: what is to be sent is in `drain`.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+
+from onward.config import EngineConfig
+from onward.engine import admission
+from onward.engine.handoff.handoff_metrics import HandoffMetrics
+from onward.engine.handoff.prefill_peers import PrefillPeers
+from onward.engine.request import Request, RequestStatus
+from onward.engine.scheduling import scheduling_policy
+from onward.engine.scheduling.request_queue import RequestQueue
+from onward.engine.scheduling.scheduler import Scheduler
+from onward.engine.token_processor import TokenProcessor
+from onward.errors import CrashedWorker, PdError
+from onward.log import event as log_event
+from onward.pd import handoff_errors
+from onward.pd.handoff import DecodeSide, GrantedLease, HandoffFailed, HandoffTimeouts, KvArrived, OfferReceived
+from onward.proto.engine import ErrorInfo
+from onward.proto.handoff import HandoffHeartbeat, PeerGone, Pong, PrefillDone, PrefillRequest, ToDecode, ToPrefill
+from onward.proto.kv_transfer import (
+    EndLease,
+    ExpectingWrites,
+    ExpectWrites,
+    KvCommand,
+    KvEndpoint,
+    KvReport,
+    LeaseQuiesced,
+    RevokeLease,
+    WriterLost,
+    WritesComplete,
+)
+from onward.proto.step import SlotTokens, WorkerHello
+from onward.timers import Timers
+
+log = logging.getLogger(__name__)
+
+RETRY_INTERVAL_S = 0.05
+"""How often to look whether those who could ask nobody can now."""
+REVOKE_GRACE_S = 1.0
+"""A revoked lease is usually quiet within milliseconds. After so long nobody waits for its blocks any more."""
+MAX_QUARANTINE_S = 30.0
+"""After so long the memory is given up as a whole, and with it the writer that cannot be reached."""
+MAX_QUARANTINED_SHARE = 0.25
+"""Of the pool; beyond it likewise."""
+
+WORKER_CRASH_STAGE = "worker_crash"
+"""The stage of an error that says: a worker died over this prompt."""
+CANCELLED_BY_DECODE = ErrorInfo(
+    "pd_prefill_failed", "PD Error: the decode instance needs this prompt no longer", stage="decode"
+)
+
+
+@dataclass(slots=True, eq=False)
+class RemotePrefillTask:
+    """One request that is out to have its prompt computed."""
+
+    request: Request
+    started_s: float
+    peer_address: str | None = None
+    handoff_id: int | None = None
+    asked_s: float = 0.0
+    attempts: Counter[str] = field(default_factory=Counter)
+    num_heartbeats: int = 0
+    """How often its peer has said that it is still at work, while it was the peer's turn."""
+    ready_s: float | None = None
+    """When its peer was done: from then on it is our own worker that is waited for."""
+    awaits_blocks: bool = False
+    """We have refused blocks for it ourselves: nobody is asked again before there are some."""
+    awaited_peers: frozenset[str] | None = None
+    """None of these peers can be asked now; one of them is as soon as it can."""
+    error: ErrorInfo | None = None
+
+
+class RemotePrefillClient:
+    def __init__(
+        self,
+        config: EngineConfig,
+        incarnation: str,
+        worker: WorkerHello,
+        scheduler: Scheduler,
+        tokens: TokenProcessor,
+        metrics: HandoffMetrics,
+    ) -> None:
+        self._config, self._scheduler, self._tokens, self._metrics = config, scheduler, tokens, metrics
+        self._leases = scheduler.leases
+        assert worker.kv_layout is not None, "a decode instance's worker has KV memory to share"
+        self._layout, self._vocab_size = worker.kv_layout, worker.vocab_size
+        self._endpoint: KvEndpoint | None = worker.kv_endpoint
+        """None while there is no worker: then nobody is granted anything."""
+        self._side = DecodeSide(
+            incarnation, HandoffTimeouts(config.lease_s, config.offer_hold_s, config.handoff_timeout_s)
+        )
+        self._peers = PrefillPeers(config.prefill_peers)
+        self._tasks: dict[Request, RemotePrefillTask] = {}
+        self._num_prompt_tokens_out = 0
+        self._by_handover: dict[int, RemotePrefillTask] = {}
+        self._by_peer: dict[str, dict[int, RemotePrefillTask]] = {}
+        """By address, then by hand-over: what is under way there."""
+        self._awaiting_peer: dict[frozenset[str], dict[Request, RemotePrefillTask]] = {}
+        """By the peers that they wait for: one look at a peer answers for all of them."""
+        self._give_up_timers: Timers[Request] = Timers()
+        """Of those: when nobody looks for a peer any longer."""
+        self._awaiting_blocks = RequestQueue()
+        self._by_lease: dict[str, RemotePrefillTask] = {}
+        self._lease_opened_s: dict[str, float] = {}
+        """Leases that our worker has been told of and has not said a word about, and since when."""
+        self._revoked_s: dict[str, float] = {}
+        self._commands: list[KvCommand] = []
+        self._pings: list[tuple[str, ToPrefill]] = []
+        self._next_look_s = 0.0
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """Of all prefill instances that we have to do with, now."""
+        return self._peers.addresses
+
+    @property
+    def num_remote_prefills(self) -> int:
+        """Requests that wait, here or at a peer, for their prompt to be computed."""
+        return len(self._tasks)
+
+    @property
+    def num_remote_prompt_tokens(self) -> int:
+        return self._num_prompt_tokens_out
+
+    @property
+    def idle(self) -> bool:
+        return not self._tasks and not self._leases.quarantined and self._side.idle
+
+    def count_by_state(self) -> dict[str, int]:
+        return self._side.count_by_state()
+
+    def count_leases_by_state(self) -> dict[str, int]:
+        return {"granted": len(self._scheduler.allocator.awaiting_kv), "quarantined": len(self._leases.quarantined)}
+
+    def route_new_requests(self, now_s: float) -> None:
+        """Decides where the prompts of those that are new in the queue are computed."""
+        undecided, self._scheduler.unrouted = self._scheduler.unrouted, []
+        for request in undecided:
+            if request.status is not RequestStatus.WAITING or request.handoff is not None:
+                continue
+            if scheduling_policy.should_prefill_locally(
+                request, self._scheduler.allocator.num_uncached_tokens(request), self._config
+            ):
+                request.prefill_locally = True
+                continue
+            if scheduling_policy.should_reschedule(request):
+                self._reschedule_preempted(request, now_s)
+                continue
+            self._scheduler.start_remote_prefill(request)
+            if request.scheduled_s is None:
+                request.scheduled_s = now_s
+            errand = self._tasks[request] = RemotePrefillTask(request, now_s)
+            self._num_prompt_tokens_out += request.num_prompt
+            self._ask_next_peer(errand, now_s)
+
+    def receive(self, peer: str, message: ToDecode, now_s: float) -> None:
+        if peer not in self._peers:
+            return
+        self._peers.mark_reachable(peer)
+        if isinstance(message, HandoffHeartbeat):
+            self._count_heartbeats(message)
+        if isinstance(message, PrefillDone) and (errand := self._by_handover.get(message.handoff_id)):
+            errand.ready_s = errand.ready_s if errand.ready_s is not None else now_s
+        if not isinstance(message, Pong):
+            self._side.receive(peer, message, now_s)
+        elif before := self._peers.update_incarnation(peer, message.incarnation, now_s):
+            # One that has started anew knows nothing of what its predecessor was asked.
+            self._side.receive(peer, PeerGone(before), now_s)
+        self._process_events(now_s)
+
+    def num_peer_heartbeats(self, request: Request) -> int:
+        """Grows as long as somebody works for this one, though nothing of it is here yet."""
+        errand = self._tasks.get(request)
+        return errand.num_heartbeats if errand else 0
+
+    @property
+    def worker_due_since_s(self) -> float | None:
+        """Since when our own worker is due: to open the door for a peer, or to count what one has written."""
+        ready_s = (errand.ready_s for errand in self._by_lease.values() if errand.ready_s is not None)
+        return min((*self._lease_opened_s.values(), *ready_s), default=None)
+
+    def on_peer_send(self, peer: str, ok: bool, now_s: float) -> None:
+        """Whether the last message to this peer could be sent. One that is away for long is not waited for."""
+        if peer not in self._peers:
+            return
+        if ok:
+            self._side.on_send_succeeded(peer, now_s)
+            self._peers.mark_reachable(peer)
+        else:
+            self._side.on_send_failed(peer, now_s)
+            self._peers.mark_unreachable(peer, now_s)
+
+    def receive_kv_report(self, report: KvReport, now_s: float) -> None:
+        self._cancel_abandoned(now_s)  # their leases have ended, though the worker may not know it yet
+        self._lease_opened_s.pop(report.lease_id, None)
+        match report:
+            case LeaseQuiesced():
+                self._revoked_s.pop(report.lease_id, None)
+                self._leases.end_quarantine(report.lease_id)
+            case ExpectingWrites():
+                self._send_grant(report.lease_id, now_s)
+            case WritesComplete() if report.lease_id in self._by_lease:
+                backend = self._endpoint.backend if self._endpoint else ""
+                self._metrics.bytes.inc(backend, "in", by=report.num_bytes)
+                self._metrics.seconds.inc(backend, "in", by=report.seconds)
+                self._side.on_kv_received(report.lease_id, report.checksums, now_s)
+            case WriterLost() if report.lease_id in self._by_lease:
+                self._side.on_sender_lost(report.lease_id, report.message, now_s)
+            case _:
+                self._metrics.unexpected_reports.inc()
+        self._process_events(now_s)
+
+    def tick(self, now_s: float) -> None:
+        self._side.tick(now_s)
+        self._process_events(now_s)
+        self._cancel_abandoned(now_s)
+        self._cancel_at_unreachable_peers(now_s)
+        self._retry_waiting(now_s)
+        self._queue_lease_commands(now_s)
+        in_use = self._by_peer.keys() | {peer for peers in self._awaiting_peer for peer in peers}
+        self._pings += self._peers.due_pings(in_use, now_s)
+
+    def on_worker_lost(self, now_s: float) -> None:
+        """Our KV memory is gone, and all leases on it. Those who had one ask again."""
+        self._cancel_abandoned(now_s)
+        for errand in [e for e in self._tasks.values() if e.request.status is RequestStatus.GRANTED]:
+            self._cancel_handoff(errand, now_s)
+            self._leases.revoke(errand.request)
+            errand.request.set_status(RequestStatus.ASKED)
+            self._wait_for_blocks(errand)
+        self._endpoint = None
+        self._by_lease.clear()
+        self._lease_opened_s.clear()
+        self._revoked_s.clear()
+        self._commands.clear()
+        self._leases.unannounced_grants.clear()
+
+    def on_worker_ready(self, worker: WorkerHello) -> None:
+        self._endpoint = worker.kv_endpoint
+
+    def worker_replacement_reason(self, now_s: float) -> str | None:
+        """A reason to give the KV memory up: too much of it is, or has for too long been, in nobody's hands."""
+        quarantined, pool = self._scheduler.pool.num_quarantined, self._scheduler.pool
+        if quarantined > pool.num_blocks * MAX_QUARANTINED_SHARE and self._leases.overdue:
+            return f"{quarantined} of {pool.num_blocks} KV blocks are quarantined"
+        oldest_s = min(self._revoked_s.values(), default=now_s)
+        if now_s - oldest_s > MAX_QUARANTINE_S:
+            return f"a peer that may write KV blocks has not answered for {MAX_QUARANTINE_S:g} s"
+        return None
+
+    def take_messages(self) -> tuple[list[tuple[str, ToPrefill]], list[KvCommand]]:
+        messages = self._side.take_messages() + self._pings
+        commands, self._commands, self._pings = self._commands, [], []
+        return messages, commands
+
+    def close(self) -> None:
+        self._side.close()
+
+    def _process_events(self, now_s: float) -> None:
+        self._cancel_abandoned(now_s)  # what a peer says of them comes too late
+        for event in self._side.take_events():
+            errand = self._by_handover.get(event.handoff_id)
+            if errand is None:
+                continue  # what came before in this turn has ended it
+            match event:
+                case OfferReceived():
+                    self._on_offer(errand, event, now_s)
+                case KvArrived():
+                    self._on_arrived(errand, event.ready, now_s)
+                case HandoffFailed():
+                    self._on_handoff_failed(errand, event.error, now_s)
+
+    def _on_offer(self, errand: RemotePrefillTask, event: OfferReceived, now_s: float) -> None:
+        self._metrics.offers.inc("decode")
+        wanted = self._scheduler.pool.num_blocks_for(len(errand.request.token_ids))
+        if event.num_blocks != wanted:
+            message = f"{event.num_blocks} blocks were asked for where {wanted} are needed"
+            error = handoff_errors.layout_mismatch(message)
+            self._metrics.refusals.inc("decode", error.code)
+            self._side.refuse(event.handoff_id, error, now_s)
+            self._on_handoff_failed(errand, error, now_s)
+            return
+        at_once = self._endpoint is not None and self._scheduler.leaves_room_for_earlier(errand.request)
+        self._leases.request_blocks(errand.request, at_once=at_once)
+        self._queue_lease_commands(now_s)
+
+    def _send_grant(self, lease_id: str, now_s: float) -> None:
+        """The data plane's door is open: now the peer may be told."""
+        errand = self._by_lease.get(lease_id)
+        if errand is None or errand.handoff_id is None:
+            self._metrics.unexpected_reports.inc()
+            return
+        lease, endpoint = errand.request.lease, self._endpoint
+        assert lease is not None and endpoint is not None, "a lease that is expected is on our own memory"
+        num_cached = lease.first_block * self._scheduler.pool.block_size
+        granted = GrantedLease(lease_id, endpoint, num_cached, lease.block_ids, self._config.kv_checksums)
+        self._side.grant(errand.handoff_id, granted, now_s)
+        self._metrics.grants.inc()
+
+    def _on_arrived(self, errand: RemotePrefillTask, ready: PrefillDone, now_s: float) -> None:
+        request, lease = errand.request, errand.request.lease
+        if lease is None or not ready.token_ids or not self._in_vocabulary(ready.token_ids):
+            error = PdError("pd_transfer_failed", "what the prefill instance sent cannot be used", stage="transfer")
+            self._on_handoff_failed(errand, admission.to_error_info(error), now_s)
+            return
+        self._end_handoff(errand)
+        self._end_task(errand)
+        self._commands.append(EndLease(lease.lease_id))
+        self._metrics.ended.inc("decode", "arrived")
+        self._metrics.latency.observe(now_s - errand.asked_s)
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = min(ready.num_cached_tokens, request.num_prompt)
+        self._leases.complete(request, now_s)
+        request.peer_draft_token_ids = ready.draft_token_ids[: request.max_drafts]
+        assert request.slot is not None, "it has arrived in one"
+        drawn = SlotTokens(
+            request.slot,
+            request.slot_epoch,
+            request.num_generated,
+            request.num_computed,
+            ready.token_ids,
+            ready.logprobs,
+            ready.prompt_logprobs,
+            ready.grammar_done,
+        )
+        self._tokens.commit_peer_tokens(request, drawn, now_s)
+
+    def _in_vocabulary(self, token_ids: list[int]) -> bool:
+        return min(token_ids) >= 0 and max(token_ids) < self._vocab_size
+
+    def _on_handoff_failed(self, errand: RemotePrefillTask, error: ErrorInfo, now_s: float) -> None:
+        """A hand-over has failed. The request has not."""
+        request = errand.request
+        log.info(
+            log_event(
+                "hand-over failed",
+                side="decode",
+                id=request.request_id,
+                peer=errand.peer_address,
+                code=error.code,
+                stage=error.stage or "-",
+                error=error.message,
+            )
+        )
+        self._metrics.ended.inc("decode", error.code)
+        self._end_handoff(errand)
+        self._leases.withdraw_request(request)
+        if request.status is RequestStatus.GRANTED:
+            self._leases.revoke(request)
+            request.set_status(RequestStatus.ASKED)
+        errand.error = error
+        if error.code == "pd_no_decode_blocks":
+            self._metrics.refusals.inc("decode", error.code)
+            self._on_no_local_blocks(errand, error, now_s)
+            return
+        if error.stage == WORKER_CRASH_STAGE and self._charge_crash(errand, now_s):
+            return
+        self._peers.pause_after(error, errand.peer_address, now_s)
+        self._ask_next_peer(errand, now_s)
+
+    def _on_no_local_blocks(self, errand: RemotePrefillTask, error: ErrorInfo, now_s: float) -> None:
+        """No peer's fault: there is no room here. Whoever can go elsewhere does."""
+        if errand.request.can_reschedule:
+            self._end_task(errand)
+            self._tokens.reschedule(errand.request, error, now_s)
+        else:
+            self._wait_for_blocks(errand)
+
+    def _wait_for_blocks(self, errand: RemotePrefillTask) -> None:
+        if not errand.awaits_blocks:
+            errand.awaits_blocks = True
+            self._awaiting_blocks.add(errand.request)
+        self._leases.mark_short_of_blocks(errand.request)
+
+    def _charge_crash(self, errand: RemotePrefillTask, now_s: float) -> bool:
+        """A peer's worker died over this prompt. True if that was once too often."""
+        request = errand.request
+        request.crash_charges += 1
+        request.crash_charge_position = request.num_generated
+        if request.crash_charges < scheduling_policy.MAX_CRASH_CHARGES:
+            return False
+        self._end_task(errand)
+        message = f"workers died {request.crash_charges} times while running this request"
+        self._tokens.fail(request, admission.to_error_info(CrashedWorker(message)), now_s)
+        return True
+
+    def _ask_next_peer(self, errand: RemotePrefillTask, now_s: float) -> None:
+        views = self._peer_candidates(errand, now_s)
+        may_fall_back = self._config.local_prefill
+        chosen = scheduling_policy.choose_prefill_peer(views, may_fall_back=may_fall_back)
+        if chosen is not None:
+            if errand.attempts:
+                self._metrics.fallbacks.inc("peer")
+            self._ask_peer(errand, chosen.address, now_s)
+        elif may_fall_back:
+            self._metrics.fallbacks.inc("local")
+            self._end_task(errand)
+            self._scheduler.fall_back_to_local_prefill(errand.request)
+        elif now_s >= self._give_up_at_s(errand) or not scheduling_policy.can_retry_later(views):
+            self._give_up(errand, now_s)
+        else:
+            self._wait_for_peer(errand, views)
+
+    def _wait_for_peer(self, errand: RemotePrefillTask, views: list[scheduling_policy.PrefillPeerCandidate]) -> None:
+        errand.awaited_peers = frozenset(view.address for view in views if scheduling_policy.can_retry_later([view]))
+        self._awaiting_peer.setdefault(errand.awaited_peers, {})[errand.request] = errand
+        self._give_up_timers.set_earliest(errand.request, self._give_up_at_s(errand))
+
+    def _give_up_at_s(self, errand: RemotePrefillTask) -> float:
+        return errand.started_s + self._config.handoff_timeout_s
+
+    def _peer_candidates(self, errand: RemotePrefillTask, now_s: float) -> list[scheduling_policy.PrefillPeerCandidate]:
+        """The peers that this one may be sent to, as the choice sees them."""
+        named = errand.request.prefill_peers or self._config.prefill_peers
+        for address in named:
+            self._peers.add(address, now_s)
+        return [
+            scheduling_policy.PrefillPeerCandidate(
+                address,
+                len(self._by_peer.get(address, ())),
+                errand.attempts[address],
+                self._peers.is_available(address, now_s),
+            )
+            for address in named
+        ]
+
+    def _ask_peer(self, errand: RemotePrefillTask, address: str, now_s: float) -> None:
+        request = errand.request
+        errand.peer_address, errand.handoff_id, errand.asked_s = address, self._side.next_handoff_id(), now_s
+        errand.ready_s = None
+        errand.attempts[address] += 1
+        self._by_handover[errand.handoff_id] = errand
+        self._by_peer.setdefault(address, {})[errand.handoff_id] = errand
+        prefill = PrefillRequest(
+            handoff_id=errand.handoff_id,
+            kv_layout=self._layout,
+            request_id=request.request_id,
+            token_ids=list(request.token_ids),
+            num_prompt=request.num_prompt,
+            sampling_params=request.sampling,
+            priority=request.priority,
+            waited_s=max(0.0, now_s - request.arrival_s),
+            deadline_in_s=None if request.deadline_at_s is None else max(0.0, request.deadline_at_s - now_s),
+            cache_salt=request.cache_salt,
+            worker_crashes=max(request.crash_charges, request.engine_deaths),
+            rescore_from=request.score_from,
+            max_draft_tokens=request.max_drafts,
+        )
+        self._side.request_prefill(address, prefill, now_s)
+
+    def _reschedule_preempted(self, request: Request, now_s: float) -> None:
+        message = f"the decode instance had to give the request up after {request.num_generated} tokens"
+        self._metrics.fallbacks.inc("none")
+        self._tokens.reschedule(
+            request, admission.to_error_info(PdError("pd_preempted", message, stage="decode")), now_s
+        )
+
+    def _give_up(self, errand: RemotePrefillTask, now_s: float) -> None:
+        """Nobody could compute it, and we may not. The layer above may know someone who can."""
+        self._metrics.fallbacks.inc("none")
+        self._end_task(errand)
+        cause = (
+            errand.error.message.removeprefix("PD Error: ") if errand.error else "no prefill instance can be reached"
+        )
+        code = "pd_preempted" if errand.request.num_generated else "pd_prefill_failed"
+        error = PdError(
+            code, f"no prefill instance could compute the prompt ({cause})", stage="prefill", retry_after_s=1.0
+        )
+        self._tokens.reschedule(errand.request, admission.to_error_info(error), now_s)
+
+    def _count_heartbeats(self, heartbeat: HandoffHeartbeat) -> None:
+        """Of work that the peer is at. Where it waits for our worker its word says nothing of whether that lives."""
+        for number in heartbeat.handoff_ids:
+            errand = self._by_handover.get(number)
+            if errand is not None and errand.ready_s is None:
+                errand.num_heartbeats += 1
+
+    def _cancel_abandoned(self, now_s: float) -> None:
+        abandoned, self._leases.abandoned_requests = self._leases.abandoned_requests, []
+        for request in abandoned:
+            errand = self._tasks.get(request)
+            if errand is None:
+                continue
+            self._cancel_handoff(errand, now_s)
+            if request.status is RequestStatus.FINISHED:
+                self._end_task(errand)
+            else:
+                self._wait_for_blocks(errand)  # its blocks went to somebody who comes before it
+
+    def _cancel_handoff(self, errand: RemotePrefillTask, now_s: float) -> None:
+        if errand.handoff_id is not None:
+            self._side.cancel(errand.handoff_id, CANCELLED_BY_DECODE, now_s)
+            self._metrics.ended.inc("decode", "withdrawn")
+        self._end_handoff(errand)
+
+    def _end_handoff(self, errand: RemotePrefillTask) -> None:
+        """The hand-over is over; the errand may go on with another one."""
+        if errand.handoff_id is not None:
+            del self._by_handover[errand.handoff_id]
+            assert errand.peer_address is not None, "a hand-over has a peer"
+            del self._by_peer[errand.peer_address][errand.handoff_id]
+            if not self._by_peer[errand.peer_address]:
+                del self._by_peer[errand.peer_address]
+        if errand.request.lease is not None:
+            self._by_lease.pop(errand.request.lease.lease_id, None)
+        errand.handoff_id = None
+
+    def _end_task(self, errand: RemotePrefillTask) -> None:
+        """The request is out no longer: its prompt is here, is computed here, or is wanted no more."""
+        self._stop_waiting(errand)
+        self._num_prompt_tokens_out -= errand.request.num_prompt
+        del self._tasks[errand.request]
+
+    def _stop_waiting(self, errand: RemotePrefillTask) -> None:
+        if errand.awaits_blocks:
+            errand.awaits_blocks = False
+            self._awaiting_blocks.remove(errand.request)
+        if errand.awaited_peers is not None:
+            waiting = self._awaiting_peer[errand.awaited_peers]
+            del waiting[errand.request]
+            if not waiting:
+                del self._awaiting_peer[errand.awaited_peers]
+            errand.awaited_peers = None
+            self._give_up_timers.cancel(errand.request)
+
+    def _cancel_at_unreachable_peers(self, now_s: float) -> None:
+        """What such a peer has only been asked for goes elsewhere. What it may write is under a lease, and ends with it."""
+        away = self._peers.unavailable(now_s)
+        under_way = [errand for peer in sorted(away) for errand in self._by_peer.get(peer, {}).values()]
+        for errand in under_way:
+            if errand.request.status is RequestStatus.ASKED and errand.handoff_id is not None:
+                error = PdError(
+                    "pd_prefill_failed", f"{errand.peer_address} cannot be reached, or is left alone", stage="prefill"
+                )
+                self._side.cancel(errand.handoff_id, admission.to_error_info(error), now_s)
+                self._on_handoff_failed(errand, admission.to_error_info(error), now_s)
+
+    def _retry_waiting(self, now_s: float) -> None:
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + RETRY_INTERVAL_S
+        overdue = [self._tasks[request] for request in self._give_up_timers.take_due(now_s)]
+        back = [peers for peers in self._awaiting_peer if any(self._peers.is_available(p, now_s) for p in peers)]
+        for errand in dict.fromkeys(overdue + [one for peers in back for one in self._awaiting_peer[peers].values()]):
+            self._stop_waiting(errand)
+            self._ask_next_peer(errand, now_s)
+        self._retry_first_waiting_for_blocks(now_s)
+
+    def _retry_first_waiting_for_blocks(self, now_s: float) -> None:
+        """One at a time, in the queue's order: all of them together would find the same few blocks."""
+        first = self._awaiting_blocks.first()
+        if first is None or self._endpoint is None or not self._scheduler.allocator.can_allocate(first):
+            return
+        if not self._scheduler.leaves_room_for_earlier(first):
+            return
+        errand = self._tasks[first]
+        self._stop_waiting(errand)
+        errand.attempts.clear()
+        self._ask_next_peer(errand, now_s)
+
+    def _queue_lease_commands(self, now_s: float) -> None:
+        leases, self._leases.unannounced_grants = self._leases.unannounced_grants, []
+        for request in leases:
+            if request.lease is not None and (errand := self._tasks.get(request)) is not None:
+                self._by_lease[request.lease.lease_id] = errand
+                self._lease_opened_s[request.lease.lease_id] = now_s
+                expect = ExpectWrites(request.lease.lease_id, request.lease.block_ids, self._config.kv_checksums)
+                self._commands.append(expect)
+        revoked, self._leases.unannounced_revocations = self._leases.unannounced_revocations, []
+        for lease_id in revoked:
+            self._by_lease.pop(lease_id, None)
+            self._revoked_s[lease_id] = now_s
+            self._commands.append(RevokeLease(lease_id))
+        for lease_id, revoked_s in self._revoked_s.items():
+            if now_s - revoked_s > REVOKE_GRACE_S:
+                self._leases.overdue.add(lease_id)

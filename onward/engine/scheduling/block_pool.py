@@ -1,0 +1,232 @@
+"""The KV blocks of one worker incarnation: who holds each, and which are known by hash.
+
+A cached block is a free block that still has a name, so the index over names *is* the prefix cache. A block is reused
+only when nobody holds it and its fence has passed: a step in flight may still write what its request has given up.
+
+    FREE ──allocate──> OWNED ──release──> FENCED ──fence passed──> CACHED (it has a name) or FREE
+      ^                  ^                                            │
+      └──── evicted ─────┴──────────────── acquired by a hit ─────────┘
+
+Between instances a holder's blocks are in other hands for a while: LEASED, a peer may write them; SENDING, a transfer
+reads them, and holds a share of its own; QUARANTINED, nobody holds them but a peer's write may still come.
+
+The pool lives and dies with the memory it describes: a new worker gets a new pool.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Sequence
+
+from onward.engine.scheduling.kv_event_log import KvEventLog
+from onward.proto.block_hash import BlockHash
+
+
+class ReclaimEstimate:
+    """Counts the blocks that could be handed out if certain requests gave up theirs. Changes nothing in the pool.
+
+    A block comes free only with its last share, so what a request frees depends on the others that give up theirs.
+    """
+
+    def __init__(self, holders: Sequence[int], kept: frozenset[int], num_blocks: int) -> None:
+        self._holders, self._kept = holders, kept
+        self._shares: Counter[int] = Counter()
+        self.num_blocks = num_blocks
+
+    def add(self, blocks: Sequence[int]) -> None:
+        """As if the holder of these gave up its share."""
+        for block in blocks:
+            self._shares[block] += 1
+            self.num_blocks += self._is_freed(block)
+
+    def undo_add(self, blocks: Sequence[int]) -> None:
+        """Takes an `add` back."""
+        for block in blocks:
+            self.num_blocks -= self._is_freed(block)
+            self._shares[block] -= 1
+
+    def _is_freed(self, block: int) -> bool:
+        return self._shares[block] == self._holders[block] and block not in self._kept
+
+
+class BlockPool:
+    def __init__(self, num_blocks: int, block_size: int, log: KvEventLog | None = None) -> None:
+        assert num_blocks > 0, "a pool has blocks"
+        assert block_size > 0, "a block has tokens"
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._ref_counts = [0] * num_blocks
+        self._block_hash: list[BlockHash | None] = [None] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._by_hash: dict[BlockHash, int] = {}
+        self._log = log
+        self._fenced: dict[int, int] = {}
+        self._leased: set[int] = set()
+        self._sending: Counter[int] = Counter()
+        self._quarantined: set[int] = set()
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be handed out now."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_fenced(self) -> int:
+        return len(self._fenced)
+
+    @property
+    def num_quarantined(self) -> int:
+        return len(self._quarantined)
+
+    @property
+    def cached_hashes(self) -> Collection[BlockHash]:
+        """Of all blocks that can be found."""
+        return self._by_hash.keys()
+
+    def count_by_state(self) -> dict[str, int]:
+        """Blocks by state; each block is in one. What a transfer reads is *sending*, whoever else holds it."""
+        counts = {
+            "free": len(self._free),
+            "cached": len(self._cached),
+            "leased": len(self._leased),
+            "sending": len(self._sending),
+            "fenced": len(self._fenced),
+            "quarantined": len(self._quarantined),
+        }
+        return counts | {"owned": self.num_blocks - sum(counts.values())}
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, count: int) -> list[int]:
+        """Hands out blocks, plain free ones first, then the cached ones that were unused longest."""
+        assert count <= self.num_available, "the caller has looked"
+        taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        while len(taken) < count:
+            block, _ = self._cached.popitem(last=False)
+            self._drop_hash(block)
+            taken.append(block)
+        for block in taken:
+            self._ref_counts[block] = 1
+        return taken
+
+    def count_cached_prefix(self, names: Sequence[BlockHash]) -> tuple[int, int]:
+        """How many leading blocks are known and usable, and how many of those now count as available."""
+        hits = available = 0
+        for name in names:
+            block = self._by_hash.get(name)
+            if block is None:
+                break
+            hits += 1
+            available += block in self._cached
+        return hits, available
+
+    def acquire_cached(self, names: Sequence[BlockHash]) -> list[int]:
+        """Takes a share of known blocks, all of which `hit_length` has just counted.
+
+        A fence is no obstacle: a block with a name is computed to its end, and steps in flight write behind that.
+        """
+        blocks = self.find_cached(names)
+        for block in blocks:
+            self._cached.pop(block, None)
+            self._fenced.pop(block, None)
+            self._ref_counts[block] += 1
+        return blocks
+
+    def cache_block(self, block: int, name: BlockHash) -> None:
+        """Gives a fully computed block its name. The first block with a name keeps it; a twin stays anonymous."""
+        assert self._ref_counts[block] > 0, "only an owner knows what it computed"
+        if name not in self._by_hash and self._block_hash[block] is None:
+            self._by_hash[name] = block
+            self._block_hash[block] = name
+            if self._log is not None:
+                self._log.append(True, name)
+
+    def release(self, blocks: Sequence[int], fence_step: int | None) -> None:
+        """Gives up one share of each block. Until the result of `fence_step` is in, nobody may reuse them."""
+        # Backwards, so that the end of a history is evicted before its beginning.
+        for block in reversed(blocks):
+            assert self._ref_counts[block] > 0, f"block {block} is released by someone who does not hold it"
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
+                if fence_step is None:
+                    self._make_available(block)
+                else:
+                    self._fenced[block] = fence_step
+
+    def lift_fences(self, step: int) -> None:
+        """The result of `step` is in: no write of that step or an earlier one can follow."""
+        for block in [block for block, fence in self._fenced.items() if fence <= step]:
+            del self._fenced[block]
+            self._make_available(block)
+
+    def start_lease(self, blocks: Sequence[int]) -> None:
+        """A peer may write these from now on; their holder must not use them."""
+        assert all(self._ref_counts[block] == 1 for block in blocks), "only blocks of one's own are leased"
+        self._leased.update(blocks)
+
+    def end_lease(self, blocks: Sequence[int]) -> None:
+        """What was to be written is written; they are their holder's again."""
+        self._leased.difference_update(blocks)
+
+    def start_quarantine(self, blocks: Sequence[int]) -> None:
+        """Their holder gives leased blocks up while a peer may still write them."""
+        for block in blocks:
+            self._leased.remove(block)
+            self._ref_counts[block] -= 1
+            assert self._ref_counts[block] == 0, "a leased block has one holder"
+        self._quarantined.update(blocks)
+
+    def end_quarantine(self, blocks: Sequence[int]) -> None:
+        """The peer is known to be quiet."""
+        for block in blocks:
+            self._quarantined.remove(block)
+            self._make_available(block)
+
+    def start_sending(self, blocks: Sequence[int]) -> None:
+        """A transfer takes a share of its own: it may outlast the request."""
+        for block in blocks:
+            assert self._ref_counts[block] > 0, "only what somebody holds can be sent"
+            self._ref_counts[block] += 1
+            self._sending[block] += 1
+
+    def end_sending(self, blocks: Sequence[int], fence_step: int | None) -> None:
+        """`fence_step`: the newest step in flight. The request's own fence may not have passed yet."""
+        for block in blocks:
+            self._sending[block] -= 1
+            if not self._sending[block]:
+                del self._sending[block]
+        self.release(blocks, fence_step)
+
+    def find_cached(self, names: Sequence[BlockHash]) -> list[int]:
+        """The blocks of these names, all of which `hit_length` has just counted."""
+        return [self._by_hash[name] for name in names]
+
+    def estimate_reclaim(self, kept: Collection[int] = ()) -> "ReclaimEstimate":
+        """Starts with what is available, or will be when its fence has passed, without the blocks in `kept`."""
+        num_kept = sum(block in self._cached or block in self._fenced for block in kept)
+        return ReclaimEstimate(self._ref_counts, frozenset(kept), self.num_available + self.num_fenced - num_kept)
+
+    def audit_idle(self) -> None:
+        """At idle every block is free or cached, and each cached one can be found by its name."""
+        for state in ("fenced", "leased", "sending", "quarantined"):
+            blocks = getattr(self, f"_{state}")
+            assert not blocks, f"{state} at idle: {sorted(blocks)}"
+        held = [block for block, holders in enumerate(self._ref_counts) if holders]
+        assert not held, f"held at idle: {held}"
+        assert len(self._free) + len(self._cached) == self.num_blocks, "every block is free or cached"
+        assert len(set(self._free) | set(self._cached)) == self.num_blocks, "no block is listed twice"
+        assert set(self._by_hash.values()) == set(self._cached), "the index names the cached blocks"
+
+    def _make_available(self, block: int) -> None:
+        if self._block_hash[block] is None:
+            self._free.append(block)
+        else:
+            self._cached[block] = None
+
+    def _drop_hash(self, block: int) -> None:
+        name = self._block_hash[block]
+        assert name is not None, "a cached block has a name"
+        del self._by_hash[name]
+        self._block_hash[block] = None
+        if self._log is not None:
+            self._log.append(False, name)

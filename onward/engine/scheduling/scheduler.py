@@ -1,0 +1,431 @@
+"""Decides what each step does. There are no phases: a request catches up with its tokens, further in each step.
+
+    plan:  1. running requests that need one more token (decoding), in the queue's order
+           2. running requests that are further behind (prefilling), as far as the token budget goes; a waiting
+              request of a higher priority is let in before them
+           3. requests for which a peer asks for blocks, if there is a slot and room
+           4. waiting requests, as long as there is a slot, room and budget
+
+The scheduler decides; who has which slot and block is in `seating`, which blocks a peer may write in `leases`, and which
+prompts we compute for peers in `offers`. It knows nothing of what a token means, of clients, of protocols, or of wires.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from onward.config import EngineConfig
+from onward.engine.request import Request, RequestStatus
+from onward.engine.scheduling import scheduling_policy
+from onward.engine.scheduling.block_leases import BlockLeases
+from onward.engine.scheduling.block_pool import BlockPool
+from onward.engine.scheduling.prefill_offers import PrefillOffers, decode_instance_of
+from onward.engine.scheduling.request_queue import RequestQueue
+from onward.engine.scheduling.slot_allocator import PlannedAllocation, SlotAllocator, clear_allocation
+from onward.engine.scheduling.step_plan_builder import StepPlanBuilder
+from onward.engine.slots import SlotPool
+from onward.proto.step import StepPlan
+
+MAX_FINISHED_UNROUTED = 64
+"""Nothing is decided while there is no worker, and those who have ended meanwhile are forgotten from so many on."""
+
+
+@dataclass(slots=True, frozen=True)
+class StepInFlight:
+    step: int
+    runs: list[Request]
+    preempts: list[Request]
+    is_isolated: bool
+    """It belongs to a suspect. That stays so when the suspect ends before its step does."""
+
+
+class Scheduler:
+    def __init__(self, config: EngineConfig, pool: BlockPool, incarnation: str = "") -> None:
+        self.config = config
+        self.allocator = SlotAllocator(config, pool)
+        self.leases = BlockLeases(self.allocator, incarnation)
+        self.offers = PrefillOffers(self.allocator, config.max_num_batched_tokens)
+        self.waiting = RequestQueue()
+        self.remote_prefill_enabled = False
+        """Whether prompts may be computed elsewhere."""
+        self.unrouted: list[Request] = []
+        """New in the queue: nobody has decided yet where their prompt is computed."""
+        self.preempting: set[Request] = set()
+        self.suspects: set[Request] = set()
+        """Requests that must run alone: the worker died under them twice, without progress. They keep their place in the
+        queue."""
+        self.draft_cost = 0.0
+        """Of guessing one token, see `WorkerHello`."""
+        self.steps_in_flight: deque[StepInFlight] = deque()
+        self._next_step = 1
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.allocator.pool
+
+    @property
+    def slots(self) -> SlotPool:
+        return self.allocator.slots
+
+    @property
+    def running(self) -> RequestQueue:
+        return self.allocator.running
+
+    def reset(self, pool: BlockPool) -> list[Request]:
+        """The worker is dead, and all that was in its memory. Everyone goes back to the queue with the tokens so far.
+        Returns the requests that a step in flight ran. One that was only preempted by it cannot have caused the death."""
+        assert not self.offers.offered, "hand-overs end before the memory does"
+        in_flight = list(dict.fromkeys(r for step in self.steps_in_flight for r in step.runs))
+        for request in [*self.running, *self.preempting]:
+            clear_allocation(request)
+            request.set_status(RequestStatus.WAITING)
+            self.enqueue(request)
+        self.leases.reset()
+        self.allocator.reset(pool)
+        self.preempting.clear()
+        self.steps_in_flight.clear()
+        return [request for request in in_flight if request.status is not RequestStatus.FINISHED]
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        if len(self.steps_in_flight) >= self.config.max_steps_in_flight:
+            return None
+        if any(step.is_isolated for step in self.steps_in_flight):
+            return None
+        draft = StepPlanBuilder(self._next_step, self.config.max_num_batched_tokens)
+        suspect = self._choose_request_to_isolate(draft)
+        if suspect is not None and self.steps_in_flight:
+            return None  # its step waits until no other one is in flight
+        if suspect is not None:
+            self._plan_suspect(draft, suspect, now_s)
+        runs_alone = bool(draft.runs)
+        if not runs_alone:
+            self._plan_running(draft, now_s)
+            self._grant_waiting_leases(draft)
+            self._admit_waiting(draft, now_s)
+        plan = draft.build()
+        if plan is not None:
+            self._next_step += 1
+            self.steps_in_flight.append(StepInFlight(plan.step, list(draft.runs), list(draft.preempts), runs_alone))
+        return plan
+
+    @property
+    def isolated_request(self) -> Request | None:
+        """The suspect whose step is in flight."""
+        return next((step.runs[0] for step in self.steps_in_flight if step.is_isolated), None)
+
+    def next_to_isolate(self) -> Request | None:
+        """The suspect that runs, or that the next plan is about."""
+        if not self.suspects or self.steps_in_flight:
+            return self.isolated_request
+        return self._choose_request_to_isolate(StepPlanBuilder(self._next_step, self.config.max_num_batched_tokens))
+
+    def enqueue(self, request: Request) -> None:
+        self.waiting.add(request)
+        if self.remote_prefill_enabled and request.handoff is None:
+            if len(self.unrouted) >= MAX_FINISHED_UNROUTED + len(self.waiting):
+                self.unrouted = [one for one in self.unrouted if one.status is RequestStatus.WAITING]
+            self.unrouted.append(request)
+
+    def begin_commit(self, step: int) -> None:
+        """A result has come. Results come in order, one for each plan."""
+        in_flight = self.steps_in_flight.popleft()
+        assert in_flight.step == step, f"result of step {step} while {in_flight.step} is due"
+        for request in [*in_flight.runs, *in_flight.preempts]:
+            if request.planned_runs and request.planned_runs[0].step == step:
+                request.planned_runs.popleft()
+        self.pool.lift_fences(step)
+        self.slots.lift_fences(step)
+
+    def request_of_slot_epoch(self, slot_epoch: int) -> Request | None:
+        """Who that epoch belongs to, if it still runs under it."""
+        return self.allocator.by_slot_epoch.get(slot_epoch)
+
+    def requeue_preempted(self, request: Request) -> None:
+        """The worker has answered: nothing more will come from that epoch, and the token list is fixed."""
+        assert request.status is RequestStatus.PREEMPTING, "only a reply to a preempt requeues"
+        self.preempting.remove(request)
+        self._requeue(request)
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out, whatever its state. Blocks and slot come back behind their fence."""
+        match request.status:
+            case RequestStatus.WAITING:
+                self.waiting.remove(request)
+            case RequestStatus.ASKED:
+                self.leases.remove(request)
+                self.leases.abandoned_requests.append(request)
+            case RequestStatus.GRANTED:
+                self.leases.revoke(request)
+                self.leases.abandoned_requests.append(request)
+            case RequestStatus.OFFERED:
+                self.offers.offered.remove(request)
+            case RequestStatus.RUNNING:
+                self.running.remove(request)
+            case RequestStatus.PREEMPTING:
+                self.preempting.remove(request)
+            case RequestStatus.FINISHED:
+                raise AssertionError(f"{request.request_id} was removed before")
+        self.suspects.discard(request)
+        if request.slot is not None:
+            self.allocator.release(request, fence_step=request.last_planned_step)
+        request.set_status(RequestStatus.FINISHED)
+
+    def start_remote_prefill(self, request: Request) -> None:
+        """Out of the queue: a peer is asked to compute this one's prompt."""
+        self.waiting.remove(request)
+        request.set_status(RequestStatus.ASKED)
+
+    def fall_back_to_local_prefill(self, request: Request) -> None:
+        """Back into the queue: its prompt is computed here."""
+        self.leases.remove(request)
+        request.set_status(RequestStatus.WAITING)
+        request.prefill_locally = True
+        self.waiting.add(request)
+        if scheduling_policy.must_run_alone(request):  # it may have been a peer's worker that died under it
+            self.suspects.add(request)
+
+    def leaves_room_for_earlier(self, request: Request) -> bool:
+        """Whether it may have a slot and blocks here although others that come before it lack them: only if there is room
+        for all. They are taken by two kinds, those in the queue and those whose KV a peer brings; neither passes by the
+        other."""
+        return self.allocator.has_room_beside(request, self._in_line_before(request))
+
+    def release_pushed_blocks(self, block_ids: list[int]) -> None:
+        """A transfer reads these no more."""
+        newest = self.steps_in_flight[-1].step if self.steps_in_flight else None
+        self.pool.end_sending(block_ids, newest)
+
+    def publish_computed(self, request: Request) -> None:
+        self.allocator.cache_computed_blocks(request)
+
+    def _choose_request_to_isolate(self, draft: StepPlanBuilder) -> Request | None:
+        """The suspect that gets the next step for itself, so that a crash hurts no other request: the first that runs, or
+        the first in the queue if it is a suspect and there is room for it.
+
+        A suspect that cannot run, for want of blocks or of a peer's answer, costs the others neither a step nor the
+        overlap: what it waits for may be theirs to give.
+        """
+        if not self.suspects:
+            return None
+        running = [suspect for suspect in self.suspects if suspect.status is RequestStatus.RUNNING]
+        if running:
+            return min(running, key=scheduling_policy.queue_key)
+        first = self._next_waiting(draft, set())
+        if first is None or not self._must_wait_for_isolation(first):
+            return None
+        return first if self.allocator.can_allocate(first) and self.leaves_room_for_earlier(first) else None
+
+    def _must_wait_for_isolation(self, request: Request) -> bool:
+        """A prompt that we compute for a peer is offered first, and that takes no step."""
+        return request in self.suspects and request.handoff is None
+
+    def _plan_suspect(self, draft: StepPlanBuilder, suspect: Request, now_s: float) -> None:
+        if suspect.status is RequestStatus.RUNNING:
+            self._plan_run(draft, suspect, suspect.num_plannable_tokens)
+        else:
+            self._admit(draft, suspect, now_s)
+
+    def _plan_running(self, draft: StepPlanBuilder, now_s: float) -> None:
+        behind = []
+        load = self._step_load() if self.config.num_draft_tokens else None
+        for request in list(self.running):
+            if request.status is RequestStatus.RUNNING and request not in self.suspects:
+                if (num_to_plan := request.num_plannable_tokens) == 1:
+                    self._plan_run(draft, request, num_to_plan, self._choose_num_drafts(request, load))
+                else:
+                    behind.append(request)
+        for request in behind:
+            self._admit_waiting(draft, now_s, before=request)
+            if request.status is RequestStatus.RUNNING and draft.token_budget:
+                self._plan_run(draft, request, request.num_to_plan)
+
+    def _step_load(self) -> scheduling_policy.StepLoad:
+        """Of the step that is about to be planned, drafts not counted."""
+        to_plan = [r.num_plannable_tokens for r in self.running if r.status is RequestStatus.RUNNING]
+        rows, limit = sum(to_plan), self.config.max_num_batched_tokens
+        next_in = self.waiting.first()
+        if next_in is not None and self.allocator.can_allocate(next_in):
+            rows = limit  # prompts will fill it
+        return scheduling_policy.StepLoad(min(rows, limit), limit - min(rows, limit), self.draft_cost)
+
+    def _choose_num_drafts(self, request: Request, load: scheduling_policy.StepLoad | None) -> int:
+        if load is None or (limit := request.max_drafts_now) <= 0:
+            return 0
+        num_drafts = scheduling_policy.choose_num_drafts(
+            limit, request.draft_acceptance, load, len(request.peer_draft_token_ids)
+        )
+        load.num_draft_rows_left -= num_drafts
+        return num_drafts
+
+    def _plan_run(self, draft: StepPlanBuilder, request: Request, num_to_plan: int, num_drafts: int = 0) -> None:
+        planned_computed = request.planned_computed
+        num_tokens = scheduling_policy.chunk_size(num_to_plan, draft.budget_for(request, planned_computed))
+        if num_tokens == 0:
+            return
+        missing = self.pool.num_blocks_for(planned_computed + num_tokens) - len(request.block_ids)
+        if missing > self.pool.num_available:
+            draft.short_of_blocks = True
+            # What is in flight may turn out to need less, if not all of its drafts are right.
+            if not request.has_drafts_in_flight:
+                self._preempt_for(draft, request, scheduling_policy.CapacityShortage(missing), same_priority=True)
+            return
+        if num_drafts:
+            missing, num_drafts = self._fit_drafts_into_blocks(
+                request, planned_computed + num_tokens, missing, num_drafts
+            )
+        elif request.handoff is not None and num_tokens == num_to_plan:
+            num_drafts = request.max_drafts  # guesses for the peer, which it makes room for
+        new_block_ids = self.pool.allocate(missing) if missing > 0 else []
+        request.block_ids += new_block_ids
+        if request.assign_pending:
+            draft.add_assign(request)
+            new_block_ids = []  # the assignment names them all
+        draft.add_run(request, num_tokens, new_block_ids, num_drafts)
+
+    def _fit_drafts_into_blocks(self, request: Request, end: int, missing: int, num_drafts: int) -> tuple[int, int]:
+        """Blocks to allocate, and how many drafts they then hold. Each running request keeps a block to grow into:
+        nobody is preempted for the sake of a guess."""
+        more = self.pool.num_blocks_for(end + num_drafts) - len(request.block_ids)
+        if more <= max(0, missing) or more + len(self.running) <= self.pool.num_available:
+            return more, num_drafts
+        room = (len(request.block_ids) + max(0, missing)) * self.pool.block_size - end
+        return missing, min(num_drafts, room)
+
+    def _grant_waiting_leases(self, draft: StepPlanBuilder) -> None:
+        for request in list(self.leases.awaiting_blocks):
+            if draft.short_of_blocks or draft.preempts:
+                return
+            if not self.leaves_room_for_earlier(request):
+                return
+            if self.leases.grant(request):
+                self.leases.awaiting_blocks.remove(request)
+            else:
+                self._preempt_to_admit(draft, request, self.allocator.plan_allocation(request))
+
+    def _admit_waiting(self, draft: StepPlanBuilder, now_s: float, before: Request | None = None) -> None:
+        """In the queue's order; with `before`, only those of a higher priority than that one."""
+        held_up: set[str] = set()
+        """Peers that must first answer for an earlier prompt. They hold up nobody else's."""
+        while draft.token_budget and not draft.short_of_blocks and not draft.preempts:
+            request = self._next_waiting(draft, held_up)
+            if request is None or (before is not None and request.priority >= before.priority):
+                return
+            if self._must_wait_for_isolation(request):
+                # It keeps its place: were later requests let in, there might never be room for it.
+                self._allocation_or_preempt(draft, request)
+                return
+            if not self._admit(draft, request, now_s):
+                return
+
+    def _next_waiting(self, draft: StepPlanBuilder, held_up: set[str]) -> Request | None:
+        """The first in the queue, without requests whose peer must answer first (added to `held_up`) and requests that need
+        rows with logits, if this step has no more of them. Both hold up no other request."""
+        for request in self.waiting:
+            if decode_instance_of(request) in held_up:
+                continue
+            if not draft.prompt_logprob_budget and request.first_logits_row is not None:
+                continue
+            if request.handoff is None or self.offers.may_offer(request.handoff):
+                return request
+            held_up.add(request.handoff.decode_incarnation)
+        return None
+
+    def _admit(self, draft: StepPlanBuilder, request: Request, now_s: float) -> bool:
+        room = self._allocation_or_preempt(draft, request)
+        if room is None:
+            return False
+        start = room.num_cached_blocks * self.pool.block_size
+        num_tokens = scheduling_policy.chunk_size(len(request.token_ids) - start, draft.budget_for(request, start))
+        if num_tokens == 0 or not self.leaves_room_for_earlier(request):
+            return False
+        self.waiting.remove(request)
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = min(start, request.num_prompt)
+        if request.handoff is not None:
+            self.offers.offer(request, room, now_s)
+            return True
+        self.allocator.allocate(request, room)
+        self.allocator.start_running(request, now_s)
+        draft.add_assign(request)
+        draft.add_run(request, num_tokens, [])
+        return True
+
+    def _in_line_before(self, request: Request) -> Iterator[Request]:
+        """Requests that come before this one, and whose slot and blocks must stay free: all in the queue, since each takes
+        them in its turn, and the first of those whose prompts peers compute, since such a prompt may take long."""
+        if not self.remote_prefill_enabled:
+            return
+        key, short = scheduling_policy.queue_key(request), self.leases.first_short_of_blocks
+        if short is not None and scheduling_policy.queue_key(short) < key:
+            yield short
+        for waiting in self.waiting:
+            if scheduling_policy.queue_key(waiting) >= key:
+                return
+            if waiting.handoff is None:
+                yield waiting
+
+    def _allocation_or_preempt(self, draft: StepPlanBuilder, request: Request) -> PlannedAllocation | None:
+        """The room for a waiting request. None if there is not enough; lower priorities may then be preempted for it."""
+        room = self.allocator.plan_allocation(request)
+        if room.fits and self.slots.num_free:
+            return room
+        self._preempt_to_admit(draft, request, room)
+        return None
+
+    def _preempt_to_admit(self, draft: StepPlanBuilder, request: Request, room: PlannedAllocation) -> None:
+        """Asks for as much as `may_seat` will: what is not enough for that would be taken in vain."""
+        kept = [
+            self.allocator.plan_allocation(other).num_blocks_consumed + 1 for other in self._in_line_before(request)
+        ]
+        slots_coming = self.slots.num_free + self.slots.num_fenced + len(self.preempting)
+        slots_missing = max(0, 1 + len(kept) - slots_coming)
+        shortage = scheduling_policy.CapacityShortage(
+            room.num_new_blocks + sum(kept), room.num_growth_blocks, slots_missing
+        )
+        # Blocks that the request would share are its own as soon as they are free.
+        shared = self.pool.find_cached(room.block_hashes[: room.num_cached_blocks])
+        self._preempt_for(draft, request, shortage, shared, same_priority=False)
+
+    def _preempt_for(
+        self,
+        draft: StepPlanBuilder,
+        needer: Request,
+        shortage: scheduling_policy.CapacityShortage,
+        shared: Sequence[int] = (),
+        *,
+        same_priority: bool,
+    ) -> None:
+        """Preempts as few as will do, seeing what is on its way back already: blocks that are only fenced come free
+        by themselves, and taking the next victim meanwhile would free nothing."""
+        reclaim = self.pool.estimate_reclaim(shared)
+        reclaim.num_blocks += self.leases.num_returning_blocks
+        for request in self.preempting:
+            reclaim.add(request.block_ids)
+        # A peer's prompt is done soon, and its transfer reads our blocks.
+        own = (r for r in [*self.running, *self.allocator.awaiting_kv] if r.handoff is None)
+        candidates = [r for r in own if r not in draft.assigns]
+        for victim in scheduling_policy.choose_victims(
+            needer, candidates, shortage, reclaim, same_priority=same_priority
+        ):
+            self._preempt(draft, victim)
+
+    def _preempt(self, draft: StepPlanBuilder, victim: Request) -> None:
+        if victim.status is RequestStatus.GRANTED:
+            self.leases.revoke(victim)
+            victim.set_status(RequestStatus.ASKED)
+            self.leases.abandoned_requests.append(victim)
+        elif victim.assign_pending:
+            # The worker has not been told of it, so there is nothing to wait for.
+            self.running.remove(victim)
+            self._requeue(victim)
+        else:
+            self.running.remove(victim)
+            victim.set_status(RequestStatus.PREEMPTING)
+            self.preempting.add(victim)
+            draft.add_preempt(victim)
+
+    def _requeue(self, request: Request) -> None:
+        self.allocator.release(request, fence_step=None)
+        request.num_preemptions += 1
+        request.set_status(RequestStatus.WAITING)
+        self.enqueue(request)

@@ -1,0 +1,131 @@
+"""Slots and blocks: who has them, whether there is room for one more, and who speaks under which epoch.
+
+Both are resources with an owner, and both come back behind a fence: a step in flight may still speak for a slot and write
+a block that its request has given up. Knows nothing of queues, plans and priorities.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from onward.config import EngineConfig
+from onward.engine.request import Request, RequestStatus
+from onward.engine.scheduling import scheduling_policy
+from onward.engine.scheduling.block_pool import BlockPool
+from onward.engine.scheduling.request_queue import RequestQueue
+from onward.engine.slots import SlotPool
+from onward.proto.block_hash import BlockHash
+
+
+@dataclass(slots=True, frozen=True)
+class PlannedAllocation:
+    """What a request would take, and whether it may."""
+
+    block_hashes: list[BlockHash]
+    num_cached_blocks: int
+    num_new_blocks: int
+    fits: bool
+    """Whether there are blocks for it now."""
+    num_blocks_consumed: int
+    """Blocks that would not be available any more, those of hits that nobody else holds included."""
+    num_growth_blocks: int
+    """Requests for which a block each is kept to grow into."""
+
+
+class SlotAllocator:
+    def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
+        self._config = config
+        self.pool = pool
+        self.slots = SlotPool(config.max_num_seqs)
+        self.running = RequestQueue()
+        self.awaiting_kv = RequestQueue()
+        """Have a seat, and grow, but do not run: a peer writes their blocks."""
+        self.by_slot_epoch: dict[int, Request] = {}
+        self._next_epoch = 1
+
+    def reset(self, pool: BlockPool) -> None:
+        """The worker is dead, and all that was in its memory."""
+        self.pool = pool
+        self.slots = SlotPool(self._config.max_num_seqs)
+        self.running = RequestQueue()
+        self.by_slot_epoch.clear()
+
+    def plan_allocation(self, request: Request) -> PlannedAllocation:
+        # All but the last token may come from the cache: its logits are needed, so it is always computed. So are the
+        # rows whose logits somebody wants.
+        #   |-- hits: shared blocks --|-- needed: own blocks --|
+        #   0              hits * block_size          blocks_for(len(token_ids))
+        size = self.pool.block_size
+        first_scored = request.first_scored_row
+        cacheable = len(request.token_ids) - 1 if first_scored is None else first_scored
+        names = request.compute_block_hashes(size, cacheable // size if self._config.prefix_caching else 0)
+        hits, hits_available = self.pool.count_cached_prefix(names)
+        needed = self.pool.num_blocks_for(len(request.token_ids)) - hits
+        growing = len(self.running) + len(self.awaiting_kv)
+        enough = scheduling_policy.may_admit(needed, self.pool.num_available - hits_available, growing)
+        return PlannedAllocation(names, hits, needed, enough, needed + hits_available, growing)
+
+    def can_allocate(self, request: Request) -> bool:
+        return self.slots.num_free > 0 and self.plan_allocation(request).fits
+
+    def has_room_beside(self, request: Request, others: Iterable[Request]) -> bool:
+        """A slot and blocks for all of them, and a block for each to grow into, but for the request itself. Looks at no
+        more of the others than there are slots."""
+        slots, growing = self.slots.num_free - 1, len(self.running) + len(self.awaiting_kv)
+        taken = self.plan_allocation(request).num_blocks_consumed
+        for other in others:
+            slots, growing, taken = slots - 1, growing + 1, taken + self.plan_allocation(other).num_blocks_consumed
+            if slots < 0 or not scheduling_policy.may_admit(taken, self.pool.num_available, growing):
+                return False
+        return True
+
+    def num_uncached_tokens(self, request: Request) -> int:
+        return len(request.token_ids) - self.plan_allocation(request).num_cached_blocks * self.pool.block_size
+
+    def allocate(self, request: Request, room: PlannedAllocation) -> None:
+        """Takes a slot, shares of the cached blocks, and blocks of its own."""
+        request.block_ids = self.pool.acquire_cached(room.block_hashes[: room.num_cached_blocks]) + self.pool.allocate(
+            room.num_new_blocks
+        )
+        request.num_hashed_blocks = room.num_cached_blocks
+        request.num_computed = room.num_cached_blocks * self.pool.block_size
+        request.slot = self.slots.take()
+
+    def start_running(self, request: Request, now_s: float) -> None:
+        """From here on the worker speaks for this slot. The next plan tells it so."""
+        request.slot_epoch = self._next_epoch
+        self._next_epoch += 1
+        self.by_slot_epoch[request.slot_epoch] = request
+        request.assign_pending = True
+        if request.scheduled_s is None:
+            request.scheduled_s = now_s
+        request.set_status(RequestStatus.RUNNING)
+        self.running.add(request)
+
+    def release(self, request: Request, fence_step: int | None) -> None:
+        assert request.slot is not None, "it had a slot"
+        self.slots.release(request.slot, fence_step)
+        self.pool.release(request.block_ids, fence_step)
+        self.by_slot_epoch.pop(request.slot_epoch, None)  # an offered one has no epoch yet
+        clear_allocation(request)
+
+    def cache_computed_blocks(self, request: Request) -> None:
+        """Names the blocks whose KV is computed to the end, so that others can share them."""
+        size, config = self.pool.block_size, self._config
+        tokens = request.num_computed if config.output_caching else min(request.num_computed, request.num_prompt)
+        num_full = tokens // size if config.prefix_caching else 0
+        if num_full > request.num_hashed_blocks:
+            names = request.compute_block_hashes(size, num_full)
+            for index in range(request.num_hashed_blocks, num_full):
+                self.pool.cache_block(request.block_ids[index], names[index])
+            request.num_hashed_blocks = num_full
+
+
+def clear_allocation(request: Request) -> None:
+    request.prompt_logprobs = None
+    request.peer_draft_token_ids = []
+    request.slot = None
+    request.block_ids = []
+    request.num_computed = 0
+    request.num_hashed_blocks = 0
+    request.assign_pending = False
+    request.planned_runs.clear()

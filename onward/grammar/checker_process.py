@@ -1,0 +1,85 @@
+"""The process that compiles what nobody has compiled before, within limits of processor time and memory that end it.
+
+First it is sent the tokenizer, then grammars, one at a time, and answers each with what is wrong with it. A grammar that is
+too much for it is known by its death.
+"""
+
+import argparse
+import math
+import resource
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import msgspec
+
+from onward.grammar.grammar_compiler import GrammarCompiler
+from onward.grammar.grammar_errors import InvalidGrammar
+from onward.grammar.grammar_limits import COMPILE_BYTES, COMPILE_CPU_S
+from onward.grammar.length_prefixed import receive_frame, send_frame
+from onward.proto.sampling_params import Grammar
+from onward.text.tokenizer import Tokenizer
+
+STACK_BYTES = 2 << 20
+"""Less than any thread has that compiles in earnest: what is nested too deeply for them ends this one first."""
+
+_decoder = msgspec.msgpack.Decoder(Grammar)
+
+
+def serve(peer: socket.socket) -> None:
+    spec = receive_frame(peer)
+    if spec is None:
+        return
+    # None is kept: what a grammar costs here is what it costs by itself.
+    grammars = GrammarCompiler(Tokenizer(spec.decode()), max_compiled=0)
+    _problem(
+        grammars, Grammar("json_object")
+    )  # so that what the library sets up once is not the first one's to pay for
+    _limit_memory()
+    while (frame := receive_frame(peer)) is not None:
+        grammar = _decoder.decode(frame)
+        _limit_time()
+        send_frame(peer, msgspec.msgpack.encode(_problem(grammars, grammar)))
+
+
+def _problem(grammars: GrammarCompiler, grammar: Grammar) -> str | None:
+    try:
+        grammars.check(grammar)
+    except InvalidGrammar as error:
+        return str(error)
+    return None
+
+
+def _limit_time() -> None:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used_s = math.ceil(usage.ru_utime + usage.ru_stime)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (used_s + COMPILE_CPU_S, hard))
+
+
+def _limit_memory() -> None:
+    """Where the operating system tells what is used now; elsewhere only time is limited."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except OSError:
+        return
+    wanted = pages * resource.getpagesize() + COMPILE_BYTES
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onward.grammar.checker_process")
+    parser.add_argument("--fd", type=int, required=True)
+    peer = socket.socket(fileno=parser.parse_args().fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=serve, args=(peer,))
+    thread.start()
+    thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""EAGLE's draft layer for Llama: a product over [embedding; hidden], then one decoder layer of the float family.
+
+Its attention reads its input as it is, without a norm, and its output goes to the served model's head as it is. Heads for
+multi-token prediction (MTP) have the same place and the same inputs; they differ in norms around the product.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from onward.models.layers.float_layers import Attention, FloatDecoderLayer, Linear
+from onward.models.layers.forward_batch import ForwardBatch
+from onward.proto.model import ModelConfig
+
+
+class EagleLayer:
+    def __init__(self, weights: Mapping[str, Any], config: ModelConfig, attention: Attention) -> None:
+        """`weights` have EAGLE's names."""
+        biases = [weights["fc.bias"]] if "fc.bias" in weights else []
+        self._fc = Linear([weights["fc.weight"]], biases, torch.float32)
+        own = {f"model.{name}": tensor for name, tensor in weights.items()}
+        has_norm = "layers.0.input_layernorm.weight" in weights
+        self._block = FloatDecoderLayer(0, own, config, attention, torch.float32, has_input_norm=has_norm)
+
+    @torch.inference_mode()
+    def __call__(self, embedded: np.ndarray, hidden: np.ndarray, rows: ForwardBatch) -> np.ndarray:
+        """Of each row its token's embedding and the hidden state before it; what follows from them, [rows, hidden_size]."""
+        joined = torch.from_numpy(np.concatenate([embedded, hidden], axis=1))
+        return self._block(self._fc(joined), rows).numpy()

@@ -1,0 +1,142 @@
+"""The int8 family: a model is a context of addresses, and its forward pass is one kernel. No torch.
+
+The arrays are those of `kernels.quantize`, mapped and used where they lie.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from onward.kernels.cpu import int8_forward as step
+from onward.kernels.cpu.phases import END_STAMP, WORDS_PER_PHASE
+from onward.kernels.cpu.quantized_rows import QuantizedActivations
+from onward.kernels.cpu.threads import ThreadPool
+from onward.kernels.weight_packing import NIBBLES_RECORD, OUTPUT_UNIT
+from onward.models.layers.forward_batch import ForwardBatch
+from onward.models.layers.kernel_context import fill_batch_fields, fill_context, fill_model_fields, new_context
+from onward.models.layers.paged_kv import AttentionScratch, PagedKV
+from onward.models.layers.rotary_table import RotaryTable
+from onward.proto.model import ModelConfig
+
+TILE_SCRATCH = step.TILE_SCRATCH
+_FINISHED = 8
+"""Where a phase counts its finished items, see `kernels.cpu.phases`."""
+
+_COLUMNS = {
+    "qkv": step.QKV, "o": step.OUT, "gate_up": step.GATE_UP, "down": step.DOWN, "input_norm": step.INPUT_NORM,
+    "post_norm": step.POST_NORM, "qkv_bias": step.QKV_BIAS, "q_norm": step.Q_NORM, "k_norm": step.K_NORM,
+}  # fmt: skip
+
+
+class Int8Model:
+    def __init__(
+        self,
+        weights: Mapping[str, np.ndarray],
+        config: ModelConfig,
+        rotary: RotaryTable,
+        kv: PagedKV,
+        scratch: AttentionScratch,
+        threads: ThreadPool,
+        *,
+        max_rows: int,
+        max_sampled: int,
+    ) -> None:
+        self._kernel = step.int8_forward[kv.data.itemsize]
+        self._threads = threads
+        self._num_layers, self._layers_done = config.num_layers, 0
+        self._num_rows, self._eps = 0, np.float32(config.rms_norm_eps)
+        self._num_rows_running: int | None = None
+        self._vocab_size = -(-config.vocab_size // OUTPUT_UNIT) * OUTPUT_UNIT
+        self._context = new_context(self._kernel)
+        self._kept: list[object] = [rotary, kv, scratch]
+        fill_model_fields(self._context, config, rotary, kv, scratch, threads)
+        self._point_to(layer_stride=kv.layer_stride, num_layers=config.num_layers)
+        self._point_to_weights(weights, config)
+        self._allocate(config, max_rows, max_sampled)
+
+    def forward(self, rows: ForwardBatch) -> np.ndarray:
+        count = len(rows.logits_indices)
+        assert count <= len(self._logits)
+        fill_batch_fields(self._context, rows)
+        fill_context(self._context, token_ids=rows.token_ids, sampled=rows.logits_indices, num_sampled=count)
+        self._work[:] = 0
+        self._num_rows = self._num_rows_running = rows.num_rows
+        self._threads.run(self._kernel, self._context)
+        self._layers_done += self._num_layers
+        self._num_rows_running = None
+        return self._logits[:count]
+
+    @property
+    def hidden(self) -> np.ndarray:
+        """The residual stream of each row, float32 [max_rows, hidden_size]."""
+        return self._hidden
+
+    def last_hidden_states(self) -> np.ndarray:
+        hidden = self._hidden[: self._num_rows]
+        scale = 1 / np.sqrt(np.mean(np.square(hidden), axis=1, keepdims=True) + self._eps)
+        return hidden * scale * self._final_norm
+
+    def layers_done(self) -> int:
+        """Read in this order the answer is never too high, also if a pass ends and the next one begins meanwhile."""
+        before, num_rows = self._layers_done, self._num_rows_running
+        if num_rows is None:
+            return before
+        return before + int(np.count_nonzero(self._num_stored >= num_rows))
+
+    def phase_cycles(self) -> dict[str, int]:
+        """What the last forward pass spent on each kind of phase, from the end of the embedding on."""
+        spent = np.diff(self._work[:, END_STAMP])
+        num_layers = (len(spent) - 2) // len(step.PHASES)
+        cycles = dict.fromkeys([*step.PHASES, "head"], 0)
+        for name, count in zip([*step.PHASES * num_layers, "norm", "head"], spent.tolist(), strict=True):
+            cycles[name] += max(0, count)  # without a sampled row there are no stamps of the last two
+        return cycles
+
+    def _point_to(self, **fields: np.ndarray | int) -> None:
+        """Keeps the arrays as long as the context."""
+        self._kept += fields.values()
+        fill_context(self._context, **fields)
+
+    def _point_to_weights(self, weights: Mapping[str, np.ndarray], config: ModelConfig) -> None:
+        layers = np.zeros((config.num_layers, step.NUM_WEIGHTS), np.int64)
+        is_nibbles = np.zeros((config.num_layers, step.NUM_MATRICES), np.uint8)
+        for layer in range(config.num_layers):
+            for name, column in _COLUMNS.items():
+                array = weights.get(f"layers.{layer}.{name}")
+                if array is not None:
+                    self._kept.append(array)
+                    layers[layer, column] = array.ctypes.data
+                    if column < step.NUM_MATRICES:
+                        is_nibbles[layer, column] = _is_nibbles(array)
+        embedding = weights["embed"]
+        head = embedding if config.tie_word_embeddings else weights["head"]
+        self._point_to(layers=layers, is_nibbles=is_nibbles, embedding=embedding, head=head)
+        self._point_to(embedding_is_nibbles=_is_nibbles(embedding), head_is_nibbles=_is_nibbles(head))
+        self._final_norm = weights["norm"]
+        self._point_to(final_norm=self._final_norm)
+
+    def _allocate(self, config: ModelConfig, max_rows: int, max_sampled: int) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        heads_width = config.num_heads * config.head_dim
+        qkv_width = heads_width + 2 * config.num_kv_heads * config.head_dim
+        self._hidden = np.zeros((max_rows, hidden), np.float32)
+        self._logits = np.zeros((max_sampled, self._vocab_size), np.float32)
+        self._work = np.zeros((step.num_phases(config.num_layers), WORDS_PER_PHASE), np.int64)
+        # Of each layer, the rows whose keys and values are written. `_work` is cleared before a pass is said to run.
+        first = 1 + step.PHASES.index("rope")
+        last = first + config.num_layers * step.PHASES_PER_LAYER
+        self._num_stored = self._work[first : last : step.PHASES_PER_LAYER, _FINISHED]
+        self._point_to(logits=self._logits, work=self._work)
+        self._point_to(hidden_size=hidden, inner_size=inner, vocab_size=self._vocab_size)
+        self._point_to(
+            hidden=self._hidden,
+            qkv=np.zeros((max_rows, qkv_width), np.float32),
+            attended=np.zeros((max_rows, heads_width), np.float32),
+        )
+        for name, width in zip(step.QUANTIZED_INPUTS, (hidden, heads_width, inner), strict=True):
+            parts = QuantizedActivations.allocate(max(max_rows, max_sampled), width)._asdict()
+            self._point_to(**{f"{name}_{part}": array for part, array in parts.items()})
+
+
+def _is_nibbles(packed: np.ndarray) -> bool:
+    return packed.shape[-1] == NIBBLES_RECORD

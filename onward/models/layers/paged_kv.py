@@ -1,0 +1,36 @@
+"""The memory that holds keys and values, and what attention needs to find its way in it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from onward.kernels.cpu.attention_tiles import scratch_size
+from onward.proto.model import ModelConfig
+
+
+@dataclass(slots=True)
+class PagedKV:
+    """A flat array, float32 or int8, laid out as `kernels.cpu.kv_layout` says, layer after layer."""
+
+    data: np.ndarray
+    layer_stride: int
+    block_size: int
+
+
+def kv_dtype(config: ModelConfig, quantization: str) -> np.dtype:
+    """int8 models keep int8 KV, a quarter of the bytes. Not where keys have biases (Qwen2): those make a few channels
+    so large that a scale per key leaves nothing of the others."""
+    return np.dtype(np.int8 if quantization == "int8" and not config.qkv_bias else np.float32)
+
+
+@dataclass(slots=True)
+class AttentionScratch:
+    """Each thread's working memory: attention's, and `extra` floats after it."""
+
+    buffer: np.ndarray
+    stride: int
+
+    @classmethod
+    def allocate(cls, config: ModelConfig, max_model_len: int, num_threads: int, extra: int = 0) -> "AttentionScratch":
+        stride = scratch_size(config.num_heads // config.num_kv_heads, config.head_dim, max_model_len) + extra
+        return cls(np.zeros(stride * num_threads, np.float32), stride)

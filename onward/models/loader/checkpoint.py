@@ -1,0 +1,60 @@
+"""A checkpoint folder in Hugging Face's layout: its config, its safetensors files, and that they belong together.
+
+Pickled weights (`.bin`, `.pt`) are never opened: reading them can run code. Tensors are not read here, only the files'
+heads.
+"""
+
+from pathlib import Path
+
+from onward.errors import StartupError
+from onward.models import tensor_names
+from onward.models.loader.bounded_read import read_json
+from onward.models.loader.safetensors_header import read_header
+from onward.proto.model import ModelConfig
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_PICKLED = ("*.bin", "*.pt", "*.pth")
+_IGNORED_SUFFIX = ".rotary_emb.inv_freq"
+"""Older checkpoints store what follows from the config."""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files in the order of their names, all of which exist."""
+    if (folder / _INDEX).exists():
+        return _indexed_files(folder)
+    files = [folder / _SINGLE] if (folder / _SINGLE).exists() else sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
+    if pickled := [path.name for pattern in _PICKLED for path in folder.glob(pattern)]:
+        raise StartupError(
+            f"{folder} has pickled weights only ({pickled[0]}), which are never loaded; convert them to safetensors"
+        )
+    raise StartupError(f"{folder} has no weights: no {_SINGLE} and no {_INDEX}")
+
+
+def _indexed_files(folder: Path) -> list[Path]:
+    weight_map = read_json(folder / _INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise StartupError(f"{folder / _INDEX} is not valid: it has no `weight_map`")
+    files = sorted({str(name) for name in weight_map.values()})
+    for name in files:
+        if name != Path(name).name or not name.endswith(".safetensors"):
+            raise StartupError(f"{folder / _INDEX} is not valid: {name!r} is not a safetensors file of the folder")
+    if missing := [name for name in files if not (folder / name).is_file()]:
+        raise StartupError(f"{folder} lacks {', '.join(missing)}, which {_INDEX} names")
+    return [folder / name for name in files]
+
+
+def check_checkpoint(files: list[Path], config: ModelConfig, source: str) -> None:
+    """Raises unless the files together hold exactly the model's tensors."""
+    found: dict[str, tensor_names.Shape] = {}
+    for path in files:
+        for name, place in read_header(path).items():
+            if name in found:
+                raise StartupError(f"{source} has the tensor {name} twice")
+            found[name] = place.shape
+    ignored = [name for name in found if name.endswith(_IGNORED_SUFFIX)]
+    if config.tie_word_embeddings:
+        ignored.append(tensor_names.LM_HEAD)
+    tensor_names.check_tensors({n: shape for n, shape in found.items() if n not in ignored}, config, source)

@@ -1,0 +1,85 @@
+"""Brings a model's weights onto a device: mapped files through pinned memory, several pieces at once; or random ones.
+
+Tensors are copied straight to their place in a fused matrix, in the type they are stored in, and converted there.
+"""
+
+import queue
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from onward.models.layers.device.model_weights import ModelWeights, allocate, checkpoint_targets
+from onward.proto.model import PreparedModel
+
+_PIECE_BYTES = 32 << 20
+_NUM_PIECES = 12
+"""Copied at once, each through pinned memory of its own."""
+
+
+def load_device_weights(
+    model: PreparedModel, weights: Mapping[str, Any] | None, dtype: torch.dtype, device: str
+) -> ModelWeights:
+    loaded = allocate(model.config, dtype, device)
+    targets = checkpoint_targets(loaded, model.config)
+    if weights is None:
+        _fill_randomly(targets)
+    elif device == "cpu":
+        for name, place in targets:
+            place.copy_(as_tensor(weights[name]))
+    else:
+        _copy_all([(as_tensor(weights[name]), place) for name, place in targets], device)
+    if model.quantization == "fp8":
+        for layer in loaded.layers:
+            for matrix in layer.matrices:
+                matrix.quantize_to_fp8()
+        if device != "cpu":
+            torch.cuda.empty_cache()  # else what the wide weights took counts as used when the pool is measured
+    return loaded
+
+
+def as_tensor(array: Any) -> torch.Tensor:
+    """Of mapped memory, without a copy."""
+    if isinstance(array, torch.Tensor):
+        return array
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _fill_randomly(targets: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Of a size that keeps activations near one, so that logits have some spread."""
+    for number, (name, place) in enumerate(targets):
+        generator = torch.Generator(place.device).manual_seed(number)
+        if name.endswith("norm.weight"):
+            place.fill_(1.0)
+        else:
+            place.normal_(std=place.shape[-1] ** -0.5, generator=generator)
+
+
+def _copy_all(pairs: list[tuple[torch.Tensor, torch.Tensor]], device: str) -> None:
+    buffers: queue.Queue[torch.Tensor] = queue.Queue()
+    for _ in range(_NUM_PIECES):
+        buffers.put(torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True))
+
+    def copy(piece: tuple[torch.Tensor, torch.Tensor]) -> None:
+        source, place = piece
+        buffer = buffers.get()
+        pinned = buffer[: source.nbytes]
+        np.copyto(pinned.numpy(), source.view(torch.uint8).numpy())
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            staged = pinned.view(source.dtype)
+            is_as_stored = source.dtype == place.dtype
+            place.copy_(staged if is_as_stored else staged.to(device, non_blocking=True), non_blocking=True)
+        stream.synchronize()
+        buffers.put(buffer)
+
+    with ThreadPoolExecutor(_NUM_PIECES) as threads:
+        for _ in threads.map(copy, (piece for pair in pairs for piece in _pieces(*pair))):
+            pass
+
+
+def _pieces(source: torch.Tensor, place: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    count = _PIECE_BYTES // source.element_size()
+    return zip(source.contiguous().view(-1).split(count), place.view(-1).split(count), strict=True)

@@ -1,0 +1,67 @@
+"""A folder with EAGLE's draft layer for a Llama, checked by name and shape: `config.json`, and in safetensors
+
+    fc.weight [hidden, 2 * hidden]   fc.bias, if it has one   layers.0.*, named as a Llama's layer, mostly without the norm
+                                                              before attention
+
+Embedding and head are the served model's; an `embed_tokens.weight` in the folder is a copy of it, and is not read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onward.errors import StartupError
+from onward.models.loader import checkpoint
+from onward.models.loader.bounded_read import read_json
+from onward.models.loader.config_parser import from_hf
+from onward.models.loader.safetensors_file import MappedTensors
+from onward.models.loader.safetensors_header import read_header
+from onward.models.loader.weight_conversion import Float32Tensors
+from onward.models.tensor_names import Shape, expected_layer
+from onward.proto.model import ModelConfig
+
+_OPTIONAL = ("fc.bias", "layers.0.input_layernorm.weight")
+_NOT_READ = ("embed_tokens.weight",)
+
+
+@dataclass(frozen=True, slots=True)
+class EagleHead:
+    config: ModelConfig
+    """Of a model with this one layer."""
+    tensors: Mapping[str, np.ndarray]
+    """float32, made when they are asked for."""
+
+
+def read_eagle_head(folder: Path) -> EagleHead:
+    if not (folder / "config.json").is_file():
+        raise StartupError(f"{folder} is no folder with a draft layer: it has no config.json")
+    config = from_hf(read_json(folder / "config.json"))
+    if config.num_layers != 1:
+        raise StartupError(f"{folder}: config.json says num_hidden_layers {config.num_layers}; a draft layer is 1")
+    files = checkpoint.weight_files(folder)
+    found = {name: place.shape for file in files for name, place in read_header(file).items()}
+    wanted = _check(found, config, folder)
+    return EagleHead(config, Float32Tensors(MappedTensors(files), wanted))
+
+
+def expected(config: ModelConfig) -> dict[str, Shape]:
+    """All that such a folder may have."""
+    hidden = config.hidden_size
+    return {"fc.weight": (hidden, 2 * hidden), "fc.bias": (hidden,)} | {
+        f"layers.0.{name}": shape for name, shape in expected_layer(config).items()
+    }
+
+
+def _check(found: Mapping[str, Shape], config: ModelConfig, folder: Path) -> list[str]:
+    """The names that count."""
+    known = expected(config)
+    if missing := [name for name in known if name not in found and name not in _OPTIONAL]:
+        raise StartupError(f"{folder} lacks {', '.join(missing)}; a draft layer has fc.* and layers.0.*")
+    if extra := [name for name in found if name not in known and name not in _NOT_READ]:
+        raise StartupError(f"{folder} has {', '.join(extra[:4])}, which a draft layer of this config does not")
+    for name in (wanted := [name for name in known if name in found]):
+        if found[name] != known[name]:
+            raise StartupError(f"{folder}: {name} has the shape {list(found[name])}, expected {list(known[name])}")
+    return wanted

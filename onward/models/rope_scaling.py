@@ -1,0 +1,76 @@
+"""Rope scaling as GGUF says it: a tensor of divisors, one per frequency, instead of the rule that made them.
+
+The rule (Llama-3) is recovered, and taken only if it gives the tensor back. Its parameters are known up to a common
+factor of three of them, which does not change the result, so one is fixed at its usual value.
+"""
+
+import math
+from collections.abc import Sequence
+
+from onward.errors import StartupError
+from onward.models.layers.decimal_power import power
+from onward.proto.model import RopeScaling
+
+_USUAL_ORIGINAL = 8192
+_TOLERANCE = 1e-4
+
+
+def rope_divisors(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
+    """By how much each of the `head_dim / 2` frequencies is divided.
+
+    wavelength:  short ------- original/high ------ original/low ------- long
+    divisor:          1              ramp                    factor
+    """
+    divisors: list[float] = []
+    for i in range(head_dim // 2):
+        turns = scaling.original_max_position_embeddings / _wavelength(theta, head_dim, i)
+        smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        smooth = min(1.0, max(0.0, smooth))
+        divisors.append(1.0 / ((1.0 - smooth) / scaling.factor + smooth))
+    return divisors
+
+
+def fit_rope_scaling(divisors: Sequence[float], theta: float, head_dim: int) -> RopeScaling | None:
+    """The scaling that has these divisors; None where they are all one."""
+    if len(divisors) != head_dim // 2:
+        raise StartupError(f"rope_freqs.weight has {len(divisors)} values, expected {head_dim // 2}")
+    if all(abs(divisor - 1.0) < _TOLERANCE for divisor in divisors):
+        return None
+    factor = _rounded(max(divisors))
+    for scaling in (RopeScaling(factor, 1.0, 4.0, _USUAL_ORIGINAL), _fit(divisors, theta, head_dim, factor)):
+        if scaling is not None and _gives(scaling, divisors, theta, head_dim):
+            return scaling
+    raise StartupError("rope_freqs.weight is not a scaling of the Llama-3 kind, which is the only one supported")
+
+
+def _fit(divisors: Sequence[float], theta: float, head_dim: int, factor: float) -> RopeScaling | None:
+    """Along the ramp `smooth` is linear in the inverse wavelength: two points of it give low and high."""
+    ramp = [
+        (1.0 / _wavelength(theta, head_dim, i), (1.0 / divisor - 1.0 / factor) / (1.0 - 1.0 / factor))
+        for i, divisor in enumerate(divisors)
+        if 1.0 + _TOLERANCE < divisor < factor * (1.0 - _TOLERANCE)
+    ]
+    if len(ramp) < 2:
+        return None
+    (x0, y0), (x1, y1) = ramp[0], ramp[-1]
+    slope = (y1 - y0) / (x1 - x0)
+    if slope <= 0:
+        return None
+    span = _USUAL_ORIGINAL / slope
+    low = (slope * x0 - y0) * span
+    return RopeScaling(factor, _rounded(low), _rounded(low + span), _USUAL_ORIGINAL)
+
+
+def _gives(scaling: RopeScaling, divisors: Sequence[float], theta: float, head_dim: int) -> bool:
+    again = rope_divisors(scaling, theta, head_dim)
+    return all(abs(a - b) <= _TOLERANCE * b for a, b in zip(again, divisors, strict=True))
+
+
+def _wavelength(theta: float, head_dim: int, i: int) -> float:
+    return 2.0 * math.pi * power(theta, 2.0 * i / head_dim)
+
+
+def _rounded(value: float) -> float:
+    """The tensor is float32: 31.999998 was 32."""
+    short = round(value, 2)
+    return short if abs(short - value) <= _TOLERANCE * abs(value) else value

@@ -1,0 +1,90 @@
+"""What the two sides of a hand-over tell the engine that drives them."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from onward.proto.engine import ErrorInfo
+from onward.proto.handoff import LeaseGrant, PrefillDone, PrefillRequest
+from onward.proto.kv_transfer import KvEndpoint
+
+
+class HandoffKey(NamedTuple):
+    """P's name for a hand-over."""
+
+    decode_incarnation: str
+    """Incarnation of the decode instance that numbers it."""
+    handoff_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedLease:
+    """What D gives to P. See `Grant`."""
+
+    lease_id: str
+    endpoint: KvEndpoint
+    num_cached_tokens: int
+    block_ids: list[int]
+    checksums: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OfferReceived:
+    """P can run the prompt now. To be answered by `grant` or `refuse`; who holds it for too long is answered for."""
+
+    handoff_id: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvArrived:
+    """P is done and every block lies in our memory, verified. P was told, and the hand-over is over."""
+
+    handoff_id: int
+    ready: PrefillDone
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffFailed:
+    """It failed, and P was told or has told us."""
+
+    handoff_id: int
+    error: ErrorInfo
+    lease_id: str | None
+    """If it had been granted: to be revoked, since P may not know yet."""
+
+
+DecodeEvent = OfferReceived | KvArrived | HandoffFailed
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRequested:
+    """To be answered, at some time, by `offer` or `refuse`."""
+
+    key: HandoffKey
+    prefill: PrefillRequest
+
+
+@dataclass(frozen=True, slots=True)
+class GrantReceived:
+    """From now on the blocks of the grant may be written, until `ready`, `refuse`, `fail` or `Dropped`."""
+
+    key: HandoffKey
+    grant: LeaseGrant
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffCompleted:
+    """D has taken it."""
+
+    key: HandoffKey
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffCancelled:
+    """It is over without success: stop writing, free everything."""
+
+    key: HandoffKey
+    error: ErrorInfo
+
+
+PrefillEvent = PrefillRequested | GrantReceived | HandoffCompleted | HandoffCancelled

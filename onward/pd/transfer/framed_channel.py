@@ -1,0 +1,248 @@
+"""Framed messages, and bytes between them, over a stream socket that never blocks.
+
+frame   | length, 4 bytes | msgpack |        bytes that a message has announced follow it without a frame
+
+Bytes are sent from the memory they lie in, and received into the memory they are for. It knows no leases and no keys.
+"""
+
+import socket
+import struct
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from onward.transport.message_decoding import decode_message
+
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_FDS = 4
+_MAX_QUEUED_BYTES = 64 << 20
+_BYTES_PER_TURN = 16 << 20
+"""What one connection moves before the others have their turn."""
+_VIEWS_PER_CALL = 256
+_SCRATCH_BYTES = 1 << 18
+_LENGTH = struct.Struct("<I")
+_FDS_SPACE = socket.CMSG_SPACE(MAX_FDS * array("i").itemsize)
+
+
+class LinkClosed(Exception):
+    """The connection has ended; the message says why."""
+
+
+class MalformedMessage(LinkClosed):
+    """The connection stands, but what came over it makes no sense."""
+
+
+class PayloadReceived:
+    """Received in place of a message: all announced bytes have come."""
+
+
+class FramedChannel:
+    """`incoming` is the union of messages that may come."""
+
+    def __init__(self, sock: socket.socket, incoming: Any, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self.max_message_bytes = max_message_bytes
+        self.num_bytes_received = self.num_bytes_sent = self.num_bytes_queued = 0
+        """Bytes, since the beginning. What was queued and is not sent yet still refers to the sender's memory."""
+        self._queue: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(incoming)
+        self._frame = memoryview(bytearray(_LENGTH.size))
+        self._filled = 0
+        self._is_body = False
+        self._takes: deque[memoryview] | None = None
+        self._num_dropping = 0
+        self._takes_fds = sock.family == socket.AF_UNIX
+        self._fds: list[int] = []
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._queue)
+
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        """Queues it; `flush` sends. File descriptors stay the caller's and must live until then."""
+        body = self._encoder.encode(message)
+        assert len(body) <= MAX_MESSAGE_BYTES, "messages are small; bytes travel outside of them"
+        self._enqueue(memoryview(_LENGTH.pack(len(body)) + body), tuple(fds))
+
+    def send_payload(self, views: Sequence[memoryview]) -> None:
+        for view in views:
+            self._enqueue(view, ())
+
+    def flush(self) -> None:
+        """Sends what the socket takes now. Raises `LinkLost`, also if too much is waiting."""
+        left = _BYTES_PER_TURN
+        if self.num_bytes_queued - self.num_bytes_sent > _MAX_QUEUED_BYTES:
+            raise LinkClosed("the peer does not read")
+        try:
+            while self._queue and left > 0:
+                sent = self._send_some()
+                self.num_bytes_sent += sent
+                left -= sent
+                self._forget(sent)
+        except BlockingIOError:
+            return
+        except OSError as fault:
+            raise LinkClosed(f"the connection failed: {fault}") from fault
+
+    def receive(self) -> Any | None:
+        """The next message, `BytesTaken`, or None if nothing whole is there yet. Raises `LinkLost`."""
+        try:
+            while True:
+                if self._takes is not None:
+                    return PayloadReceived() if self._take() else None
+                self._fill_frame()
+                if (message := self._framed()) is not None:
+                    return message
+        except BlockingIOError:
+            return None
+        except OSError as fault:
+            raise LinkClosed(f"the connection failed: {fault}") from fault
+
+    def receive_payload_into(self, views: Sequence[memoryview]) -> None:
+        """The bytes that come next go there."""
+        assert self._takes is None, "bytes are taken one message at a time"
+        self._takes = deque(views)
+
+    def discard_payload(self, count: int) -> None:
+        """The bytes that come next go nowhere."""
+        self.receive_payload_into(())
+        self._num_dropping = count
+
+    def discard_rest_of_payload(self) -> None:
+        """What is still to come of the bytes that are being taken goes nowhere."""
+        if self._takes:
+            self._num_dropping = sum(len(view) for view in self._takes)
+            self._takes.clear()
+
+    def discard_input(self) -> None:
+        """Reads what is there, and keeps nothing. Raises `LinkLost` at the end of the stream."""
+        try:
+            for _ in range(_BYTES_PER_TURN // _SCRATCH_BYTES):
+                if not self._sock.recv(_SCRATCH_BYTES):
+                    raise LinkClosed("the peer closed the connection")
+        except BlockingIOError:
+            return
+        except OSError as fault:
+            raise LinkClosed(f"the connection failed: {fault}") from fault
+
+    def take_fds(self) -> list[int]:
+        """Those that have come. Whoever takes them closes them."""
+        fds, self._fds = self._fds, []
+        return fds
+
+    def shutdown_write(self) -> None:
+        """The peer sees our end of the stream; its own goes on until it closes."""
+        self._queue.clear()
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # it is gone already, and the next read says so
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._takes = None
+        for fd in self.take_fds():
+            socket.close(fd)
+        self._sock.close()
+
+    def _enqueue(self, view: memoryview, fds: tuple[int, ...]) -> None:
+        self.num_bytes_queued += len(view)
+        self._queue.append((view, fds))
+
+    def _send_some(self) -> int:
+        view, fds = self._queue[0]
+        if fds:
+            return socket.send_fds(self._sock, [view], list(fds))
+        views = [view for view, _ in _until_fds(self._queue)]
+        return self._sock.sendmsg(views)
+
+    def _forget(self, sent: int) -> None:
+        while sent:
+            view, _ = self._queue.popleft()
+            if len(view) > sent:
+                self._queue.appendleft((view[sent:], ()))
+                return
+            sent -= len(view)
+
+    def _fill_frame(self) -> None:
+        while self._filled < len(self._frame):
+            self._filled += self._read(self._frame[self._filled :])
+        self._filled = 0
+
+    def _framed(self) -> Any | None:
+        """After a length comes its message, and after that a length."""
+        if not self._is_body:
+            [length] = _LENGTH.unpack(self._frame)
+            if not 0 < length <= self.max_message_bytes:
+                raise MalformedMessage(f"the peer announced a message of {length} bytes")
+            self._frame, self._is_body = memoryview(bytearray(length)), True
+            return None
+        body, self._frame, self._is_body = self._frame, memoryview(bytearray(_LENGTH.size)), False
+        try:
+            return decode_message(self._decoder, body)
+        except msgspec.MsgspecError as fault:
+            raise MalformedMessage(f"the peer sent what is no message: {fault}") from fault
+
+    def _read(self, view: memoryview) -> int:
+        if self._takes_fds:
+            count, control, _, _ = self._sock.recvmsg_into([view], _FDS_SPACE, socket.MSG_CMSG_CLOEXEC)
+            self._keep_fds(control)
+        else:
+            count = self._sock.recv_into(view)
+        return self._counted(count)
+
+    def _counted(self, count: int) -> int:
+        if count == 0:
+            raise LinkClosed("the peer closed the connection")
+        self.num_bytes_received += count
+        return count
+
+    def _keep_fds(self, control: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in control:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds += array("i", data[: len(data) - len(data) % array("i").itemsize])
+        while len(self._fds) > MAX_FDS:
+            socket.close(self._fds.pop())
+
+    def _take(self) -> bool:
+        """True when all announced bytes have come."""
+        assert self._takes is not None
+        left = _BYTES_PER_TURN
+        while self._takes or self._num_dropping:
+            if left <= 0:
+                return False
+            left -= self._drop_some() if self._num_dropping else self._take_some(self._takes)
+        self._takes = None
+        return True
+
+    def _take_some(self, takes: deque[memoryview]) -> int:
+        views = [takes[i] for i in range(min(len(takes), _VIEWS_PER_CALL))]
+        count = left = self._counted(self._sock.recvmsg_into(views)[0])
+        while left:
+            view = takes.popleft()
+            if len(view) > left:
+                takes.appendleft(view[left:])
+                break
+            left -= len(view)
+        return count
+
+    def _drop_some(self) -> int:
+        count = self._counted(len(self._sock.recv(min(self._num_dropping, _SCRATCH_BYTES))))
+        self._num_dropping -= count
+        return count
+
+
+def _until_fds(queue: deque[tuple[memoryview, tuple[int, ...]]]) -> list[tuple[memoryview, tuple[int, ...]]]:
+    found = []
+    for entry in queue:
+        if entry[1] or len(found) == _VIEWS_PER_CALL:
+            break
+        found.append(entry)
+    return found

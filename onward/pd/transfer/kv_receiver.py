@@ -1,0 +1,258 @@
+"""The decode worker's side of all transfers: which leases are open, who writes under them, what has come.
+
+It is told what the engine commands and what writers say, and answers both. A writer that was let in may write until it
+has said that it stopped or its connection is over; only where the bytes come through our own hands are we sooner sure.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from onward.pd.transfer.backend import ReceiverBackend
+from onward.pd.transfer.checksums import block_checksum
+from onward.pd.transfer.framed_channel import FramedChannel, PayloadReceived
+from onward.pd.transfer.incoming_lease import IncomingLease
+from onward.pd.transfer.page_geometry import PageGeometry
+from onward.pd.transfer.transfer_messages import (
+    AllPagesAccepted,
+    AllPagesWritten,
+    OpenPush,
+    PagesWritten,
+    PayloadHeader,
+    PushOpened,
+    StopWriting,
+    WritingStopped,
+)
+from onward.proto.kv_transfer import (
+    EndLease,
+    ExpectingWrites,
+    ExpectWrites,
+    KvReport,
+    LeaseQuiesced,
+    RevokeLease,
+    WriterLost,
+    WritesComplete,
+)
+
+STOP_TIMEOUT_S = 2.0
+_MAX_ENDED = 4096
+"""Leases that are remembered after their end, so that a late writer is told why it is refused."""
+
+
+class ProtocolViolation(Exception):
+    """A writer said what makes no sense, whatever happened before."""
+
+
+class KvReceiver:
+    def __init__(
+        self,
+        memory: memoryview,
+        geometry: PageGeometry,
+        receiver: ReceiverBackend,
+        *,
+        is_in_band: bool,
+        report: Callable[[KvReport], None],
+    ) -> None:
+        self._memory, self._geometry, self._receiver = memory, geometry, receiver
+        self._is_in_band, self._report = is_in_band, report
+        self._leases: dict[str, IncomingLease] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._channels: dict[int, FramedChannel] = {}
+        self._incoming_payloads: dict[int, tuple[IncomingLease | None, PayloadHeader]] = {}
+        """Of each writer: the batch whose bytes are coming, and its lease while that is good."""
+        self.num_discarded_batches = 0
+        """Batches that came for a lease that was over, or for pages that were not the writer's."""
+
+    def execute(self, command: ExpectWrites | EndLease | RevokeLease) -> None:
+        match command:
+            case ExpectWrites(lease_id):
+                self._open_lease(lease_id, command)
+            case EndLease(lease_id):
+                self._close_lease(lease_id, "it has ended")
+            case RevokeLease(lease_id):
+                self._revoke(lease_id)
+
+    def add_sender(self, writer: int, channel: FramedChannel) -> None:
+        self._channels[writer] = channel
+
+    def has_open_lease(self, writer: int) -> bool:
+        """Whether it may write under some lease."""
+        return any(lease.sender == writer for lease in self._leases.values())
+
+    def overdue_senders(self, now_s: float) -> set[int]:
+        """Those that were told to stop a while ago, and have not answered."""
+        overdue: set[int] = set()
+        for lease in self._leases.values():
+            if lease.is_revoked and lease.sender is not None:
+                lease.revoked_s = now_s if lease.revoked_s is None else lease.revoked_s
+                if now_s - lease.revoked_s > STOP_TIMEOUT_S:
+                    overdue.add(lease.sender)
+        return overdue
+
+    def receive(self, writer: int, message: Any, now_s: float) -> None:
+        """Raises `RuleBroken` if the writer is not to be talked to any longer."""
+        match message:
+            case OpenPush():
+                self._on_open_push(writer, message)
+            case PayloadHeader():
+                self._on_payload_header(writer, message, now_s)
+            case PayloadReceived():
+                self._on_payload_received(writer, now_s)
+            case PagesWritten():
+                self._on_pages_written(writer, message, now_s)
+            case AllPagesWritten(lease_id):
+                self._on_all_pages_written(writer, lease_id)
+            case WritingStopped(lease_id):
+                self._on_writing_stopped(writer, lease_id)
+            case _:
+                raise ProtocolViolation(f"{type(message).__name__} does not belong here")
+
+    def remove_sender(self, writer: int, reason: str) -> None:
+        """Its connection is over. What it had begun is shut out before anybody hears of it."""
+        self._receiver.unregister_sender(writer)
+        self._channels.pop(writer, None)
+        self._incoming_payloads.pop(writer, None)
+        for lease in [lease for lease in self._leases.values() if lease.sender == writer]:
+            lease.sender = None
+            self._on_sender_quiet(lease, reason)
+
+    def stop_listening_to(self, writer: int, reason: str) -> None:
+        """It has broken the rules, and is not listened to any more; but it is not over yet."""
+        self._discard_rest(writer)
+        for lease in [lease for lease in self._leases.values() if lease.sender == writer]:
+            self._fail_lease(lease, reason)
+
+    def _open_lease(self, lease_id: str, expect: ExpectWrites) -> None:
+        if lease_id in self._ended:
+            self._report(LeaseQuiesced(lease_id))
+            return
+        if lease_id not in self._leases:
+            blocks = expect.block_ids
+            assert not blocks or 0 <= min(blocks) <= max(blocks) < self._geometry.num_blocks, "blocks of our pool"
+            self._leases[lease_id] = IncomingLease(lease_id, blocks, expect.checksums, self._geometry)
+        self._report(ExpectingWrites(lease_id))
+
+    def _revoke(self, lease_id: str) -> None:
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.sender is None or self._is_in_band:
+            self._close_lease(lease_id, "it was revoked")
+            self._report(LeaseQuiesced(lease_id))
+        elif not lease.is_revoked:
+            lease.is_revoked = True
+            self._send(lease.sender, StopWriting(lease_id, "the lease was revoked"))
+
+    def _close_lease(self, lease_id: str, why: str) -> None:
+        self._ended[lease_id] = why
+        while len(self._ended) > _MAX_ENDED:
+            self._ended.popitem(last=False)
+        lease = self._leases.pop(lease_id, None)
+        if lease is None or lease.sender is None:
+            return
+        taking, _ = self._incoming_payloads.get(lease.sender, (None, None))
+        if taking is lease:
+            self._discard_rest(lease.sender)
+        self._send(lease.sender, StopWriting(lease_id, why))
+
+    def _on_open_push(self, writer: int, join: OpenPush) -> None:
+        lease = self._leases.get(join.lease_id)
+        if lease is None:
+            self._send(writer, StopWriting(join.lease_id, self._ended.get(join.lease_id, "there is no such lease")))
+        elif lease.has_failed or lease.is_received or lease.sender not in (None, writer):
+            self._send(writer, StopWriting(join.lease_id, "it has, or had, another writer"))
+        elif lease.block_ids != join.block_ids:
+            self._send(writer, StopWriting(join.lease_id, "the lease is for other blocks"))
+        else:
+            lease.sender = writer
+            self._send(writer, PushOpened(join.lease_id))
+
+    def _on_payload_header(self, writer: int, incoming: PayloadHeader, now_s: float) -> None:
+        """Where the bytes go is decided now; a lease that ends while they come lets no more of them in."""
+        if not self._is_in_band:
+            raise ProtocolViolation("bytes do not come on this link")
+        if any(at < 0 or count <= 0 for at, count in incoming.byte_ranges):
+            raise ProtocolViolation("bytes were announced for a place that cannot be")
+        lease = self._open_lease_of(writer, incoming.lease_id)
+        if lease is not None and not self._may_write(lease, incoming.byte_ranges):
+            lease = None
+        self._incoming_payloads[writer] = lease, incoming
+        if lease is None:
+            self.num_discarded_batches += 1
+            self._channels[writer].discard_payload(sum(count for _, count in incoming.byte_ranges))
+        else:
+            lease.first_s = now_s if lease.first_s is None else lease.first_s
+            self._channels[writer].receive_payload_into(
+                [self._memory[at : at + count] for at, count in incoming.byte_ranges]
+            )
+
+    def _on_payload_received(self, writer: int, now_s: float) -> None:
+        lease, incoming = self._incoming_payloads.pop(writer)
+        if lease is not None:
+            lease.mark_written(incoming.byte_ranges, now_s)
+
+    def _on_pages_written(self, writer: int, wrote: PagesWritten, now_s: float) -> None:
+        if self._is_in_band:
+            raise ProtocolViolation("nothing is written here but the bytes on this link")
+        lease = self._open_lease_of(writer, wrote.lease_id)
+        if lease is not None and self._may_write(lease, wrote.byte_ranges):
+            lease.mark_written(wrote.byte_ranges, now_s)
+
+    def _discard_rest(self, writer: int) -> None:
+        if writer in self._incoming_payloads:
+            self.num_discarded_batches += 1
+            self._incoming_payloads[writer] = None, self._incoming_payloads[writer][1]
+            self._channels[writer].discard_rest_of_payload()
+
+    def _on_all_pages_written(self, writer: int, lease_id: str) -> None:
+        lease = self._open_lease_of(writer, lease_id)
+        if lease is None or lease.is_revoked or lease.has_failed:
+            return  # it was told to stop, and will answer that
+        if not lease.is_complete:
+            self._fail_lease(lease, f"its writer was done after {lease.num_arrived_pages} of {lease.num_pages} pages")
+            return
+        lease.sender, lease.is_received = None, True
+        self._send(writer, AllPagesAccepted(lease_id))
+        checksums = []
+        if lease.checksums:
+            checksums = [block_checksum(self._memory, self._geometry, block) for block in lease.block_ids]
+        self._report(WritesComplete(lease_id, checksums, lease.num_bytes, lease.seconds))
+
+    def _on_writing_stopped(self, writer: int, lease_id: str) -> None:
+        lease = self._leases.get(lease_id)
+        if lease is not None and lease.sender == writer:
+            lease.sender = None
+            self._on_sender_quiet(lease, "its writer gave up")
+
+    def _on_sender_quiet(self, lease: IncomingLease, reason: str) -> None:
+        if lease.is_revoked:
+            self._close_lease(lease.lease_id, "it was revoked")
+            self._report(LeaseQuiesced(lease.lease_id))
+        else:
+            self._fail_lease(lease, reason)
+
+    def _fail_lease(self, lease: IncomingLease, reason: str) -> None:
+        """Reported once. The lease stays until the engine ends it, and its writer until it is quiet."""
+        if lease.sender is not None:
+            self._send(lease.sender, StopWriting(lease.lease_id, reason))
+        if not lease.has_failed and not lease.is_revoked:
+            self._report(WriterLost(lease.lease_id, reason))
+        lease.has_failed = True
+
+    def _open_lease_of(self, writer: int, lease_id: str) -> IncomingLease | None:
+        """None, and the writer is told, if it has not joined such a lease."""
+        lease = self._leases.get(lease_id)
+        if lease is not None and lease.sender == writer:
+            return lease
+        self._send(writer, StopWriting(lease_id, self._ended.get(lease_id, "there is no such lease")))
+        return None
+
+    def _may_write(self, lease: IncomingLease, places: list[tuple[int, int]]) -> bool:
+        if lease.has_failed:
+            return False
+        if reason := lease.write_error(places):
+            self._fail_lease(lease, reason)
+            return False
+        return True
+
+    def _send(self, writer: int, message: AllPagesAccepted | PushOpened | StopWriting) -> None:
+        if channel := self._channels.get(writer):
+            channel.send(message)

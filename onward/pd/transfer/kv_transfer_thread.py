@@ -1,0 +1,253 @@
+"""The thread of a worker process that moves KV: to peers, while the main thread computes it, and from peers.
+
+It alone touches the sockets, the leases and the pushes. The main thread hands it work through a queue and never waits for
+it; the engine speaks to it over a wire of its own. A fault here that is nobody's in particular ends the process: a worker
+that computes but cannot move would hold blocks for ever.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from onward import log
+from onward.pd.transfer.authenticated_link import KvListenSocket
+from onward.pd.transfer.backend_registry import CAN_SHUT_OUT_SENDERS, IN_BAND, open_receiver_backend
+from onward.pd.transfer.handshake import ClusterSecret
+from onward.pd.transfer.kv_receiver import KvReceiver
+from onward.pd.transfer.kv_sender import KvSender
+from onward.pd.transfer.kv_server import KvServer
+from onward.pd.transfer.page_geometry import PageGeometry
+from onward.pd.transfer.poller import Poller
+from onward.pd.transfer.push_job import ComputedBlocks
+from onward.proto.kv_transfer import (
+    EndLease,
+    ExpectWrites,
+    KvCommand,
+    KvEndpoint,
+    KvLayout,
+    KvPush,
+    KvReport,
+    LeaseQuiesced,
+    RevokeLease,
+    StopPush,
+)
+from onward.transport.zmq_sockets import SocketPoller
+
+_TICK_MS = 200
+"""How often deadlines are looked at."""
+_POLL_MS = 1
+"""How often the layers of a running step are, and transfers that no socket tells of."""
+_EXIT_CODE = 70
+_CLOSE_TIMEOUT_S = 5.0
+_COMMANDS_PER_TURN = 256
+
+logger = logging.getLogger(__name__)
+
+
+class EngineKvConnection(Protocol):
+    """The worker's end of what engine and worker say of KV."""
+
+    def send(self, report: KvReport) -> None: ...
+    def receive(self) -> KvCommand | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemoryRegion:
+    """A worker's pool, as the data plane sees it."""
+
+    pool: np.ndarray
+    """All of it, as bytes."""
+    fd: int | None
+    """What it is mapped from, if peers can map it too."""
+    geometry: PageGeometry
+    layout: KvLayout
+
+
+class _ReceiveSide:
+    """What a worker has that peers write into."""
+
+    def __init__(
+        self, backend: str, host: str, port: int, incarnation: str, cluster_key: str, memory: KvMemoryRegion,
+        poller: Poller, report: Callable[[KvReport], None],
+    ) -> None:  # fmt: skip
+        self._receiver = open_receiver_backend(backend, memory.pool, memory.fd, host)
+        door = KvListenSocket(backend, host, cluster_key, port)
+        self.endpoint = KvEndpoint(backend, door.address, incarnation)
+        self.sink = KvReceiver(
+            memory.pool.data, memory.geometry, self._receiver, is_in_band=backend in IN_BAND, report=report
+        )
+        self.reception = KvServer(
+            door,
+            poller,
+            self.sink,
+            self._receiver,
+            secret=ClusterSecret(cluster_key),
+            incarnation=incarnation,
+            layout=memory.layout,
+            num_blocks=memory.geometry.num_blocks,
+            can_expel=backend in CAN_SHUT_OUT_SENDERS,
+            now_s=time.monotonic,
+        )
+
+    def close(self) -> None:
+        self.reception.close()
+        self._receiver.close()
+
+
+class KvTransferThread:
+    """`backend` is how peers write into this worker, or None. `layers_done` counts the layers that the model has
+    finished since its beginning; it is called while it computes."""
+
+    def __init__(
+        self,
+        memory: KvMemoryRegion,
+        *,
+        backend: str | None,
+        host: str,
+        port: int = 0,
+        incarnation: str,
+        cluster_key: str,
+        layers_done: Callable[[], int],
+    ) -> None:
+        self._poller = Poller()
+        self._wake_us, self._wake_it = socket.socketpair()
+        for end in (self._wake_us, self._wake_it):
+            end.setblocking(False)
+        self._poller.watch(self._wake_us, self._drain_wakes)
+        self._inbox: deque[KvPush | ComputedBlocks] = deque()
+        self._is_leaving = False
+        self._engine: EngineKvConnection | None = None
+        self._thread: threading.Thread | None = None
+        self._source = KvSender(
+            memory.pool,
+            memory.geometry,
+            memory.layout,
+            self._poller,
+            secret=ClusterSecret(cluster_key),
+            has_key=bool(cluster_key),
+            layers_done=layers_done,
+            report=self._report,
+            now_s=time.monotonic,
+        )
+        self._taking_in: _ReceiveSide | None = None
+        if backend is not None:
+            try:
+                self._taking_in = _ReceiveSide(
+                    backend, host, port, incarnation, cluster_key, memory, self._poller, self._report
+                )
+            except BaseException:
+                self._close_sockets()
+                self._wake_it.close()
+                raise
+
+    @property
+    def endpoint(self) -> KvEndpoint | None:
+        """Where peers may write."""
+        return None if self._taking_in is None else self._taking_in.endpoint
+
+    @property
+    def num_connections(self) -> int:
+        taken_in = 0 if self._taking_in is None else self._taking_in.reception.num_connections
+        return self._source.num_connections + taken_in
+
+    def open_push(self, push: KvPush) -> None:
+        """From the main thread, as are `feed` and `wake`."""
+        self._inbox.append(push)
+
+    def send_computed(self, fed: ComputedBlocks) -> None:
+        self._inbox.append(fed)
+
+    def wake(self) -> None:
+        try:
+            self._wake_it.send(b"!")
+        except OSError:
+            return  # so many wake-ups are waiting that it will wake up; or it has left
+
+    def start(self, wires: SocketPoller, engine: EngineKvConnection) -> None:
+        """From now on both belong to the plane's thread."""
+        wires.watch_fd(self._poller.fileno())
+        self._engine = engine
+        self._thread = threading.Thread(target=self._run, args=(wires, engine), name="kv-plane", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends all transfers and the thread, within a bound."""
+        self._is_leaving = True
+        self.wake()
+        if self._thread is not None:
+            self._thread.join(timeout=_CLOSE_TIMEOUT_S)
+        self._wake_it.close()
+
+    def _run(self, wires: SocketPoller, engine: EngineKvConnection) -> None:
+        try:
+            while not self._is_leaving:
+                wires.wait(self._wait_ms())
+                self._run_once(engine)
+            self._close_transfers()
+            wires.close()
+        except BaseException:
+            logger.critical(log.event("kv plane failed, the worker leaves"), exc_info=True)
+            os._exit(_EXIT_CODE)
+
+    def _close_transfers(self) -> None:
+        self._source.close()
+        if self._taking_in is not None:
+            self._taking_in.close()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._poller.close()
+        self._wake_us.close()
+
+    def _run_once(self, engine: EngineKvConnection) -> None:
+        # What sockets bring comes first: what has arrived is counted before anybody judges that it has not.
+        self._poller.dispatch()
+        while self._inbox:
+            match self._inbox.popleft():
+                case KvPush() as push:
+                    self._source.open_push(push)
+                case ComputedBlocks() as fed:
+                    self._source.send_computed(fed)
+        for _ in range(_COMMANDS_PER_TURN):
+            command = engine.receive()
+            if command is None:
+                break
+            self._execute(command)
+        self._source.run_once()
+        if self._taking_in is not None:
+            self._taking_in.reception.run_once()
+
+    def _execute(self, command: KvCommand) -> None:
+        match command:
+            case StopPush(lease_id):
+                self._source.stop_push(lease_id)
+            case ExpectWrites() | EndLease() | RevokeLease() if self._taking_in is not None:
+                self._taking_in.sink.execute(command)
+            case RevokeLease(lease_id):
+                self._report(LeaseQuiesced(lease_id))
+            case _:
+                raise AssertionError("nobody leases blocks of a worker that takes nothing in")
+
+    def _wait_ms(self) -> int:
+        if self._inbox or self._source.can_start:
+            return 0
+        return _POLL_MS if self._source.must_be_polled else _TICK_MS
+
+    def _report(self, report: KvReport) -> None:
+        if self._engine is not None:
+            self._engine.send(report)
+
+    def _drain_wakes(self) -> None:
+        try:
+            while self._wake_us.recv(4096):
+                pass
+        except BlockingIOError:
+            return

@@ -1,0 +1,50 @@
+"""Where pages lie in a KV pool, and which bytes of ours go where in a peer's.
+
+pool    | layer 0: block 0, block 1, … | layer 1: block 0, … | …      a page: one block of one layer
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onward.pd.transfer.backend import MemoryCopy
+
+
+@dataclass(frozen=True, slots=True)
+class PageGeometry:
+    num_layers: int
+    num_blocks: int
+    page_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_layers * self.num_blocks * self.page_bytes
+
+    def page_offset(self, layer: int, block: int) -> int:
+        return (layer * self.num_blocks + block) * self.page_bytes
+
+    def is_whole_pages(self, at: int, num_bytes: int) -> bool:
+        is_inside = at >= 0 and 0 < num_bytes <= self.num_bytes - at
+        return is_inside and at % self.page_bytes == 0 and num_bytes % self.page_bytes == 0
+
+    def pages_in(self, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        """The layer and the block of every page in these places, which are whole pages."""
+        firsts, counts = np.array(places, np.int64).reshape(-1, 2).T // self.page_bytes
+        ends = np.cumsum(counts)
+        pages = np.arange(counts.sum()) + np.repeat(firsts - (ends - counts), counts)
+        return np.divmod(pages, self.num_blocks)
+
+
+def plan_copies(
+    ours: PageGeometry, theirs: PageGeometry, layer: int, source_ids: Sequence[int], target_ids: Sequence[int]
+) -> list[MemoryCopy]:
+    """One layer of these blocks. What is consecutive in both pools is one copy."""
+    assert ours.page_bytes == theirs.page_bytes, "equal layouts have equal pages"
+    sources, targets = np.array(source_ids, np.int64), np.array(target_ids, np.int64)
+    is_cut = (np.diff(sources) != 1) | (np.diff(targets) != 1)
+    starts = np.concatenate([[0], np.flatnonzero(is_cut) + 1])
+    sizes = np.diff(np.append(starts, len(sources))) * ours.page_bytes
+    source_at = (sources[starts] + layer * ours.num_blocks) * ours.page_bytes
+    target_at = (targets[starts] + layer * theirs.num_blocks) * theirs.page_bytes
+    return list(map(MemoryCopy._make, zip(source_at.tolist(), target_at.tolist(), sizes.tolist(), strict=True)))

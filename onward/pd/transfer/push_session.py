@@ -1,0 +1,214 @@
+"""One decode worker as a prefill worker deals with it: the connection, and all pushes that go over it.
+
+A peer that is slow or dead costs only its own pushes: nothing waits for it, and when something is due from it and does
+not come for a while, the connection ends and its pushes have failed.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from onward.pd.transfer.authenticated_link import SenderLink
+from onward.pd.transfer.backend import SenderBackend
+from onward.pd.transfer.backend_registry import IN_BAND, open_sender_backend
+from onward.pd.transfer.framed_channel import LinkClosed
+from onward.pd.transfer.page_geometry import PageGeometry
+from onward.pd.transfer.push_job import PushJob, PushStage
+from onward.pd.transfer.transfer_messages import (
+    AllPagesAccepted,
+    AllPagesWritten,
+    OpenPush,
+    PagesWritten,
+    PayloadHeader,
+    PushOpened,
+    StopWriting,
+    WritingStopped,
+)
+from onward.proto.kv_transfer import KvEndpoint, KvReport, PushComplete, PushFailed, PushQuiesced
+
+HANDSHAKE_TIMEOUT_S = 5.0
+PROGRESS_TIMEOUT_S = 5.0
+"""Something is due from the peer: so long may nothing move."""
+MAX_BATCHES_IN_FLIGHT = 4
+"""Batches. Enough to keep a fast peer busy, few enough that a push is soon stopped."""
+
+
+class PushSession:
+    def __init__(
+        self,
+        endpoint: KvEndpoint,
+        link: SenderLink,
+        memory: np.ndarray,
+        ours: PageGeometry,
+        *,
+        report: Callable[[KvReport], None],
+        now_s: float,
+    ) -> None:
+        self.endpoint, self.link = endpoint, link
+        self.is_closed = False
+        self.idle_since_s = self._moved_s = self._opened_s = now_s
+        self._memory, self._view, self._ours, self._report = memory, memory.data, ours, report
+        self._theirs: PageGeometry | None = None
+        self._writer: SenderBackend | None = None
+        self._jobs: dict[str, PushJob] = {}
+        self._batches: deque[tuple[PushJob, list[tuple[int, int]]]] = deque()
+        """Started and not complete, with their places in the peer's memory."""
+        self._num_complete = 0
+        self._moved = (0, 0, 0)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._jobs
+
+    @property
+    def can_start(self) -> bool:
+        """Whether a turn would start a batch."""
+        if self._writer is None or len(self._batches) >= MAX_BATCHES_IN_FLIGHT:
+            return False
+        return any(job.stage is PushStage.WRITING and job.has_ready for job in self._jobs.values())
+
+    @property
+    def must_be_polled(self) -> bool:
+        """Whether something happens here that no socket tells of."""
+        return bool(self._batches) and self.endpoint.backend not in IN_BAND
+
+    @property
+    def is_computing(self) -> bool:
+        return any(job.is_computing for job in self._jobs.values())
+
+    def open_push(self, job: PushJob) -> None:
+        self._jobs[job.lease_id] = job
+        if self._writer is not None:
+            self._send_open_push(job)
+
+    def on_layers_done(self, layers_done: int) -> None:
+        for job in self._jobs.values():
+            job.on_layers_done(layers_done)
+
+    def on_socket_ready(self) -> None:
+        """The socket is ready. Raises `LinkLost` or `TransferFailed`."""
+        if not self.link.is_connected:
+            self.link.connect()
+        if self.link.is_connected:
+            for message in self.link.messages():
+                self._receive(message)
+            self._open_backend()
+            self.link.channel.flush()
+
+    def run_once(self, now_s: float) -> None:
+        """Starts and completes what can be. Raises `LinkLost` or `TransferFailed`."""
+        if self._writer is not None:
+            self._complete_batches(self._writer, now_s)
+            self._start_batches(self._writer, now_s)
+            self._complete_batches(self._writer, now_s)
+            self._finish_pushes()
+        self._end_stopped()
+        if self.link.is_connected:
+            self.link.channel.flush()
+        self._check_progress(now_s)
+
+    def close(self, reason: str) -> None:
+        """The connection is over, and all pushes with it."""
+        self.is_closed = True
+        if self._writer is not None:
+            self._writer.close()  # from here on our memory is not read; theirs is shut by them, when the link is closed
+        self.link.close()
+        jobs, self._jobs = self._jobs, {}
+        for job in jobs.values():
+            quiet = job.stage is PushStage.STOPPING and job.failure is None
+            self._report(PushQuiesced(job.lease_id) if quiet else PushFailed(job.lease_id, job.failure or reason))
+
+    def _receive(self, message: Any) -> None:
+        match message:
+            case PushOpened(lease_id):
+                if (job := self._jobs.get(lease_id)) and job.stage is PushStage.JOINING:
+                    job.stage = PushStage.WRITING
+            case AllPagesAccepted(lease_id):
+                if (job := self._jobs.get(lease_id)) and job.stage is PushStage.FINISHING:
+                    del self._jobs[lease_id]
+                    self._report(PushComplete(lease_id, job.checksums, job.num_bytes, job.seconds))
+            case StopWriting(lease_id, reason):
+                self._stopped_by_peer(lease_id, reason)
+            case _:
+                raise LinkClosed(f"the peer said {type(message).__name__} in the middle of it")
+
+    def _stopped_by_peer(self, lease_id: str, reason: str) -> None:
+        job = self._jobs.get(lease_id)
+        if job is None:
+            self.link.channel.send(WritingStopped(lease_id))
+        elif job.stage is not PushStage.STOPPING:
+            job.stop(f"the peer stopped it: {reason}")
+
+    def _open_backend(self) -> None:
+        if self._writer is not None or self.link.remote_memory is None:
+            return
+        self._theirs = PageGeometry(self._ours.num_layers, self.link.num_blocks, self._ours.page_bytes)
+        self._writer = open_sender_backend(
+            self.endpoint.backend, self._memory, self.link.remote_memory, self.link.channel
+        )
+        for job in self._jobs.values():
+            if job.stage is PushStage.WAITING:
+                self._send_open_push(job)
+
+    def _send_open_push(self, job: PushJob) -> None:
+        assert self._theirs is not None
+        blocks = job.push.block_ids
+        if blocks and not 0 <= min(blocks) <= max(blocks) < self._theirs.num_blocks:
+            job.stop("the lease names blocks that the peer does not have")
+            return
+        job.stage = PushStage.JOINING
+        self.link.channel.send(OpenPush(job.lease_id, blocks))
+
+    def _start_batches(self, writer: SenderBackend, now_s: float) -> None:
+        assert self._theirs is not None
+        for job in self._jobs.values():
+            while job.stage is PushStage.WRITING and job.has_ready and len(self._batches) < MAX_BATCHES_IN_FLIGHT:
+                batch = job.next_batch(self._theirs, self._view)
+                places = [(copy.target_offset, copy.num_bytes) for copy in batch]
+                if self.endpoint.backend in IN_BAND:
+                    self.link.channel.send(PayloadHeader(job.lease_id, places))
+                job.first_s = now_s if job.first_s is None else job.first_s
+                job.num_in_flight += 1
+                self._batches.append((job, places))
+                writer.start(batch)
+
+    def _finish_pushes(self) -> None:
+        for job in self._jobs.values():
+            if job.stage is PushStage.WRITING and job.is_all_sent:
+                job.stage = PushStage.FINISHING
+                self.link.channel.send(AllPagesWritten(job.lease_id))
+
+    def _complete_batches(self, writer: SenderBackend, now_s: float) -> None:
+        complete = writer.poll()
+        for _ in range(complete - self._num_complete):
+            job, places = self._batches.popleft()
+            job.num_in_flight -= 1
+            job.last_s = now_s
+            if self.endpoint.backend not in IN_BAND:
+                self.link.channel.send(PagesWritten(job.lease_id, places))
+        self._num_complete = complete
+
+    def _end_stopped(self) -> None:
+        for job in [job for job in self._jobs.values() if job.stage is PushStage.STOPPING and not job.num_in_flight]:
+            del self._jobs[job.lease_id]
+            if self._writer is not None:
+                self.link.channel.send(WritingStopped(job.lease_id))
+            self._report(PushQuiesced(job.lease_id) if job.failure is None else PushFailed(job.lease_id, job.failure))
+
+    def _check_progress(self, now_s: float) -> None:
+        moved = (self.link.channel.num_bytes_sent, self.link.channel.num_bytes_received, self._num_complete)
+        if moved != self._moved or not self._awaits_peer():
+            self._moved, self._moved_s = moved, now_s
+        elif now_s - self._moved_s > PROGRESS_TIMEOUT_S:
+            raise LinkClosed(f"the peer has not moved for {PROGRESS_TIMEOUT_S:g} s")
+        if self._writer is None and now_s - self._opened_s > HANDSHAKE_TIMEOUT_S:
+            raise LinkClosed(f"the peer has not let us in within {HANDSHAKE_TIMEOUT_S:g} s")
+        if self._jobs:
+            self.idle_since_s = now_s
+
+    def _awaits_peer(self) -> bool:
+        if self._writer is None or self._batches or self.link.channel.wants_to_write:
+            return True
+        return any(job.stage in (PushStage.JOINING, PushStage.FINISHING) for job in self._jobs.values())

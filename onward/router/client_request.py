@@ -1,0 +1,188 @@
+"""What the router fixes about a request before its first attempt, and the few fields of a body that it acts on.
+
+It checks no field but the one that every request has: the instance does, and what cannot be read here is for the instance
+to refuse. So is a number that is out of all bounds: here it counts as not given.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import msgspec
+
+from onward.errors import InvalidRequest
+from onward.proto.cursor import Cursor
+from onward.proto.engine import CallerLimits
+from onward.proto.router import Attempt
+from onward.router.client_stream import ClientRequest, ClientStream, DeliveredChoice
+from onward.web.body_parts import check_parts
+from onward.web.json_body import decode
+
+MAX_SESSION_LENGTH = 256
+_SEEDS = range(-(1 << 63), 1 << 63)
+_DEADLINES_MS = range(1, 1 << 53)
+
+
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _RoutedFields(msgspec.Struct, frozen=True):
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    deadline_ms: int | None = None
+    cache_salt: str | None = None
+    generated_token_ids: list[int | list[int]] | None = None
+    completion_token_ids: list[int | list[int]] | None = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+    user: Any = None
+    prompt_cache_key: Any = None
+
+
+class _RequiredFields(msgspec.Struct, frozen=True):
+    """What no instance takes a request without."""
+
+    model: str
+
+
+_decoder = msgspec.json.Decoder(_RoutedFields)
+_least = msgspec.json.Decoder(_RequiredFields)
+_token_ids = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]])
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetadata:
+    """What came with a request beside its body, and what was made for it."""
+
+    request_id: str
+    random_seed: int
+    arrived_wall_s: float
+    arrived_at_s: float
+    client_request_id: str = ""
+    session: str = ""
+    caller: str = ""
+    """The name of its key."""
+    caller_limits: CallerLimits | None = None
+    caller_priority: int | None = None
+    timeout_s: float | None = None
+    """For requests that bring no deadline."""
+    default_max_tokens: int = 0
+    strict_fields: bool = False
+
+
+def check_body(body: bytes) -> None:
+    """Refuses what every instance would refuse, in the same words: nobody has to wait for one to be told so."""
+    check_parts(body)
+    decode(body, _least)
+
+
+def build_client_request(
+    path: str, body: bytes, arrival: RequestMetadata, cursor: Cursor | None = None
+) -> ClientRequest:
+    """`place`: a client that has lost its stream sends its request again, and names how far it had come."""
+    sketch = _decode_fields(body)
+    return ClientRequest(
+        request_id=arrival.request_id if cursor is None else cursor.request_id,
+        seed=_seed(sketch, arrival, cursor),
+        created_s=int(arrival.arrived_wall_s) if cursor is None else cursor.created_s,
+        arrived_at_s=arrival.arrived_at_s,
+        path=path,
+        body=body,
+        is_streaming=bool(sketch.stream),
+        wants_usage=sketch.stream_options is not None and bool(sketch.stream_options.include_usage),
+        client_request_id=arrival.client_request_id,
+        caller=arrival.caller,
+        caller_limits=arrival.caller_limits,
+        caller_priority=arrival.caller_priority,
+        deadline_at_s=_deadline(sketch, arrival.arrived_at_s, arrival.timeout_s),
+        has_client_deadline=_deadline(sketch, arrival.arrived_at_s, None) is not None,
+        generated_token_ids=_generated_token_ids(sketch),
+        skip_to=() if cursor is None else tuple(cursor.choices),
+        usage_sent=cursor is not None and cursor.usage_sent,
+        routing_token_ids=_prompt_token_ids(sketch),
+        cache_salt=sketch.cache_salt or "",
+        max_output=sketch.max_completion_tokens or sketch.max_output_tokens or sketch.max_tokens,
+        default_max_tokens=arrival.default_max_tokens,
+        strict_fields=arrival.strict_fields,
+        session_key=_session(sketch, arrival),
+    )
+
+
+def _decode_fields(body: bytes) -> _RoutedFields:
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _RoutedFields()
+
+
+def _seed(sketch: _RoutedFields, arrival: RequestMetadata, place: Cursor | None) -> int:
+    if place is not None:
+        if sketch.seed not in (None, place.seed):
+            raise InvalidRequest(f"seed: the stream that is gone on with has the seed {place.seed}", param="seed")
+        return place.seed
+    return arrival.random_seed if sketch.seed is None or sketch.seed not in _SEEDS else sketch.seed
+
+
+def deadline_from_body(body: bytes, now_s: float, timeout_s: float | None) -> float | None:
+    """Of a request that has come now. `timeout_s`: for those that bring none."""
+    return _deadline(_decode_fields(body), now_s, timeout_s)
+
+
+def _deadline(sketch: _RoutedFields, now_s: float, timeout_s: float | None) -> float | None:
+    if sketch.deadline_ms is not None and sketch.deadline_ms in _DEADLINES_MS:
+        return now_s + sketch.deadline_ms / 1000
+    return None if timeout_s is None else now_s + timeout_s
+
+
+def _generated_token_ids(sketch: _RoutedFields) -> tuple[list[int], ...]:
+    """A list of ids for the only choice, else a list for each."""
+    # An instance refuses a request whose two names for these tokens disagree.
+    tokens = sketch.generated_token_ids or sketch.completion_token_ids or []
+    each = tuple(one for one in tokens if isinstance(one, list))
+    if each or not tokens:
+        return each
+    return ([one for one in tokens if isinstance(one, int)],)
+
+
+def _prompt_token_ids(sketch: _RoutedFields) -> list[int] | None:
+    for raw in (sketch.prompt_token_ids, sketch.prompt):
+        if bytes(memoryview(raw)[:1]) == b"[":
+            try:
+                return _token_ids.decode(raw)
+            except msgspec.MsgspecError:
+                return None
+    return None
+
+
+def _session(sketch: _RoutedFields, arrival: RequestMetadata) -> str:
+    for key in (arrival.session, sketch.prompt_cache_key, sketch.user):
+        if isinstance(key, str) and key:
+            return key[:MAX_SESSION_LENGTH]
+    return ""
+
+
+def stream_from_record(attempt: Attempt, now_s: float) -> ClientStream:
+    """A stream as an instance has kept it."""
+    arrival = RequestMetadata(attempt.request_id, attempt.seed, attempt.created_s, now_s, attempt.client_request_id)
+    origin = build_client_request(attempt.path, attempt.body, arrival)
+    origin = replace(
+        origin,
+        seed=attempt.seed,
+        created_s=attempt.created_s,
+        arrived_at_s=now_s - attempt.waited_s,
+        deadline_at_s=None if attempt.deadline_in_s is None else now_s + attempt.deadline_in_s,
+        prompt_token_ids=attempt.prompt_token_ids,
+        routing_token_ids=attempt.prompt_token_ids or origin.routing_token_ids,
+        caller=attempt.caller,
+        caller_limits=attempt.caller_limits,
+        caller_priority=attempt.caller_priority,
+        default_max_tokens=attempt.default_max_tokens,
+    )
+    choices = [DeliveredChoice(list(one.token_ids), one.finish_reason) for one in attempt.choices]
+    stream = ClientStream(origin, 0, epoch=attempt.attempt_epoch, choices=choices)
+    stream.num_cached_tokens = attempt.num_cached_tokens
+    return stream

@@ -1,0 +1,130 @@
+"""Routes about the router itself, and those by which instances join it."""
+
+import dataclasses
+import logging
+import os
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onward import log
+from onward.errors import ClientError, InvalidRequest, OnwardError, Unavailable
+from onward.obs.metrics import Registry
+from onward.proto.router import SIGNATURE_HEADER, Registration, RegistrationReply
+from onward.router.instance_registry import REGISTER_INTERVAL_S
+from onward.router.stream_runner import StreamRunner, log_instance_state
+from onward.transport.addresses import is_loopback
+from onward.transport.cluster_signature import verify_signature
+from onward.transport.http_urls import parse_server_url
+from onward.transport.message_decoding import decode_message
+from onward.version import __version__
+from onward.web import asgi
+from onward.web.http_responses import health_response, json_response, metrics_response
+from onward.web.json_body import short_repr
+
+MAX_REGISTRATION_BYTES = 16 << 20
+_logger = logging.getLogger(__name__)
+_registrations = msgspec.msgpack.Decoder(Registration)
+
+
+class ClusterAuthError(OnwardError):
+    status = 401
+    code = "not_proven"
+    kind = "invalid_request_error"
+
+
+class RouterAdminEndpoints:
+    def __init__(self, serving: StreamRunner, registry: Registry, cluster_key: str) -> None:
+        self._serving = serving
+        self._core = serving.core
+        self._registry = registry
+        self._cluster_key = cluster_key
+
+    async def forward_get(self, request: Request) -> Response:
+        """All of them serve the same."""
+        for replica in self._core.instances.list_instances(self._serving.clock.now_s()):
+            answer = await self._serving.upstream.get(replica.url, request.scope["path"])
+            if answer is not None and answer[0] < 500:
+                return Response(answer[1], answer[0], media_type="application/json")
+        raise Unavailable("there is no instance that could say it", retry_after_s=1.0)
+
+    async def health(self, request: Request) -> Response:
+        if not self._core.can_serve(self._serving.clock.now_s()):
+            return health_response(request, "unavailable", "there is no instance to serve requests")
+        return health_response(request, "ok", None)
+
+    async def live(self, _: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def version(self, _: Request) -> Response:
+        return json_response({"version": __version__})
+
+    async def metrics(self, _: Request) -> Response:
+        return metrics_response(self._registry.snapshot())
+
+    async def info(self, _: Request) -> Response:
+        shown = dataclasses.asdict(self._core.config)
+        # What was on the command line is a secret; a file is only named.
+        del shown["api_key"]
+        return json_response(
+            {
+                "version": __version__,
+                "role": "router",
+                "incarnation": self._core.incarnation,
+                "pids": {"router": [os.getpid()]},
+                "configuration": shown,
+                **self._core.status(self._serving.clock.now_s()),
+            }
+        )
+
+    async def status(self, _: Request) -> Response:
+        return json_response(self._core.status(self._serving.clock.now_s()))
+
+    async def register(self, request: Request) -> Response:
+        try:
+            body = await asgi.read_body(request.receive, MAX_REGISTRATION_BYTES)
+        except asgi.ClientDisconnected:
+            raise ClientError("the instance has gone") from None
+        if self._cluster_key:
+            self._check_cluster_auth(request, body)
+        registration = decode_registration(body)
+        answer = self._register(registration)
+        return Response(msgspec.msgpack.encode(answer), media_type="application/msgpack")
+
+    def _register(self, registration: Registration) -> RegistrationReply:
+        if not self._cluster_key and _is_on_another_machine(registration.url):
+            # Without a cluster key all instances are on this machine. A stranger's word sends prompts nowhere else.
+            url = short_repr(registration.url)
+            error = f"url is {url}, on another machine; that needs a --cluster-key-file here and there"
+            _logger.warning(log.event("instance not taken", url=registration.url, error=error))
+            return RegistrationReply(self._core.incarnation, REGISTER_INTERVAL_S, error)
+        before = self._core.instances.get(registration.instance)
+        answer = self._core.register(registration, self._serving.clock.now_s())
+        after = self._core.instances.get(registration.instance)
+        if (before and before.state) != (after and after.state):
+            self._serving.notify_change()
+            log_instance_state(registration, after)
+        if answer.error:
+            _logger.warning(log.event("instance not taken", url=registration.url, error=answer.error))
+        return answer
+
+    def _check_cluster_auth(self, request: Request, body: bytes) -> None:
+        proof = request.headers.get(SIGNATURE_HEADER)
+        path, wall_s = request.scope["path"], self._serving.clock.wall_s()
+        if not verify_signature(self._cluster_key, proof, request.method, path, body, wall_s):
+            raise ClusterAuthError(f"{SIGNATURE_HEADER}: a proof of the cluster's key is required")
+
+
+def _is_on_another_machine(url: str) -> bool:
+    try:
+        return not is_loopback(parse_server_url(url).host)
+    except ValueError:
+        return False  # refused for another reason
+
+
+def decode_registration(body: bytes) -> Registration:
+    try:
+        return decode_message(_registrations, body)
+    except msgspec.DecodeError as fault:
+        raise InvalidRequest(f"the registration: {fault}") from None

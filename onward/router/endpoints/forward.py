@@ -1,0 +1,42 @@
+"""Questions that any instance can answer, and that leave nothing behind: passed on as they came, and so is the answer.
+
+If one does not answer, or has trouble of its own, the next is asked.
+"""
+
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onward.errors import InvalidRequest, Unavailable
+from onward.proto.router import DETOKENIZE_PATH, TOKENIZE_PATH
+from onward.router.stream_runner import StreamRunner
+from onward.router.upstream_errors import parse_error_info
+from onward.web import asgi
+from onward.web.auth.authenticator import get_caller
+from onward.web.error_format import error_headers
+
+MAX_TRIES = 3
+INTERNAL_PATH_BY_CLIENT_PATH: Mapping[str, str] = {"/tokenize": TOKENIZE_PATH, "/detokenize": DETOKENIZE_PATH}
+"""Of clients, and where instances are asked the same."""
+
+
+class RouterForwardEndpoint:
+    def __init__(self, serving: StreamRunner, max_body_bytes: int) -> None:
+        self._serving = serving
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            body = await asgi.read_body(request.receive, self._max_body_bytes)
+        except asgi.ClientDisconnected:
+            raise InvalidRequest("whoever asked has gone") from None
+        serving = self._serving
+        for replica in serving.core.serving_instances(serving.clock.now_s())[:MAX_TRIES]:
+            path, caller = INTERNAL_PATH_BY_CLIENT_PATH[request.scope["path"]], get_caller(request.scope).name
+            answer = await serving.upstream.forward(replica.url, path, body, caller=caller)
+            if answer is not None and answer.status < 500:
+                told, status = answer.body, answer.status
+                headers = error_headers(parse_error_info(told, status)) if status >= 400 else {}
+                return Response(told, status, headers=headers, media_type="application/json")
+        raise Unavailable("there is no instance that could answer", retry_after_s=1.0)

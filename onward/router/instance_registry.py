@@ -1,0 +1,421 @@
+"""The instances behind the router: who is there, in which state, and how busy.
+
+An instance is known by its incarnation. It announces itself each second, or, if it is in the static list, is asked each
+second; both end in the same lease. What the router sees for itself (lost connections, stalls) is kept beside it. An
+instance that no connection can be made to stays suspect, whatever it announces, until a probe reaches it.
+
+    registered ── silent 3 s ──> suspect ── silent 8 s ──> gone, forgotten
+        └───────── says `leaving`, or its URL has a new incarnation ──────^
+
+Who is chosen is decided in `policy`. Takes the time and messages; knows neither sockets nor clocks.
+"""
+
+import logging
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+
+from onward import log
+from onward.errors import StartupError
+from onward.pd import layout
+from onward.proto import SCHEMA_VERSION
+from onward.proto.router import InstanceLoad, Registration, RegistrationReply
+from onward.router.prefix_index import RESEND_ALL, PrefixIndex
+from onward.transport.addresses import check_handoff_address
+from onward.transport.http_urls import parse_server_url
+from onward.web.json_body import short_repr
+
+_logger = logging.getLogger(__name__)
+
+REGISTER_INTERVAL_S = 1.0
+SUSPECT_AFTER_S = 3.0
+GONE_AFTER_S = 8.0
+
+PROBE_EVERY_S = 1.0
+PROBE_LOST_AFTER_S = 5.0
+"""A probe that nobody reports on is not waited for any longer."""
+
+FAILURES_TO_OPEN_CIRCUIT = 3
+FIRST_OPEN_S = 1.0
+MAX_OPEN_S = 10.0
+
+MAX_INSTANCES = 1024
+ROLES = ("mixed", "prefill", "decode")
+LEAVING = "leaving"
+
+
+class InstanceState(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    SUSPECT = "suspect"
+    GONE = "gone"
+
+
+REPORTED_STATES = tuple(
+    state.value
+    for state in (InstanceState.STARTING, InstanceState.READY, InstanceState.RESTARTING, InstanceState.DRAINING)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceInfo:
+    """An instance as it is now, for choosing among them."""
+
+    instance_id: str
+    url: str
+    role: str
+    state: InstanceState
+    fingerprint: str
+    handoff_address: str
+    max_tokens: int
+    block_size: int
+    load: InstanceLoad
+    num_reserved: int
+    """Streams that this router has on it, or prefills that it was named for."""
+    circuit_open_until_s: float
+    """Not chosen before, unless there is nobody else."""
+    num_reserved_at_report: int = 0
+    """Of `booked`, as it was when `load` was told: those are in both."""
+    tokenizer_hash: str = ""
+    """Of its tokenizer and chat template."""
+
+
+@dataclass(slots=True)
+class CircuitBreaker:
+    """Keeps requests away from an instance that has failed some in a row.
+
+    closed ── 3 failures ──> open ── pause ──> half-open: one request per pause ── success ──> closed
+                              ^───── twice the pause, up to a bound ──────┘ failure
+    """
+
+    failures: int = 0
+    open_s: float = 0.0
+    open_until_s: float = 0.0
+    on_trial: bool = False
+
+    def record_failure(self, now_s: float) -> None:
+        self.failures += 1
+        # When an instance dies all of its streams fail together; that is one fault, and lengthens no pause.
+        told_before = now_s < self.open_until_s and not self.on_trial
+        if self.failures < FAILURES_TO_OPEN_CIRCUIT or told_before:
+            return
+        self.on_trial = False
+        self.open_s = min(2 * self.open_s, MAX_OPEN_S) if self.open_s else FIRST_OPEN_S
+        self.open_until_s = now_s + self.open_s
+
+    def start_trial(self, now_s: float) -> None:
+        """Somebody is sent there. While it is on trial, nobody else."""
+        if self.open_s:
+            self.on_trial = True
+            self.open_until_s = now_s + self.open_s
+
+    def reset(self) -> None:
+        self.failures = 0
+        self.open_s = 0.0
+        self.open_until_s = 0.0
+        self.on_trial = False
+
+
+class Reservation:
+    """A place on an instance. Whoever has it gives it back once; giving it back again, or late, does nothing."""
+
+    __slots__ = ("_all", "instance_id")
+
+    def __init__(self, instance: str, all_of_it: "set[Reservation]") -> None:
+        self.instance_id = instance
+        self._all = all_of_it
+        all_of_it.add(self)
+
+    def release(self) -> None:
+        self._all.discard(self)
+
+
+@dataclass(slots=True)
+class _RegisteredInstance:
+    registration: Registration
+    last_seen_at_s: float
+    is_suspected: bool = False
+    """By this router, since the last sign of life."""
+    is_unreachable: bool = False
+    """The last connection to it failed. Its own registrations do not show that it can be reached."""
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+    bookings: set[Reservation] = field(default_factory=set)
+    booked_at_report: int = 0
+
+    @property
+    def url(self) -> str:
+        return self.registration.url
+
+    def state(self, now_s: float) -> InstanceState:
+        silent_s = now_s - self.last_seen_at_s
+        if silent_s >= GONE_AFTER_S:
+            return InstanceState.GONE
+        reported = InstanceState(self.registration.state)
+        if reported in (InstanceState.STARTING, InstanceState.DRAINING):
+            return reported  # not chosen in any case; suspects are, if there is nobody else
+        is_doubted = self.is_unreachable or (self.is_suspected and reported is InstanceState.READY)
+        if silent_s >= SUSPECT_AFTER_S or is_doubted:
+            return InstanceState.SUSPECT
+        return reported
+
+    def info(self, now_s: float) -> InstanceInfo:
+        told = self.registration
+        return InstanceInfo(
+            instance_id=told.instance,
+            url=told.url,
+            role=told.role,
+            state=self.state(now_s),
+            fingerprint=told.fingerprint,
+            handoff_address=told.handoff_address,
+            max_tokens=told.max_tokens,
+            block_size=told.block_size,
+            load=told.load,
+            num_reserved=len(self.bookings),
+            circuit_open_until_s=self.breaker.open_until_s,
+            num_reserved_at_report=self.booked_at_report,
+            tokenizer_hash=told.tokenizer_hash,
+        )
+
+
+@dataclass(slots=True)
+class _ProbeSchedule:
+    is_static: bool
+    """In the router's own list. Others are asked only until they are reached."""
+    begun_s: float = -math.inf
+    under_way: bool = False
+
+    def due(self, now_s: float) -> bool:
+        return now_s - self.begun_s >= (PROBE_LOST_AFTER_S if self.under_way else PROBE_EVERY_S)
+
+
+class InstanceRegistry:
+    def __init__(self, incarnation: str, *, wants_kv_events: bool) -> None:
+        self._incarnation = incarnation
+        self.index: PrefixIndex | None = PrefixIndex() if wants_kv_events else None
+        self._members: dict[str, _RegisteredInstance] = {}
+        self._probes: dict[str, _ProbeSchedule] = {}
+        self._gone: list[str] = []
+        self._replaced: deque[str] = deque(maxlen=MAX_INSTANCES)
+        """Incarnations whose URL another one has taken: their late messages must not take it back."""
+        self._now_s = -math.inf
+
+    def register(self, registration: Registration, now_s: float) -> RegistrationReply:
+        self._now_s = now_s
+        registration = msgspec.structs.replace(registration, url=_normalize_url(registration.url))
+        if registration.state == LEAVING:
+            self._remove(registration.instance)
+            return self._answer()
+        error = self._rejection_reason(registration)
+        if error is not None:
+            self._remove(registration.instance)
+            return self._answer(error=error)
+        next_kv_event = self._apply_kv_events(registration)
+        self._store(registration, now_s)
+        return self._answer(next_kv_event=next_kv_event, num_others=self.num_ready_others(registration.url))
+
+    def add_static(self, url: str) -> None:
+        self._probes[_normalize_url(url)] = _ProbeSchedule(is_static=True)
+
+    def due_probes(self, now_s: float) -> list[str]:
+        """URLs to ask now, each on its own: one that does not answer keeps nobody else waiting."""
+        due = [url for url, probe in self._probes.items() if probe.due(now_s)]
+        for url in due:
+            self._probes[url].begun_s, self._probes[url].under_way = now_s, True
+        return due
+
+    def on_probe_result(self, url: str, registration: Registration | None, now_s: float) -> str | None:
+        """What a probe has brought; no answer is silence, and judged like it. Returns why the instance is not taken."""
+        url = _normalize_url(url)
+        probe = self._probes.get(url)
+        if probe is not None:
+            probe.under_way = False
+        if registration is None:
+            return None
+        self._clear_unreachable(registration.instance, url)
+        if probe is None or not probe.is_static:
+            return None  # it registers by itself
+        # The person who wrote the list knows which way leads there.
+        return self.register(msgspec.structs.replace(registration, url=url), now_s).error or None
+
+    def next_kv_event(self, url: str) -> int:
+        """What to ask a static instance for."""
+        member = self._find_by_url(_normalize_url(url))
+        if self.index is None or member is None:
+            return RESEND_ALL
+        return self.index.next_event_number(member.registration.instance)
+
+    def tick(self, now_s: float) -> list[str]:
+        """Instances that are gone since the last call: their streams must move."""
+        self._now_s = now_s
+        for instance, member in list(self._members.items()):
+            if member.state(now_s) is InstanceState.GONE:
+                silent_s = now_s - member.last_seen_at_s
+                _logger.warning(log.event("instance lost", id=instance, url=member.url, silent_s=silent_s))
+                self._remove(instance)
+        urls = {member.url for member in self._members.values()}
+        self._probes = {url: probe for url, probe in self._probes.items() if probe.is_static or url in urls}
+        gone, self._gone = self._gone, []
+        return gone
+
+    def list_instances(self, now_s: float) -> list[InstanceInfo]:
+        self._now_s = now_s
+        return [member.info(now_s) for member in self._members.values()]
+
+    def get(self, instance: str) -> InstanceInfo | None:
+        member = self._members.get(instance)
+        return member.info(self._now_s) if member else None
+
+    def record_failure(self, instance: str, now_s: float) -> None:
+        """A connection to it was refused or lost, or a stream of it stalled."""
+        self._now_s = now_s
+        if member := self._members.get(instance):
+            member.is_suspected = True
+            member.breaker.record_failure(now_s)
+
+    def record_unreachable(self, instance: str, now_s: float) -> None:
+        """No connection to it could be made. From here on it is probed, so that no client's request has to find out."""
+        self.record_failure(instance, now_s)
+        if member := self._members.get(instance):
+            member.is_unreachable = True
+            self._probes.setdefault(member.url, _ProbeSchedule(is_static=False))
+
+    def record_success(self, instance: str, now_s: float) -> None:
+        """It has produced something."""
+        self._now_s = now_s
+        if member := self._members.get(instance):
+            member.is_suspected = False
+            member.breaker.reset()
+            self._clear_unreachable(instance, member.url)
+
+    def _clear_unreachable(self, instance: str, url: str) -> None:
+        member = self._members.get(instance)
+        if member is None or member.url != url or not member.is_unreachable:
+            return
+        member.is_unreachable = False
+        probe = self._probes.get(url)
+        if probe is not None and not probe.is_static:
+            del self._probes[url]
+
+    def reserve(self, instance_id: str) -> Reservation:
+        """Bookings of an instance that is gone count for nobody, and can still be released."""
+        member = self._members.get(instance_id)
+        if member is None:
+            return Reservation(instance_id, set())
+        member.breaker.start_trial(self._now_s)
+        return Reservation(instance_id, member.bookings)
+
+    def _store(self, registration: Registration, now_s: float) -> None:
+        at_url = self._find_by_url(registration.url)
+        if at_url is not None and at_url.registration.instance != registration.instance:
+            before = at_url.registration.instance
+            _logger.warning(log.event("instance replaced", id=before, url=at_url.url, by=registration.instance))
+            self._replaced.append(before)
+            self._remove(before)
+        member = self._members.setdefault(registration.instance, _RegisteredInstance(registration, now_s))
+        # Whether another address can be reached is not known yet.
+        member.is_unreachable = member.is_unreachable and member.url == registration.url
+        member.registration = registration
+        member.last_seen_at_s = now_s
+        member.booked_at_report = len(member.bookings)
+        member.is_suspected = False
+
+    def _apply_kv_events(self, registration: Registration) -> int:
+        """Each engine counts its changes from 0, and begins with an empty cache."""
+        if self.index is None:
+            return RESEND_ALL
+        before = self._members.get(registration.instance)
+        if before is not None and before.registration.engine != registration.engine:
+            self.index.forget(registration.instance)
+        if registration.kv_events is None:
+            return self.index.next_event_number(registration.instance)
+        return self.index.apply(registration.instance, registration.kv_events)
+
+    def num_ready_others(self, url: str) -> int:
+        """Instances that are ready to take streams, beside the one at this URL."""
+        others = [member for member in self._members.values() if member.url != url.rstrip("/")]
+        return sum(
+            one.registration.role != "prefill" and one.state(self._now_s) is InstanceState.READY for one in others
+        )
+
+    def _answer(self, *, error: str = "", next_kv_event: int = RESEND_ALL, num_others: int = -1) -> RegistrationReply:
+        wants = self.index is not None
+        return RegistrationReply(self._incarnation, REGISTER_INTERVAL_S, error, wants, next_kv_event, num_others)
+
+    def _remove(self, instance: str) -> None:
+        """Its bookings go with it: they are held by the member, and a release finds nothing to take away."""
+        if self._members.pop(instance, None) is None:
+            return
+        self._gone.append(instance)
+        if self.index is not None:
+            self.index.forget(instance)
+
+    def _find_by_url(self, url: str) -> _RegisteredInstance | None:
+        return next((member for member in self._members.values() if member.url == url), None)
+
+    def _rejection_reason(self, new: Registration) -> str | None:
+        """Why it cannot be taken, if so. Those who are there decide; whom it replaces has no say."""
+        if error := _validation_error(new):
+            return error
+        at_url = self._find_by_url(new.url)
+        if new.instance in self._replaced and at_url is not None and at_url.registration.instance != new.instance:
+            return f"another instance has registered at {new.url} since"
+        others = [
+            member.registration
+            for instance, member in self._members.items()
+            if instance != new.instance and member.url != new.url
+        ]
+        if len(others) >= MAX_INSTANCES:
+            return f"there are {MAX_INSTANCES} instances already"
+        return _incompatibility(new, others)
+
+
+def _validation_error(new: Registration) -> str | None:
+    if new.schema_version != SCHEMA_VERSION:
+        return f"schema_version is {SCHEMA_VERSION} here and {new.schema_version} there"
+    if not new.instance:
+        return "instance is empty"
+    try:
+        parse_server_url(new.url)
+    except ValueError as fault:
+        return f"url is {short_repr(new.url)}, which is no address of a server: {fault}"
+    try:
+        if new.handoff_address:
+            check_handoff_address(new.handoff_address, "handoff_address")
+    except StartupError as fault:
+        return f"handoff_address is wrong: {fault.message}"
+    if new.role not in ROLES:
+        return f"role is {new.role!r}, not one of {', '.join(ROLES)}"
+    if new.state not in REPORTED_STATES:
+        return f"state is {new.state!r}, not one of {', '.join((*REPORTED_STATES, LEAVING))}"
+    return None
+
+
+def _normalize_url(url: str) -> str:
+    """One form of each URL. One that is not valid stays as it is: `_malformed` refuses it."""
+    try:
+        return str(parse_server_url(url))
+    except ValueError:
+        return url
+
+
+def _incompatibility(new: Registration, others: list[Registration]) -> str | None:
+    """All serve one model. Those that pass KV to each other have one layout; a mixed instance without a hand-over
+    address passes none, and may compute in its own way: streams that move there go on, if not bit by bit."""
+    for other in others:
+        if other.model != new.model:
+            return f"model is {other.model!r} here and {new.model!r} there"
+    if not _transfers_kv(new) or new.kv_layout is None:
+        return None
+    for other in others:
+        if _transfers_kv(other) and other.kv_layout is not None:
+            return layout.layout_difference(other.kv_layout, new.kv_layout)
+    return None
+
+
+def _transfers_kv(registration: Registration) -> bool:
+    return registration.role != "mixed" or bool(registration.handoff_address)

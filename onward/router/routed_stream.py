@@ -1,0 +1,74 @@
+"""Where one stream has been, and what that means for where it may go next. The book-keeping beside a `Stream`."""
+
+from dataclasses import dataclass, field
+
+from onward.proto.engine import ErrorInfo
+from onward.router.client_stream import AttemptFailure, ClientStream, FailureCause
+from onward.router.instance_registry import Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class PendingResume:
+    """A stream is being carried on, and has not moved yet."""
+
+    cause: FailureCause
+    from_instance: str
+    """The instance that had it."""
+    paused_since_s: float
+    """The last delivered event, or else the failure."""
+
+
+@dataclass(slots=True)
+class RoutedStream:
+    stream: ClientStream
+    opened_at_s: float
+    last_write_at_s: float
+    """When the client was last sent something."""
+    final_error: ErrorInfo | None = None
+    """How it ends, once that is settled. Set once."""
+    final_error_body: bytes | None = None
+    """An instance's own words, to be passed on as they are."""
+    avoided_instances: set[str] = field(default_factory=set)
+    """Instances to keep out if there is another."""
+    refused_by: set[str] = field(default_factory=set)
+    """Instances that will never take it."""
+    resting_until_s: dict[str, float] = field(default_factory=dict)
+    """Until when an instance is left alone."""
+    next_attempt_at_s: float = 0.0
+    grace_instance_id: str | None = None
+    """It restarts a process, and may have the stream back if it is quick: until `grace_until_s`."""
+    grace_until_s: float = 0.0
+    budget_refused_error: ErrorInfo | None = None
+    """The retry budget had nothing left for it, after this error; it is asked again until `budget_until_s`."""
+    budget_deadline_at_s: float = 0.0
+    waiting_since_s: float | None = None
+    overloaded_since_s: float | None = None
+    """Since when instances that begin with it find no room, one after the other or again and again."""
+    earliest_overload: AttemptFailure | None = None
+    """Of the instances that were full, what the one has said that will have room first."""
+    reservation: Reservation | None = None
+    prefill_reservations: list[Reservation] = field(default_factory=list)
+    pending_resume: PendingResume | None = None
+    may_exist_at_unreachable_instance: bool = False
+    """An instance that may have it could not be asked. Where it cannot be made again it is not unknown."""
+    is_background: bool = False
+    """Whoever wants it does not wait for it: what became of it is kept, streamed or not."""
+    is_deleted: bool = False
+    """A response that no client may see any more, while its run ends."""
+
+    def set_final_error(self, verdict: ErrorInfo, body: bytes | None = None) -> None:
+        if self.final_error is None:
+            self.final_error, self.final_error_body = verdict, body
+
+    def excluded_instances(self, now_s: float) -> frozenset[str]:
+        self.resting_until_s = {
+            instance: until_s for instance, until_s in self.resting_until_s.items() if until_s > now_s
+        }
+        return frozenset(self.refused_by | self.resting_until_s.keys())
+
+    def release_reservations(self) -> None:
+        for booking in [self.reservation, *self.prefill_reservations]:
+            if booking is not None:
+                booking.release()
+        self.reservation = None
+        self.prefill_reservations.clear()

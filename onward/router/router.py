@@ -1,0 +1,43 @@
+"""All parts of a router, joined; but for its rim: the event loop, the sockets and the way out.
+
+`main` brings the real ones, the simulator others.
+"""
+
+import aiohttp
+
+from onward.clock import Clock
+from onward.config import RouterConfig
+from onward.obs.metrics import Registry
+from onward.random_source import RandomSource
+from onward.router import client_writer
+from onward.router.app import build_app
+from onward.router.core import RouterCore
+from onward.router.stream_runner import STARTUP_GRACE_S, StreamRunner
+from onward.router.upstream_client import PostStream, UpstreamClient
+from onward.web.auth.api_key_table import ApiKeyTable, admin_entries, merge_tables
+from onward.web.auth.authenticator import ActiveKeys
+
+
+class Router:
+    """Needs a running event loop."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        cluster_key: str,
+        clock: Clock,
+        chance: RandomSource,
+        session: aiohttp.ClientSession,
+        post: PostStream,
+        *,
+        keys: ApiKeyTable | None = None,
+        settle_s: float = STARTUP_GRACE_S,
+        keep_alive_s: float = client_writer.KEEP_ALIVE_S,
+    ) -> None:
+        """`keys`: those that clients show; else the plain ones of the configuration."""
+        self.keyring = ActiveKeys(merge_tables(admin_entries(config.api_key)) if keys is None else keys)
+        self.registry = Registry()
+        core = RouterCore(config, f"router-{chance.hex_token()}", self.registry, chance.below)
+        upstream = UpstreamClient(cluster_key, clock, session, post)
+        self.serving = StreamRunner(core, upstream, clock, chance, settle_s, keep_alive_s)
+        self.app = build_app(self.serving, self.registry, cluster_key, self.keyring)

@@ -1,0 +1,320 @@
+"""Carries out what `core` decides, for one stream after the other: attempts, waits, and the client's end of it.
+
+The only place where streams, sockets and time meet. Each stream is a task; the attempt under way is a task of its own,
+so that it can be ended (a stall, a drain, an abort) without ending the stream.
+"""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+
+from onward import log
+from onward.clock import Clock
+from onward.errors import InternalError, Unavailable
+from onward.proto.engine import ErrorInfo
+from onward.proto.router import IGNORED_FIELDS_HEADER, Registration, RegistrationReply
+from onward.random_source import RandomSource
+from onward.router.client_stream import FailureCause
+from onward.router.client_writer import KEEP_ALIVE_S, ClientWriter
+from onward.router.core import (
+    STREAM_UNKNOWN,
+    AbortResult,
+    Dispatch,
+    Finish,
+    GiveUp,
+    RouterCore,
+    Wait,
+    instance_unreachable,
+)
+from onward.router.instance_registry import InstanceInfo
+from onward.router.routed_stream import RoutedStream
+from onward.router.upstream_client import UpstreamClient, read_error_body
+from onward.router.upstream_connections import UpstreamConnectError, UpstreamResponse
+from onward.router.upstream_errors import parse_error_info
+from onward.router.upstream_events import BLANK_LINE, EventSplitter, MalformedEvent, parse_event
+from onward.web.error_format import to_error_info
+from onward.web.openai_api.abort_request import MAX_IDS
+
+TICK_S = 0.25
+STARTUP_GRACE_S = 4.0
+"""After the start: all instances that are there have registered by then."""
+_NOT_ACCEPTING_CODES = ("unavailable", "draining")
+_logger = logging.getLogger(__name__)
+
+
+class StreamRunner:
+    def __init__(
+        self,
+        core: RouterCore,
+        upstream: UpstreamClient,
+        clock: Clock,
+        chance: RandomSource,
+        startup_grace_s: float = STARTUP_GRACE_S,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
+        self.core = core
+        self.upstream = upstream
+        self.clock = clock
+        self.random = chance
+        self.settled_at_s = clock.now_s() + startup_grace_s
+        self.is_stopping = False
+        self._keep_alive_s = keep_alive_s
+        self._streams: dict[str, asyncio.Task[None]] = {}
+        self._attempts: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._probe_tasks: set[asyncio.Task[None]] = set()
+
+    # One stream.
+
+    async def run_stream(self, route: RoutedStream, client: ClientWriter) -> None:
+        """To its end, or until cancelled since the client has gone."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams[route.stream.request_id] = task
+        try:
+            await self._run_actions(route, client)
+        except asyncio.CancelledError:
+            self.core.close_stream(route, self.clock.now_s(), keep=True)
+            raise
+        except Exception:
+            self.core.close_stream(route, self.clock.now_s(), keep=False)
+            _logger.exception("a stream failed by a fault of ours")
+            await client.fail(to_error_info(InternalError("internal error")), None)
+        else:
+            self.core.close_stream(route, self.clock.now_s(), keep=True)
+        finally:
+            del self._streams[route.stream.request_id]
+
+    async def detach(self, request_id: str, timeout_s: float) -> None:
+        """A client has come back before we noticed that it had gone: the connection it had is given up."""
+        task = self._streams.get(request_id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,), timeout=timeout_s)
+
+    async def _run_actions(self, route: RoutedStream, client: ClientWriter) -> None:
+        while True:
+            step = self.core.next_action(route, self.clock.now_s())
+            match step:
+                case Dispatch():
+                    await self._attempt(route, step, client)
+                case Wait():
+                    await self.wait_for_change(step.seconds)
+                    await self._send_keep_alive(route, client)
+                case GiveUp():
+                    await client.fail(step.info, step.body)
+                    return
+                case Finish():
+                    await client.finish()
+                    return
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Of the instances; or so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
+    def notify_change(self) -> None:
+        """Something has changed that waiting streams may wait for."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _send_keep_alive(self, route: RoutedStream, client: ClientWriter) -> None:
+        now_s = self.clock.now_s()
+        if now_s - route.last_write_at_s >= self._keep_alive_s:
+            route.last_write_at_s = now_s
+            await client.keep_alive()
+
+    # One attempt.
+
+    async def _attempt(self, route: RoutedStream, dispatch: Dispatch, client: ClientWriter) -> None:
+        request_id = route.stream.request_id
+        task = asyncio.create_task(self._run_attempt(route, dispatch, client))
+        assert request_id not in self._attempts, f"{request_id} has two attempts under way"
+        self._attempts[request_id] = task
+        try:
+            while not task.done():
+                await asyncio.wait((task,), timeout=self._keep_alive_s)
+                await self._send_keep_alive(route, client)
+        finally:
+            task.cancel()
+            try:
+                await asyncio.wait((task,))
+            finally:
+                # A stream may be cancelled a second time while its attempt ends: when its client leaves, and comes back.
+                del self._attempts[request_id]
+            if not task.cancelled() and (fault := task.exception()) is not None:
+                raise fault
+            self.core.on_attempt_ended(route, self.clock.now_s())
+
+    async def _run_attempt(self, route: RoutedStream, dispatch: Dispatch, client: ClientWriter) -> None:
+        stream = route.stream
+        try:
+            async with self.upstream.send_attempt(dispatch.url, dispatch.attempt) as response:
+                if response.status != 200:
+                    await self._on_http_error(route, response)
+                    return
+                self.core.on_accepted(route, self.clock.now_s())
+                stream.ignored_fields = response.headers.get(IGNORED_FIELDS_HEADER)
+                await self._relay_events(route, response, client)
+        except UpstreamConnectError as fault:
+            stream.fail_lost(FailureCause.UNREACHABLE, f"the instance could not be reached: {fault}")
+        except MalformedEvent as fault:
+            stream.fail(FailureCause.PROTOCOL, ErrorInfo("upstream_protocol", str(fault), 502, True))
+        except OSError as fault:
+            stream.fail_lost(FailureCause.LOST, f"the connection to the instance was lost: {type(fault).__name__}")
+
+    async def _on_http_error(self, route: RoutedStream, response: UpstreamResponse) -> None:
+        body = await read_error_body(response)
+        info = parse_error_info(body, response.status)
+        if info.retry_after_s is None and response.headers.get("retry-after", "").isdigit():
+            info = ErrorInfo(
+                info.code, info.message, info.status, info.retryable, info.param, float(response.headers["retry-after"])
+            )
+        cause = cause_of_http_error(info)
+        if route.may_exist_at_unreachable_instance and info.code == STREAM_UNKNOWN:
+            info, body = to_error_info(instance_unreachable("Last-Event-ID")), b""
+        # Once there are tokens, an error without them says too little.
+        route.stream.fail(cause, info, None if route.stream.has_progress else body or None)
+
+    async def _relay_events(self, route: RoutedStream, response: UpstreamResponse, client: ClientWriter) -> None:
+        # Runs for every token of every stream: no JSON, no timers, one write for all that has come together.
+        stream, splitter, clock = route.stream, EventSplitter(), self.clock
+        is_new = True
+        async for chunk in response.iter_any():
+            now_s = clock.now_s()
+            for_client: list[bytes] = []
+            for raw in splitter.feed(chunk):
+                event = parse_event(raw)
+                if event is not None and (piece := stream.on_event(event, now_s)) is not None:
+                    for_client.append(piece)
+                if stream.failure is not None or stream.is_complete:
+                    break
+            if is_new and stream.attempt_advanced:
+                is_new = False
+                self.core.on_first_tokens(route, now_s)
+            if for_client:
+                for_client.append(b"")
+                stream.is_sending = True
+                try:
+                    await client.write(BLANK_LINE.join(for_client))
+                finally:
+                    stream.is_sending = False
+                stream.last_progress_at_s = route.last_write_at_s = clock.now_s()
+            if stream.failure is not None or stream.is_complete:
+                return
+        stream.fail_lost(FailureCause.LOST, "the instance closed the connection")
+
+    # From outside.
+
+    async def abort(self, names: list[str] | None, caller: str | None = None) -> AbortResult:
+        """Ends streams by id or label, here and at the instances; a caller's own, or everybody's. What has ended here, and
+        the names that anybody knew."""
+        aborted = self.abort_local(names, caller)
+        # Instances know labels too, so it does not matter where a label means more streams than may be named.
+        every_name = [] if names is None else list(dict.fromkeys((*names, *aborted.ids)))[: 2 * MAX_IDS]
+        asked: dict[str, object] = {"all": True} if names is None else {"ids": every_name}
+        known, idle = await self._abort_at_instances(asked if caller is None else {**asked, "caller": caller})
+        return replace(aborted, known_names={*aborted.known_names, *known}, idle=idle)
+
+    def abort_local(self, names: list[str] | None, caller: str | None = None) -> AbortResult:
+        """The part of an abort that is this router's own."""
+        aborted = self.core.abort(names, self.clock.now_s(), caller)
+        for route in aborted.running:
+            self._cancel_attempt(route)
+        self.notify_change()
+        return aborted
+
+    async def _abort_at_instances(self, asked: dict[str, object]) -> tuple[set[str], dict[str, set[str]]]:
+        """The names that they knew, and the responses that they have left to this router."""
+        urls = [replica.url for replica in self.core.serving_instances(self.clock.now_s())]
+        answers = await asyncio.gather(*(self.upstream.abort(url, asked) for url in urls))
+        known, idle = set[str](), dict[str, set[str]]()
+        for answer in answers:
+            if answer is not None:
+                known.update(answer.aborted)
+                for request_id, names in answer.idle.items():
+                    idle.setdefault(request_id, set()).update(names)
+        return known, idle
+
+    def _cancel_attempt(self, route: RoutedStream) -> None:
+        if (task := self._attempts.get(route.stream.request_id)) is not None:
+            task.cancel()
+
+    def stop_all(self) -> None:
+        """The grace is over: every stream ends now, and says so."""
+        self.is_stopping = True
+        info = to_error_info(Unavailable("the router is stopping; reconnect with Last-Event-ID", retry_after_s=1.0))
+        routes = self.core.live_streams()
+        if routes:
+            _logger.warning(log.event("streams cut", clients=len(routes)))
+        for route in routes:
+            route.set_final_error(info)
+            self._cancel_attempt(route)
+        self.notify_change()
+
+    # The clockwork.
+
+    async def run_maintenance(self) -> None:
+        while True:
+            try:
+                self._tick()
+            except Exception:
+                _logger.exception("the clockwork failed by a fault of ours")
+            await asyncio.sleep(TICK_S)
+
+    def _tick(self) -> None:
+        now_s = self.clock.now_s()
+        for route in self.core.tick(now_s):
+            failed = route.stream.failure
+            if failed is not None:
+                _logger.info(
+                    log.event(
+                        "attempt ended",
+                        request=route.stream.request_id,
+                        cause=failed.cause.value,
+                        why=failed.error.message,
+                    )
+                )
+            self._cancel_attempt(route)
+        for route in self.core.streams_with_stalled_client(now_s):
+            self._streams[route.stream.request_id].cancel()
+        for url in self.core.instances.due_probes(now_s):
+            aside = asyncio.create_task(self._probe(url))
+            self._probe_tasks.add(aside)
+            aside.add_done_callback(self._probe_tasks.discard)
+
+    async def _probe(self, url: str) -> None:
+        replicas = self.core.instances
+        wants = replicas.index is not None
+        num_others = replicas.num_ready_others(url)
+        question = RegistrationReply(self.core.incarnation, 1.0, "", wants, replicas.next_kv_event(url), num_others)
+        registration = await self.upstream.probe(url, question)
+        before = replicas.get(registration.instance) if registration is not None else None
+        error = self.core.on_probe_result(url, registration, self.clock.now_s())
+        if registration is not None:
+            after = replicas.get(registration.instance)
+            if (before and before.state) != (after and after.state):
+                log_instance_state(registration, after)
+        if error:
+            _logger.warning(log.event("instance not taken", url=url, error=error))
+        self.notify_change()
+
+    async def close(self) -> None:
+        for aside in self._probe_tasks:
+            aside.cancel()
+        await self.upstream.close()
+
+
+def log_instance_state(registration: Registration, now: InstanceInfo | None) -> None:
+    state = now.state.value if now is not None else "gone"
+    _logger.info(log.event("instance", id=registration.instance, url=registration.url, state=state))
+
+
+def cause_of_http_error(info: ErrorInfo) -> FailureCause:
+    """What an HTTP error of an instance means, before its stream has begun."""
+    if info.status == 429:
+        return FailureCause.OVERLOADED
+    if info.status < 500:
+        return FailureCause.REJECTED
+    return FailureCause.REFUSED if info.code in _NOT_ACCEPTING_CODES else FailureCause.ERROR

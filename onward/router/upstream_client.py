@@ -1,0 +1,197 @@
+"""HTTP to the instances: attempts, and the few questions a router asks. Knows neither streams nor decisions."""
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from onward.clock import Clock
+from onward.proto.model import TokenizerFiles
+from onward.proto.router import (
+    ABORT_PATH,
+    ATTEMPT_PATH,
+    CALLER_HEADER,
+    CLOSE_PATH,
+    FIND_PATH,
+    IGNORED_FIELDS_HEADER,
+    PROBE_PATH,
+    SIGNATURE_HEADER,
+    TOKENIZER_FILES_PATH,
+    AbortReply,
+    Attempt,
+    CloseAttempt,
+    ClosedAttempt,
+    FindStream,
+    QueryTokenizerFiles,
+    Registration,
+    RegistrationReply,
+    StreamRecord,
+)
+from onward.router.upstream_connections import CONNECT_TIMEOUT_S, KEEP_ALIVE_S, UpstreamResponse
+from onward.transport.cluster_signature import sign_request
+from onward.transport.message_decoding import decode_message
+
+ASK_TIMEOUT_S = 3.0
+PASS_ON_TIMEOUT_S = 30.0
+"""A client may ask for more work than we do."""
+MAX_ERROR_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 64 << 20
+
+_MSGPACK = {"content-type": "application/msgpack"}
+
+PostStream = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[UpstreamResponse]]
+"""URL of the server, path, body, headers."""
+
+
+def new_session() -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=10)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    return aiohttp.ClientSession(
+        connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+    )
+
+
+class ForwardedResponse(NamedTuple):
+    """An instance's answer to a question that was passed on."""
+
+    status: int
+    body: bytes
+    ignored_fields: str | None = None
+
+
+class UpstreamClient:
+    """`post` sends attempts, whose answers are streams; `session` asks for all else."""
+
+    def __init__(self, cluster_key: str, clock: Clock, session: aiohttp.ClientSession, post: PostStream) -> None:
+        self._cluster_key = cluster_key
+        self._clock = clock
+        self._session = session
+        self._post = post
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    @asynccontextmanager
+    async def send_attempt(self, url: str, attempt: Attempt) -> AsyncIterator[UpstreamResponse]:
+        """The instance's answer. Whoever leaves before its end has closed the connection, and so stopped the work."""
+        body = msgspec.msgpack.encode(attempt)
+        headers = _MSGPACK | self._auth_headers("POST", ATTEMPT_PATH, body)
+        answer = await self._post(url, ATTEMPT_PATH, body, headers)
+        try:
+            yield answer
+        finally:
+            # Gives a connection back that has been read to its end, and closes any other.
+            if answer.at_eof():
+                answer.release()
+            else:
+                answer.close()
+
+    async def find_record(self, url: str, request_id: str) -> tuple[StreamRecord | None, bool]:
+        """And whether the instance has answered: only then is it sure that it has none."""
+        question = msgspec.msgpack.encode(FindStream(request_id))
+        answer = await self.forward(url, FIND_PATH, question, ASK_TIMEOUT_S)
+        if answer is None or answer.status >= 500:
+            return None, False
+        return (_decoded(answer.body, StreamRecord) if answer.status == 200 else None), True
+
+    async def render_stream_end(self, url: str, question: CloseAttempt) -> ClosedAttempt | None:
+        answer = await self._ask(url, CLOSE_PATH, msgspec.msgpack.encode(question))
+        return None if answer is None else _decoded(answer, ClosedAttempt)
+
+    async def probe(self, url: str, question: RegistrationReply) -> Registration | None:
+        answer = await self._ask(url, PROBE_PATH, msgspec.msgpack.encode(question))
+        return None if answer is None else _decoded(answer, Registration)
+
+    async def fetch_tokenizer(self, url: str) -> TokenizerFiles | None:
+        answer = await self._ask(url, TOKENIZER_FILES_PATH, msgspec.msgpack.encode(QueryTokenizerFiles()))
+        return None if answer is None else _decoded(answer, TokenizerFiles)
+
+    async def abort(self, url: str, asked: dict[str, object]) -> AbortReply | None:
+        answer = await self._ask(url, ABORT_PATH, msgspec.json.encode(asked), {"content-type": "application/json"})
+        try:
+            return None if answer is None else msgspec.json.decode(answer, type=AbortReply)
+        except msgspec.MsgspecError:
+            return None
+
+    async def forward(
+        self, url: str, path: str, body: bytes, timeout_s: float = PASS_ON_TIMEOUT_S, caller: str | None = None
+    ) -> "ForwardedResponse | None":
+        """A client's question, and the answer whatever its status. None: there is none."""
+        headers = {"content-type": "application/json"} | self._auth_headers("POST", path, body)
+        if caller is not None:
+            headers[CALLER_HEADER] = caller
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.post(url + path, data=body, headers=headers, allow_redirects=False) as response,
+            ):
+                told = await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)
+                return ForwardedResponse(response.status, told, response.headers.get(IGNORED_FIELDS_HEADER))
+        except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
+            return None
+
+    async def get(self, url: str, path: str) -> tuple[int, bytes] | None:
+        """What an instance says at this path, and at no other: a client may have written it, and we are proven to be more
+        than a client. None: no answer."""
+        try:
+            target = URL(url + quote(path), encoded=True)
+            headers = self._auth_headers("GET", path, b"")
+            async with (
+                asyncio.timeout(ASK_TIMEOUT_S),
+                self._session.get(target, headers=headers, allow_redirects=False) as response,
+            ):
+                return response.status, await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)
+        except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
+            return None
+
+    async def _ask(self, url: str, path: str, body: bytes, headers: dict[str, str] = _MSGPACK) -> bytes | None:
+        headers = headers | self._auth_headers("POST", path, body)
+        try:
+            async with (
+                asyncio.timeout(ASK_TIMEOUT_S),
+                self._session.post(url + path, data=body, headers=headers, allow_redirects=False) as response,
+            ):
+                return (
+                    await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)
+                    if response.status == 200
+                    else None
+                )
+        except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
+            return None
+
+    def _auth_headers(self, method: str, path: str, body: bytes) -> dict[str, str]:
+        if not self._cluster_key:
+            return {}
+        return {SIGNATURE_HEADER: sign_request(self._cluster_key, method, path, body, self._clock.wall_s())}
+
+
+async def read_error_body(answer: UpstreamResponse) -> bytes:
+    """The body of a refusal; a broken one is as good as none."""
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            return await _read_within(answer.iter_any(), MAX_ERROR_BYTES)
+    except (TimeoutError, OSError, ValueError):
+        return b""
+
+
+async def _read_within(chunks: AsyncIterable[bytes], max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for chunk in chunks:
+        parts.append(chunk)
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise ValueError(f"the answer is larger than {max_bytes} bytes")
+    return b"".join(parts)
+
+
+def _decoded(answer: bytes, kind: Any) -> Any | None:
+    try:
+        return decode_message(msgspec.msgpack.Decoder(kind), answer)
+    except msgspec.DecodeError:
+        return None

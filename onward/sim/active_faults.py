@@ -1,0 +1,44 @@
+"""Which faults are in force on which wires at the moment, and how often each kind has struck."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from onward.sim.seeded_random import SeededRandom
+
+
+@dataclass(eq=False, slots=True)
+class ActiveFault:
+    """One kind of trouble on some wires, for a while."""
+
+    kind: str
+    target: str
+    rate: float
+
+
+class ActiveFaults:
+    def __init__(self, chance: SeededRandom) -> None:
+        self._chance = chance
+        self._spells: list[ActiveFault] = []
+        self.trigger_counts: Counter[str] = Counter()
+        self.num_killed_for_silence = 0
+        """Processes that a supervisor has killed since they did not answer: for a fault on their wire, or for none."""
+
+    def begin(self, kind: str, target: str, rate: float) -> ActiveFault:
+        spell = ActiveFault(kind, target, rate)
+        self._spells.append(spell)
+        return spell
+
+    def end(self, spell: ActiveFault) -> None:
+        self._spells.remove(spell)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._spells
+
+    def hits(self, kind: str, wire: str) -> bool:
+        """Whether this message on this wire is hit."""
+        for spell in self._spells:
+            if spell.kind == kind and spell.target in wire and self._chance.happens(spell.rate):
+                self.trigger_counts[kind] += 1
+                return True
+        return False

@@ -1,0 +1,310 @@
+"""What a client has received, checked against the oracle event by event: the same tokens, once each, in order, one end."""
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from onward.proto.cursor import Cursor, parse_cursor
+from onward.sim.oracle import ExpectedChoice, decode_text, expected_choice
+from onward.sim.reply_check import InvariantError, ReplyChecker
+from onward.sim.scenario import SimRequest
+
+RESCHEDULE, ABORT = "pd_reschedule", "abort"
+INCOMPLETE_FINISH_REASONS = (RESCHEDULE, ABORT)
+
+
+@dataclass(slots=True)
+class ReceivedChoice:
+    """Of one choice."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    all_token_ids: list[int] | None = None
+    """`completion_token_ids`, where the answer is not complete."""
+    num_text_tokens: int | None = None
+    """How many of them the text covers, as the server says."""
+
+
+class CompletionChecker(ReplyChecker):
+    """Grows over all attempts of a client to have its request answered."""
+
+    def __init__(self, ask: SimRequest, prompt: list[int]) -> None:
+        super().__init__()
+        self.ask = ask
+        self.choices = [ReceivedChoice() for _ in range(ask.n)]
+        self._base = copy.deepcopy(self.choices)
+        """What a request that is sent anew goes on from."""
+        self.answer_id: str | None = None
+        self.usage: dict[str, Any] | None = None
+        self._prompt = prompt
+        self._expected: list[ExpectedChoice] | None = None
+        self._roles = 0
+        if ask.seed is not None or not ask.temperature:
+            self._fix_seed(ask.seed or 0)
+
+    @property
+    def is_finished(self) -> bool:
+        """A choice that was given up and told so before the others were aborted keeps that end."""
+        cut = (None,) if self._was_aborted else (None, RESCHEDULE)
+        return all(choice.finish_reason not in cut for choice in self.choices)
+
+    @property
+    def was_given_up(self) -> bool:
+        return not self._was_aborted and any(choice.finish_reason == RESCHEDULE for choice in self.choices)
+
+    @property
+    def _was_aborted(self) -> bool:
+        return any(choice.finish_reason == ABORT for choice in self.choices)
+
+    @property
+    def outcome(self) -> str:
+        return "aborted" if self._was_aborted else "complete"
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    def resume_fields(self) -> dict[str, Any]:
+        token_ids = [choice.token_ids for choice in self.choices]
+        reasons = [
+            None if one.finish_reason in INCOMPLETE_FINISH_REASONS else one.finish_reason for one in self.choices
+        ]
+        return {
+            "seed": parse_cursor(self.cursor).seed,
+            "generated_token_ids": token_ids[0] if len(token_ids) == 1 else token_ids,
+            "generated_finish_reasons": reasons,
+        }
+
+    def restart(self) -> None:
+        """The request is sent anew, from its beginning: what little has come without a place in the stream is void."""
+        assert not self.cursor, "what has a place is continued"
+        self.choices = copy.deepcopy(self._base)
+        self.answer_id, self.usage, self._roles = None, None, 0
+
+    def continue_as_new_request(self) -> None:
+        """What was given up goes on as a new request. That tells all ends, also those that were told before."""
+        for choice in self.choices:
+            choice.finish_reason = None
+        self.cursor = ""
+        self._base = copy.deepcopy(self.choices)
+
+    # A stream's events.
+
+    def take_event(self, event_id: str | None, data: dict[str, Any]) -> None:
+        self._check_id(data)
+        if event_id is not None:
+            self._take_cursor(parse_cursor(event_id))
+            self.cursor = event_id
+        if data.get("usage") is not None:
+            if self.usage is not None:
+                raise InvariantError(2, "a second usage")
+            self.usage = data["usage"]
+        for told in data.get("choices", []):
+            self._take_choice_delta(told)
+        self.resume = data.get("resume", self.resume)
+        self._check_texts()
+
+    def _check_id(self, data: dict[str, Any]) -> None:
+        told = (data["id"], data["created"])
+        if self.answer_id is None:
+            self.answer_id = repr(told)
+        elif self.answer_id != repr(told):
+            raise InvariantError(2, f"the stream's id and time change from {self.answer_id} to {told}")
+
+    def _take_cursor(self, cursor: Cursor) -> None:
+        self._fix_seed(cursor.seed)
+        for index, new in cursor.new_tokens.items():
+            choice, expected = self.choices[index], self.expected[index]
+            position = cursor.choices[index].position
+            if position - len(new) != len(choice.token_ids):
+                kind = "again" if position - len(new) < len(choice.token_ids) else "skipped"
+                raise InvariantError(
+                    3, f"choice {index} is told {new} up to {position} behind {len(choice.token_ids)}: {kind}"
+                )
+            choice.token_ids += new
+            self.num_tokens += len(new)
+            if choice.token_ids != expected.token_ids[: len(choice.token_ids)]:
+                raise InvariantError(2, f"choice {index} gets {choice.token_ids} instead of {expected.token_ids}")
+        for choice, told in zip(self.choices, cursor.choices, strict=True):
+            if told.position != len(choice.token_ids):
+                raise InvariantError(
+                    3, f"the cursor says {told.position}, and {len(choice.token_ids)} tokens have come"
+                )
+
+    def _take_choice_delta(self, told: dict[str, Any]) -> None:
+        choice = self.choices[told["index"]]
+        delta = told.get("delta", told)
+        if "role" in delta:
+            self._roles += 1
+            if self._roles > self.ask.n:
+                raise InvariantError(2, "a role is told again")
+        choice.text += delta.get("text") or delta.get("content") or ""
+        choice.logprobs += _logprobs(told.get("logprobs"))
+        if told.get("finish_reason") is not None:
+            if choice.finish_reason is not None:
+                raise InvariantError(1, f"choice {told['index']} ends twice")
+            choice.finish_reason = told["finish_reason"]
+        _take_ids(choice, told)
+
+    # A whole answer.
+
+    def take_whole(self, body: bytes) -> None:
+        self._take_whole(msgspec.json.decode(body))
+
+    def _take_whole(self, data: dict[str, Any]) -> None:
+        for told in data["choices"]:
+            choice = self.choices[told["index"]]
+            message = told.get("message", told)
+            choice.text += message.get("text") or message.get("content") or ""
+            choice.logprobs += _logprobs(told.get("logprobs"))
+            choice.finish_reason = told["finish_reason"]
+            choice.token_ids += told.get("token_ids", [])
+            _take_ids(choice, told)
+        self.usage, self.resume = data["usage"], data.get("resume", {})
+        if "seed" in self.resume:
+            self._fix_seed(self.resume["seed"])
+        for index, choice in enumerate(self.choices):
+            if choice.finish_reason in INCOMPLETE_FINISH_REASONS:
+                self._check_incomplete(index, choice)
+
+    # What there is of one that has failed.
+
+    def check_partial(self, partial: dict[str, Any]) -> None:
+        """It is a beginning of the true answer, and what continues it is what was told."""
+        resume = partial.get("resume")
+        if resume is not None:
+            self._fix_seed(resume["seed"])
+        if self._expected is None:
+            return  # several candidates with a seed that nobody was told
+        listed = partial.get("choices", [])
+        if not self.ask.is_streaming and listed:
+            part = copy.deepcopy(self)
+            part.choices = copy.deepcopy(self._base)
+            part._take_whole(partial)
+            for index, choice in enumerate(part.choices):
+                part._check_incomplete(index, choice)
+        for told in listed if self.ask.is_streaming else []:
+            choice = copy.deepcopy(self.choices[told["index"]])
+            _take_ids(choice, told)
+            self._check_incomplete(told["index"], choice)
+        if resume is not None:
+            given = resume["generated_token_ids"]
+            for expected, token_ids in zip(self.expected, [given] if self.ask.n == 1 else given, strict=True):
+                if token_ids != expected.token_ids[: len(token_ids)]:
+                    raise InvariantError(2, f"it is to be continued from {token_ids} instead of {expected.token_ids}")
+
+    def _check_incomplete(self, index: int, choice: ReceivedChoice) -> None:
+        """A choice that is not complete, or was not when another one failed: no token without its text, and no text but
+        that of its tokens."""
+        token_ids, num_covered = choice.all_token_ids, choice.num_text_tokens
+        if token_ids is None:
+            raise InvariantError(2, f"choice {index} was cut, and its tokens are not told")
+        if self._expected is None:
+            return
+        expected = self.expected[index]
+        if token_ids != expected.token_ids[: len(token_ids)]:
+            raise InvariantError(2, f"choice {index} is cut behind {token_ids} instead of {expected.token_ids}")
+        if self.ask.is_streaming and token_ids != choice.token_ids:
+            raise InvariantError(3, f"choice {index} has told {choice.token_ids}, and is cut behind {token_ids}")
+        if self._speaks_tokens:
+            return
+        if num_covered is None or not 0 <= num_covered <= len(token_ids):
+            raise InvariantError(2, f"the text of choice {index} covers {num_covered} of {len(token_ids)} tokens")
+        covered = decode_text(token_ids[:num_covered])
+        is_ended = choice.finish_reason not in (None, *INCOMPLETE_FINISH_REASONS)
+        if not is_ended and not (choice.text.startswith(covered) and decode_text(token_ids).startswith(choice.text)):
+            raise InvariantError(
+                2, f"choice {index} reads {choice.text!r}, which is not the text {covered!r} of its tokens"
+            )
+        if not expected.text.startswith(choice.text):
+            raise InvariantError(2, f"choice {index} reads {choice.text!r} instead of {expected.text!r}")
+
+    # What it should be.
+
+    @property
+    def expected(self) -> list[ExpectedChoice]:
+        assert self._expected is not None, "the seed is known"
+        return self._expected
+
+    def _fix_seed(self, seed: int) -> None:
+        if self._expected is None:
+            expected = [expected_choice(self.ask, self._prompt, seed, index) for index in range(self.ask.n)]
+            if self._speaks_tokens:
+                expected = [replace(one, text="") for one in expected]
+            self._expected = expected
+
+    @property
+    def _speaks_tokens(self) -> bool:
+        return self.ask.path == "/v1/generate"
+
+    def _check_texts(self) -> None:
+        if self._expected is None:
+            return
+        for index, (choice, expected) in enumerate(zip(self.choices, self.expected, strict=True)):
+            if not expected.text.startswith(choice.text):
+                raise InvariantError(2, f"choice {index} reads {choice.text!r} instead of {expected.text!r}")
+
+    def check_end(self) -> None:
+        """It claims to be complete, or to have been aborted."""
+        self._check_texts()
+        if self._was_aborted:
+            self._check_aborted()
+            return
+        if self._expected is None:
+            return  # a whole answer with a seed that nobody was told
+        for index, (choice, expected) in enumerate(zip(self.choices, self.expected, strict=True)):
+            if choice.finish_reason != expected.finish_reason:
+                raise InvariantError(
+                    2, f"choice {index} ends by {choice.finish_reason} instead of {expected.finish_reason}"
+                )
+            if choice.text != expected.text:
+                raise InvariantError(2, f"choice {index} reads {choice.text!r} instead of {expected.text!r}")
+            if (self.ask.is_streaming or self._speaks_tokens) and choice.token_ids != expected.token_ids:
+                raise InvariantError(2, f"choice {index} has {choice.token_ids} instead of {expected.token_ids}")
+            if self.ask.logprobs is not None:
+                self._check_logprobs(index, choice, expected)
+        self._check_usage()
+        if not self.ask.is_streaming:
+            self.num_tokens = sum(len(one.token_ids) for one in self.expected)
+
+    def _check_aborted(self) -> None:
+        if self.ask.abort_at_s is None:
+            raise InvariantError(2, "it was aborted, and nobody wanted that")
+        for index, choice in enumerate(self.choices):
+            if choice.finish_reason == ABORT:
+                self._check_incomplete(index, choice)
+
+    def _check_logprobs(self, index: int, choice: ReceivedChoice, expected: ExpectedChoice) -> None:
+        wanted = [-token / 8 for token in expected.token_ids]
+        if choice.logprobs != wanted:
+            raise InvariantError(2, f"choice {index} has the logprobs {choice.logprobs} instead of {wanted}")
+
+    def _check_usage(self) -> None:
+        if self.usage is None:
+            if self.ask.wants_usage or not self.ask.is_streaming:
+                raise InvariantError(2, "no usage")
+            return
+        wanted = (len(self._prompt), sum(len(one.token_ids) for one in self.expected))
+        told = (self.usage["prompt_tokens"], self.usage["completion_tokens"])
+        if told != wanted:
+            raise InvariantError(2, f"the usage is {told} instead of {wanted}")
+
+
+def _take_ids(choice: ReceivedChoice, told: dict[str, Any]) -> None:
+    choice.all_token_ids = told.get("completion_token_ids", choice.all_token_ids)
+    choice.num_text_tokens = told.get("num_text_tokens", choice.num_text_tokens)
+
+
+def _logprobs(told: Any) -> list[float]:
+    """Of the chosen tokens, whichever dialect tells them."""
+    if not told:
+        return []
+    if isinstance(told, list):
+        return [one["logprob"] for one in told]
+    if "token_logprobs" in told:
+        return list(told["token_logprobs"])
+    return [one["logprob"] for one in told["content"]]

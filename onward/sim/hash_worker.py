@@ -1,0 +1,387 @@
+"""A worker whose model is a hash: the next token is a hash of the whole history *as read back from its KV memory*.
+
+A lost, repeated, stale or overwritten cell, a wrong block table, a prefix hit on the wrong block, a sampling field that a
+wire dropped: each gives other tokens at once, and `expected_output` says what they should have been. It speaks plans and
+results like any worker, and fails a request when it is told to.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import msgspec
+
+from onward.grammar.lazy import LazyGrammarCompiler
+from onward.grammar.matcher import GrammarMatcher, TokenBitmask
+from onward.proto import SCHEMA_VERSION
+from onward.proto.kv_transfer import KvEndpoint, KvLayout, KvPush
+from onward.proto.sampling_params import SamplingParams
+from onward.proto.step import (
+    AssignSlot,
+    PreemptSlot,
+    RunSlot,
+    SlotAdvanced,
+    SlotEmbedding,
+    SlotEvent,
+    SlotFailed,
+    SlotPreempted,
+    SlotTokens,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    WorkerHello,
+)
+from onward.sim.delayed_masks import DelayedMaskMaker
+from onward.sim.hash_drafts import HashDraftProposer
+from onward.sim.kv_transfer import SimKvTransfer
+from onward.worker.logits_processors.slot_grammar import SlotGrammar, SlotGrammarError
+
+EMBEDDING_SIZE = 8
+_LATER_FIELDS = ("pooling", "grammar", "thinking")
+"""Of `Sampling`."""
+_UNWRITTEN = -1
+_UNWRITTEN_BYTES = b"\xff" * 8
+
+
+def _cell(position: int, token: int) -> int:
+    """What the memory holds. The position is part of it: a block read at the wrong place must not look right."""
+    return position << 32 | token
+
+
+def next_token(
+    history: bytes, sampling: SamplingParams, position: int, vocab_size: int, mask: TokenBitmask | None = None
+) -> int:
+    """A function of (request, tokens so far), like the real thing. `history` is the cells of all tokens so far."""
+    state = hashlib.blake2b(_noise_key(sampling) + history, digest_size=8)
+    return _sample(state, sampling, position, vocab_size, mask)
+
+
+def expected_output(
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    max_output: int,
+    vocab_size: int,
+    matcher: GrammarMatcher | None = None,
+) -> list[int]:
+    """The output of an undisturbed run, up to and with the token that ends it. A matcher stands behind it afterwards."""
+    state = hashlib.blake2b(_noise_key(sampling), digest_size=8)
+    state.update(array("q", [_cell(at, token) for at, token in enumerate(prompt)]).tobytes())
+    output: list[int] = []
+    while len(output) < max_output:
+        position = len(output)
+        output.append(_sample(state, sampling, position, vocab_size, matcher.mask() if matcher else None))
+        state.update(_cell(len(prompt) + position, output[-1]).to_bytes(8, "little"))
+        if output[-1] in sampling.end_token_ids and position >= sampling.min_tokens:
+            break
+        if matcher is not None:
+            matcher.advance(output[-1])
+            if matcher.done:
+                break
+    return output
+
+
+def expected_logprobs(token: int, top: int) -> TokenLogprobs:
+    """Made up, and different for each token: what matters is that they arrive with the token they belong to."""
+    return TokenLogprobs(-token / 8, token + 1, [(token + 1 + rank, -float(rank)) for rank in range(top)])
+
+
+def expected_embedding(prompt: Sequence[int], sampling: SamplingParams) -> bytes:
+    return embedding_of(array("q", [_cell(at, token) for at, token in enumerate(prompt)]).tobytes(), sampling)
+
+
+def embedding_of(history: bytes, sampling: SamplingParams) -> bytes:
+    """Eight numbers from -1 to 1 that tell histories and kinds of pooling apart."""
+    digest = hashlib.blake2b(f"{sampling.pooling}".encode() + history, digest_size=EMBEDDING_SIZE).digest()
+    return array("f", [byte / 128 - 1 for byte in digest]).tobytes()
+
+
+def _sample(
+    state: "hashlib.blake2b", sampling: SamplingParams, position: int, vocab_size: int, mask: TokenBitmask | None
+) -> int:
+    if mask is not None:
+        allowed = _allowed(mask, sampling, position)
+        if not allowed:
+            raise SlotGrammarError("nothing can follow")
+        return allowed[int.from_bytes(state.digest(), "little") % len(allowed)]
+    for attempt in range(1000 * vocab_size):
+        attempted = state.copy()
+        attempted.update(attempt.to_bytes(4, "little"))
+        token = int.from_bytes(attempted.digest(), "little") % vocab_size
+        if position >= sampling.min_tokens or token not in sampling.end_token_ids:
+            return token
+    raise AssertionError("some token is always allowed")
+
+
+def _allowed(mask: TokenBitmask, sampling: SamplingParams, position: int) -> list[int]:
+    """A grammar may need tokens that the model does not use by itself."""
+    text = [token for token in mask.token_ids() if token not in sampling.end_token_ids]
+    ends = sampling.end_token_ids if mask.may_end and position >= sampling.min_tokens else ()
+    return [*text, *ends]
+
+
+@lru_cache(maxsize=1024)
+def _noise_key(sampling: SamplingParams) -> bytes:
+    """Everything that decides a token beside the history. Greedy choice needs no noise."""
+    greedy = {} if sampling.temperature else {"seed": 0, "choice": 0}
+    what_decides = msgspec.structs.replace(
+        sampling, max_tokens=None, min_tokens=0, end_token_ids=(), logprobs=None, prompt_logprobs=None, **greedy
+    )
+    # What is not asked for leaves the key alone: scenarios found before there were grammars are still worth running.
+    later = [sampling.grammar] if sampling.grammar is not None else []
+    fields = [getattr(what_decides, name) for name in SamplingParams.__struct_fields__ if name not in _LATER_FIELDS]
+    return msgspec.msgpack.encode([*fields, *later])
+
+
+@dataclass(slots=True)
+class HashWorkerSlot:
+    epoch: int
+    request_id: str
+    token_ids: list[int]
+    num_prompt: int
+    num_computed: int
+    block_ids: list[int]
+    sampling: SamplingParams
+    push: KvPush | None = None
+    score_from: int | None = None
+    started_at: int = 0
+    """So many tokens were cached."""
+    grammar: SlotGrammar | None = None
+    initial_drafts: list[int] = field(default_factory=list)
+
+
+class WorkerPoisoned(Exception):
+    """A request is in the step that no worker survives."""
+
+
+class HashWorker:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        vocab_size: int = 64,
+        num_token_ids: int | None = None,
+        max_model_len: int = 1 << 20,
+        plane: SimKvTransfer | None = None,
+        poison: int | None = None,
+        doom: int | None = None,
+        watch_write: Callable[[int, str, int], None] | None = None,
+        grammars: LazyGrammarCompiler | None = None,
+        masks: DelayedMaskMaker | None = None,
+        drafts: HashDraftProposer | None = None,
+    ) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.kv_transfer = plane
+        """Where it exchanges KV memory with others."""
+        self.vocab_size, self.max_model_len = vocab_size, max_model_len
+        self._num_token_ids = num_token_ids or vocab_size
+        """What there is, of which the model uses the first `vocab_size` by itself."""
+        self.memory = [array("q", [_UNWRITTEN] * block_size) for _ in range(num_blocks)]
+        self.slots: dict[int, HashWorkerSlot] = {}
+        self.failing_requests: set[str] = set()
+        """Requests that fail when they run next, as one whose logits are not numbers."""
+        self._grammars, self._masks = grammars, masks or DelayedMaskMaker()
+        self._drafts = drafts
+        """Who guesses, where plans permit it."""
+        self._poison, self._doom = poison, doom
+        """Tokens of prompts that kill a worker, or make their request fail, always."""
+        self._watch_write = watch_write
+        """Told of each block before it is written: for which request, under which epoch."""
+
+    def hello(self, incarnation: str = "w1", engine_incarnation: str = "e1") -> WorkerHello:
+        return WorkerHello(
+            schema_version=SCHEMA_VERSION,
+            worker_incarnation=incarnation,
+            engine_incarnation=engine_incarnation,
+            pid=0,
+            fingerprint="hash",
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            vocab_size=self._num_token_ids,
+            kv_layout=KvLayout("hash", "int64", self.block_size, 1, 1, 1) if self.kv_transfer else None,
+            kv_endpoint=KvEndpoint("hash", self.kv_transfer.address, incarnation) if self.kv_transfer else None,
+        )
+
+    def step(self, plan: StepPlan) -> StepResult:
+        events: list[SlotEvent] = [self._preempt(command) for command in plan.preempt]
+        for assign in plan.assign:
+            self._assign(assign)
+        events += [event for run in plan.run if (event := self._run(run)) is not None]
+        self._masks.catch_up()
+        return StepResult(plan.step, events)
+
+    def _preempt(self, command: PreemptSlot) -> SlotEvent:
+        """Answered always: also where the slot failed before, nothing more will come from that epoch."""
+        slot = self.slots.pop(command.slot, None)
+        assert slot is None or slot.epoch == command.slot_epoch, "the engine preempts what it has assigned"
+        return SlotPreempted(command.slot, command.slot_epoch, len(slot.token_ids) if slot else 0)
+
+    def _assign(self, assign: AssignSlot) -> None:
+        self.slots[assign.slot] = HashWorkerSlot(
+            assign.slot_epoch,
+            assign.request_id,
+            list(assign.token_ids),
+            assign.num_prompt,
+            assign.num_computed,
+            list(assign.block_ids),
+            assign.sampling_params,
+            assign.push,
+            assign.rescore_from,
+            assign.num_computed,
+            self._grammar(assign),
+            list(assign.draft_token_ids),
+        )
+        if assign.push is not None:
+            assert self.kv_transfer is not None, "only a worker with a data plane pushes"
+            self.kv_transfer.open_push(assign.push, list(assign.block_ids), self.memory)
+
+    def _grammar(self, assign: AssignSlot) -> SlotGrammar | None:
+        if assign.sampling_params.grammar is None:
+            return None
+        assert self._grammars is not None, "only a worker that knows the vocabulary has grammars"
+        output = assign.token_ids[assign.num_prompt :]
+        return SlotGrammar(assign.sampling_params.grammar, output, self._grammars, self._masks)
+
+    def _run(self, run: RunSlot) -> SlotEvent | None:
+        slot = self.slots.get(run.slot)
+        if slot is None:
+            return None  # it failed in the step before, when this one was under way already
+        assert slot.epoch == run.slot_epoch, "the engine runs what it has assigned"
+        slot.block_ids += run.new_block_ids
+        if self._poison in slot.token_ids:
+            raise WorkerPoisoned
+        if slot.request_id in self.failing_requests or self._doom in slot.token_ids:
+            self.failing_requests.discard(slot.request_id)
+            return self._fail(run, "invalid_logits", "told to fail")
+        begin, end = slot.num_computed, min(slot.num_computed + run.num_tokens, len(slot.token_ids))
+        self._write(slot, begin, slot.token_ids[begin:end])
+        slot.num_computed = end
+        if slot.push is not None and self.kv_transfer is not None:
+            complete = end == len(slot.token_ids)
+            self.kv_transfer.advance_push(
+                slot.push.lease_id, -(-end // self.block_size) if complete else end // self.block_size
+            )
+        prompt_logprobs = _prompt_logprobs(slot, begin, end)
+        if slot.sampling.pooling is not None and end == len(slot.token_ids):
+            return self._embed(run, slot)
+        if end < len(slot.token_ids):
+            return SlotAdvanced(run.slot, run.slot_epoch, end, prompt_logprobs)
+        if slot.grammar is not None and not slot.grammar.is_ready:
+            if slot.push is None:
+                slot.num_computed -= 1  # for its logits, once more
+                return SlotAdvanced(run.slot, run.slot_epoch, slot.num_computed, prompt_logprobs)
+            self._masks.catch_up()
+        return self._sample(run, slot, prompt_logprobs)
+
+    def _write(self, slot: HashWorkerSlot, begin: int, token_ids: list[int]) -> None:
+        end = begin + len(token_ids)
+        if self._watch_write is not None:
+            for index in range(begin // self.block_size, -(-end // self.block_size)):
+                self._watch_write(slot.block_ids[index], slot.request_id, slot.epoch)
+        for position, token in enumerate(token_ids, begin):
+            block = self.memory[slot.block_ids[position // self.block_size]]
+            block[position % self.block_size] = _cell(position, token)
+
+    def _sample(self, run: RunSlot, slot: HashWorkerSlot, prompt_logprobs: list[TokenLogprobs] | None) -> SlotEvent:
+        """One token, and one more for each draft that was right. It looks for no end of the output: the engine cuts."""
+        drafts = [] if slot.push is not None or prompt_logprobs is not None else self._draft(slot, run.max_draft_tokens)
+        self._write(slot, slot.num_computed, drafts)
+        position, grammar_done = len(slot.token_ids) - slot.num_prompt, False
+        while True:
+            history = self._read_back(slot)
+            if _UNWRITTEN_BYTES in history:
+                return self._fail(run, "kv_lost", "a cell of the KV memory was never written")
+            try:
+                token, grammar_done = self._sample_one(slot, history)
+            except SlotGrammarError as fault:
+                if len(slot.token_ids) == slot.num_prompt + position:
+                    return self._fail(run, "grammar_failed", str(fault))
+                slot.num_computed -= 1  # the next step finds it again
+                break
+            depth = len(slot.token_ids) - 1 - slot.num_prompt - position
+            if grammar_done or drafts[depth : depth + 1] != [token]:
+                break
+            if slot.grammar is not None and not slot.grammar.is_ready:
+                break
+            slot.num_computed += 1
+        return self._tokens_event(run, slot, position, prompt_logprobs, grammar_done, len(drafts))
+
+    def _sample_one(self, slot: HashWorkerSlot, history: bytes) -> tuple[int, bool]:
+        """The next token, and whether it completes the grammar."""
+        mask = None if slot.grammar is None else slot.grammar.mask()
+        position = len(slot.token_ids) - slot.num_prompt
+        token = next_token(history, slot.sampling, position, self.vocab_size, mask)
+        grammar_done = _advance_grammar(slot, token)
+        slot.token_ids.append(token)
+        return token, grammar_done
+
+    def _tokens_event(
+        self,
+        run: RunSlot,
+        slot: HashWorkerSlot,
+        position: int,
+        prompt_logprobs: list[TokenLogprobs] | None,
+        done: bool,
+        drafted: int,
+    ) -> SlotTokens:
+        token_ids, top = slot.token_ids[slot.num_prompt + position :], slot.sampling.logprobs
+        logprobs = None if top is None else [expected_logprobs(token, top) for token in token_ids]
+        guesses = [] if slot.push is None else self._draft(slot, run.max_draft_tokens)
+        more = (token_ids, logprobs, prompt_logprobs, done, drafted, guesses)
+        return SlotTokens(run.slot, run.slot_epoch, position, slot.num_computed, *more)
+
+    def _draft(self, slot: HashWorkerSlot, count: int) -> list[int]:
+        if self._drafts is None or not count:
+            return []
+        if slot.initial_drafts:
+            given, slot.initial_drafts = slot.initial_drafts, []
+            return given[:count]
+        history = array("q", [_cell(at, token) for at, token in enumerate(slot.token_ids)]).tobytes()
+        mask = slot.grammar.mask() if slot.grammar is not None and slot.grammar.is_ready else None
+
+        def follow(guessed: list[int]) -> int:
+            begin = len(slot.token_ids)
+            behind = array("q", [_cell(begin + at, token) for at, token in enumerate(guessed)]).tobytes()
+            position = begin + len(guessed) - slot.num_prompt
+            known = mask if not guessed else None
+            return next_token(history + behind, slot.sampling, position, self.vocab_size, known)
+
+        return self._drafts.propose(history, count, follow, self.vocab_size)
+
+    def _embed(self, run: RunSlot, slot: HashWorkerSlot) -> SlotEvent:
+        history = self._read_back(slot)
+        if _UNWRITTEN_BYTES in history:
+            return self._fail(run, "kv_lost", "a cell of the KV memory was never written")
+        assert slot.sampling.pooling == "last" or slot.started_at == 0, "a mean needs every row"
+        return SlotEmbedding(run.slot, run.slot_epoch, slot.num_computed, embedding_of(history, slot.sampling))
+
+    def _fail(self, run: RunSlot, code: str, message: str) -> SlotFailed:
+        del self.slots[run.slot]
+        return SlotFailed(run.slot, run.slot_epoch, code, message)
+
+    def _read_back(self, slot: HashWorkerSlot) -> bytes:
+        num_blocks = -(-slot.num_computed // self.block_size)
+        cells = b"".join([self.memory[block].tobytes() for block in slot.block_ids[:num_blocks]])
+        return cells[: slot.num_computed * 8]
+
+
+def _advance_grammar(slot: HashWorkerSlot, token: int) -> bool:
+    is_text = token not in slot.sampling.end_token_ids
+    return slot.grammar is not None and is_text and slot.grammar.advance(token)
+
+
+def _prompt_logprobs(slot: HashWorkerSlot, begin: int, end: int) -> list[TokenLogprobs] | None:
+    """Of the tokens that follow those computed in this step, where they are asked for: the prompt's, not again once
+    there is output; or given ones of the output."""
+    if slot.score_from is not None:
+        first, last = max(begin + 1, slot.score_from), min(end + 1, len(slot.token_ids))
+        tops = [slot.sampling.prompt_logprobs or 0, slot.sampling.logprobs or 0]
+        return [expected_logprobs(slot.token_ids[i], tops[i >= slot.num_prompt]) for i in range(first, last)] or None
+    top = slot.sampling.prompt_logprobs
+    if top is None or len(slot.token_ids) > slot.num_prompt or begin >= slot.num_prompt - 1:
+        return None
+    following = slot.token_ids[begin + 1 : min(end + 1, slot.num_prompt)]
+    return [expected_logprobs(token, top) for token in following]

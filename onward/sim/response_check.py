@@ -1,0 +1,266 @@
+"""What a client of `/v1/responses` has received, checked against the oracle: each event once and in order, whoever tells it
+and from whichever number on, and one response at the end of them, which stays as it is."""
+
+from typing import Any
+
+import msgspec
+
+from onward.sim.common_fields import common_fields
+from onward.sim.oracle import expected_choice, shown_text
+from onward.sim.output_structures import STRUCTURES
+from onward.sim.reply_check import InvariantError, ReplyChecker
+from onward.sim.scenario import SimRequest
+
+PATH = "/v1/responses"
+SCHEMAS = tuple(name for name, structure in STRUCTURES.items() if "response_format" in structure.fields)
+"""Structures that a response can be asked to have."""
+_OVER = ("completed", "incomplete", "failed", "cancelled")
+_DELTA = "response.output_text.delta"
+
+
+class ConflictingEndError(InvariantError):
+    """It had ended, and has not, or otherwise: which nobody is told unless what had ended it was lost."""
+
+
+def body_of(ask: SimRequest) -> dict[str, Any]:
+    optional = {
+        **common_fields(ask),
+        "background": ask.background or None,
+        "text": _format(ask.structure) if ask.structure else None,
+    }
+    if ask.logprobs is not None:
+        optional |= {"include": ["message.output_text.logprobs"], "top_logprobs": ask.logprobs}
+    body = {
+        "model": "hash",
+        "input": ask.prompt,
+        "max_output_tokens": ask.max_tokens,
+        "temperature": ask.temperature,
+        "stream": ask.is_streaming,
+    }
+    return body | {name: value for name, value in optional.items() if value is not None}
+
+
+def _format(structure: str) -> dict[str, Any]:
+    return {"format": {"type": "json_schema", **STRUCTURES[structure].fields["response_format"]["json_schema"]}}
+
+
+class ResponseChecker(ReplyChecker):
+    """Grows over all connections by which its client hears of it."""
+
+    def __init__(self, ask: SimRequest, prompt: list[int]) -> None:
+        super().__init__()
+        self.events: list[dict[str, Any]] = []
+        """All that were told, each once."""
+        self.final: dict[str, Any] | None = None
+        """The response, once nothing will follow."""
+        self.was_cancelled = False
+        """Somebody has been told so."""
+        self.lost_events = False
+        """It was ended before events that the client has been told."""
+        self._ask, self._num_prompt = ask, len(prompt)
+        self._expected = expected_choice(ask, prompt, ask.seed or 0, 0)
+        self._next = self._num_at_cursor = 0
+        self._text, self._logprobs = "", list[float]()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.final is not None
+
+    @property
+    def text(self) -> str:
+        return self._text
+
+    @property
+    def outcome(self) -> str:
+        return "cancelled" if self._final["status"] == "cancelled" else "complete"
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """Why it has failed."""
+        return None if self.final is None else self.final["error"]
+
+    @property
+    def _final(self) -> dict[str, Any]:
+        if self.final is None:
+            raise InvariantError(1, "a response without an end")
+        return self.final
+
+    def restart(self) -> None:
+        """As another response, under another id."""
+        super().restart()
+        self.response_id, self.cursor, self.final = "", "", None
+        self.was_cancelled = self.lost_events = False
+        self.events, self._text, self._logprobs = [], "", []
+        self._next = self._num_at_cursor = 0
+
+    def go_on_behind(self, number: int) -> None:
+        """The client has asked for the events behind this one; -1: for all."""
+        self._next = number + 1
+
+    def go_on_from_cursor(self) -> None:
+        """What came behind the last event with a place is told again."""
+        self._next = self._num_at_cursor
+
+    # Events.
+
+    def take_event(self, event_id: str | None, data: dict[str, Any]) -> None:
+        number, event = data["sequence_number"], _without_cache_figures(data)
+        if number != self._next:
+            raise InvariantError(3, f"event {number} is told in the place of {self._next}")
+        self._next += 1
+        if number < len(self.events) and self.final is None and _is_cancelled_or_failed(event):
+            # Its tokens were lost with their process, and it was ended before all of them were made again.
+            self.lost_events = True
+            del self.events[number:]
+        if number < len(self.events):
+            if event != self.events[number]:
+                kind = (
+                    ConflictingEndError
+                    if _is_cancelled_or_failed(self.events[number]) or _is_cancelled_or_failed(event)
+                    else InvariantError
+                )
+                raise kind(2, f"event {number} was {self.events[number]}, and is told again as {event}")
+        elif self.events and _ends(self.events[-1]):
+            kind = ConflictingEndError if _is_cancelled_or_failed(self.events[-1]) else InvariantError
+            raise kind(1, f"{event} follows the end")
+        else:
+            self._take_new(event)
+        if event_id is not None:
+            self.cursor, self._num_at_cursor = event_id, self._next
+
+    def _take_new(self, event: dict[str, Any]) -> None:
+        if "response" in event:
+            self._name(event["response"])
+            if _ends(event):
+                # Raises where it has ended in another way: that event is then none of those that the end is compared with.
+                self._end(event["response"])
+        self.events.append(event)
+        if event["type"] == _DELTA:
+            self._text += event["delta"]
+            self._logprobs += [one["logprob"] for one in event["logprobs"]]
+            self._check_text(self._text)
+            self._check_logprobs(self._logprobs)
+
+    def check_partial(self, partial: dict[str, Any]) -> None:
+        self._check_text(_text_of(partial))
+
+    # The response itself.
+
+    def take_whole(self, body: bytes) -> None:
+        self.take_shown(msgspec.json.decode(body))
+
+    def take_shown(self, response: dict[str, Any]) -> None:
+        """As it stands, asked for by its id."""
+        response = _without_cache_figures(response)
+        self._name(response)
+        self._check_text(_text_of(response))
+        left = response["status"] == "incomplete" and response["usage"] is None
+        if response["status"] in _OVER and not left:
+            self._end(response)
+        elif self.final is not None:
+            raise ConflictingEndError(1, f"it was {self.final['status']}, and is {response['status']} now")
+
+    def _name(self, response: dict[str, Any]) -> None:
+        if self.response_id and self.response_id != response["id"]:
+            raise InvariantError(2, f"{self.response_id} is told as {response['id']}")
+        self.response_id = response["id"]
+
+    def _end(self, response: dict[str, Any]) -> None:
+        if self.final is None:
+            self.final = response
+        elif self.final != response:
+            kind = (
+                ConflictingEndError
+                if {"cancelled", "failed"} & {self.final["status"], response["status"]}
+                else InvariantError
+            )
+            raise kind(2, f"it had ended as {self.final}, and has as {response} now")
+
+    # What it should be.
+
+    def check_end(self) -> None:
+        final, expected = self._final, self._expected
+        self.num_tokens = final["usage"]["output_tokens"]
+        if final["status"] == "cancelled":
+            if self._ask.cancel_at_s is None and self._ask.abort_at_s is None:
+                raise InvariantError(1, "it was cancelled, and nobody wanted that")
+            self._check_cut()
+            return
+        is_cut = expected.finish_reason == "length"
+        wanted = {
+            "status": "incomplete" if is_cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": (self._num_prompt, len(expected.token_ids)),
+            "text": expected.text,
+        }
+        usage = final["usage"]
+        told = {name: final[name] for name in ("status", "incomplete_details")}
+        told |= {"usage": (usage["input_tokens"], usage["output_tokens"]), "text": _text_of(final)}
+        if told != wanted:
+            raise InvariantError(2, f"the response ends as {told} instead of {wanted}")
+        self._check_events(wanted["status"])
+
+    def _check_cut(self) -> None:
+        """No token without its text, no half of a character, and one end."""
+        text, num_tokens = _text_of(self._final), self.num_tokens
+        if num_tokens > len(self._expected.token_ids):
+            raise InvariantError(2, f"it was cancelled behind {num_tokens} tokens of {len(self._expected.token_ids)}")
+        shown = shown_text(self._expected.token_ids[:num_tokens], self._ask)
+        if text not in shown and text.strip() + shown[0].strip():
+            raise InvariantError(
+                2, f"it was cancelled behind {num_tokens} tokens and reads {text!r} instead of {shown[0]!r}"
+            )
+        if not self.events or not _ends(self.events[-1]) or self.lost_events:
+            return
+        types = [event["type"].removeprefix("response.") for event in self.events]
+        deltas = ["output_text.delta"] * types.count("output_text.delta")
+        item = ["output_item.added", "content_part.added", *deltas] if deltas else []
+        if types != ["created", "in_progress", *item, "incomplete"]:
+            raise InvariantError(2, f"the events of a cancelled response are {types}")
+        if self._text != text:
+            raise InvariantError(2, f"the events read {self._text!r}, and the cancelled response {text!r}")
+
+    def _check_events(self, status: str) -> None:
+        """Where all of them were told."""
+        if not self.events or not _ends(self.events[-1]):
+            return
+        types = [event["type"].removeprefix("response.") for event in self.events]
+        deltas = ["output_text.delta"] * types.count("output_text.delta")
+        opening = ["created", "in_progress", "output_item.added", "content_part.added"]
+        closing = ["output_text.done", "content_part.done", "output_item.done", status]
+        if types != opening + deltas + closing:
+            raise InvariantError(2, f"the events are {types}")
+        if self._text != self._expected.text:
+            raise InvariantError(2, f"the events read {self._text!r} instead of {self._expected.text!r}")
+
+    def _check_text(self, text: str) -> None:
+        if not self._expected.text.startswith(text):
+            raise InvariantError(2, f"it reads {text!r} instead of {self._expected.text!r}")
+
+    def _check_logprobs(self, told: list[float]) -> None:
+        """Tokens without words have none."""
+        wanted = [-token / 8 for token in self._expected.token_ids] if self._ask.logprobs is not None else []
+        if told != wanted[: len(told)]:
+            raise InvariantError(2, f"the logprobs are {told} instead of {wanted}")
+
+
+def _ends(event: dict[str, Any]) -> bool:
+    return event["type"].removeprefix("response.") in _OVER
+
+
+def _is_cancelled_or_failed(event: dict[str, Any]) -> bool:
+    return "response" in event and event["response"]["status"] in ("cancelled", "failed")
+
+
+def _text_of(response: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+def _without_cache_figures(told: dict[str, Any]) -> dict[str, Any]:
+    """What was found in a cache is another matter each time."""
+    if "response" in told:
+        return told | {"response": _without_cache_figures(told["response"])}
+    if told.get("usage") is None:
+        return told
+    usage = {name: value for name, value in told["usage"].items() if name != "input_tokens_details"}
+    return told | {"usage": usage}

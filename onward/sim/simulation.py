@@ -1,0 +1,309 @@
+"""One run: builds what a scenario describes, lets it happen, and watches the invariants all the while."""
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context
+from functools import cache, partial
+from typing import Any
+
+from onward.api.requests.grammar_validator import GrammarValidator
+from onward.api.requests.text_processor import TextProcessor
+from onward.config import RouterConfig
+from onward.proto.model import TokenizerFiles
+from onward.sim import fault_kinds, response_check, tenants, vocabulary
+from onward.sim.active_faults import ActiveFaults
+from onward.sim.client import ClientTotals, SimClient
+from onward.sim.engine_wires import SimAddresses
+from onward.sim.fault_log import capture_logged_errors
+from onward.sim.http import SimHttpNetwork, url_of
+from onward.sim.instance import SimEnvironment, SimInstance
+from onward.sim.invariants import InvariantMonitor
+from onward.sim.kv_transfer import ForbiddenKvWrite, SimKvNetwork
+from onward.sim.loop import START_S, Livelock, VirtualLoop
+from onward.sim.process import SimProcess, install_task_factory
+from onward.sim.reply_check import InvariantError
+from onward.sim.responses_client import SimResponsesClient
+from onward.sim.router_node import RouterNode
+from onward.sim.scenario import RunResult, Scenario, SimRequest, Violation
+from onward.sim.seeded_random import SeededRandom
+from onward.sim.tenants import IntruderClient
+from onward.sim.trace import Trace
+from onward.sim.wire import SimContext
+from onward.supervisor.restart_policy import COOL_DOWN_S
+from onward.text.prompt_tokenizer import PromptTokenizer
+from onward.text.tokenizer import Tokenizer
+from onward.web.auth.api_key_table import ApiKeyTable
+
+PATIENCE_S = 90.0
+"""After the last fault and the last request, all must be answered within this."""
+SETTLING_S = 100.0
+"""And everything given back within this."""
+
+
+def run_scenario(scenario: Scenario, *, keeps_lines: bool = False, keeps_messages: bool = False) -> RunResult:
+    return Simulation(scenario, keeps_lines, keeps_messages).run()
+
+
+@cache
+def _prompts() -> TextProcessor:
+    def new_gate(text: TokenizerFiles, tokenizer: Tokenizer | None) -> GrammarValidator:
+        return GrammarValidator(text, tokenizer, vocabulary.grammars())
+
+    return TextProcessor(vocabulary.model_text(), new_gate=new_gate)
+
+
+@cache
+def _prompt_tokens() -> PromptTokenizer:
+    return PromptTokenizer(vocabulary.model_text())
+
+
+class Simulation:
+    def __init__(self, scenario: Scenario, keeps_lines: bool, keeps_messages: bool) -> None:
+        self.scenario = scenario
+        self.loop = VirtualLoop()
+        self.loop.set_exception_handler(self._on_fault)
+        install_task_factory(self.loop)
+        chance = SeededRandom(scenario.seed, "run")
+        self.trace = Trace(self.loop, keeps_lines, keeps_messages)
+        self.active_faults = ActiveFaults(chance.substream("weather"))
+        self._pending = [fault for fault in scenario.faults if fault.trigger is not None]
+        ground = SimContext(
+            self.loop,
+            chance,
+            self.active_faults,
+            self.trace,
+            scenario.delay_s,
+            [self._watch_messages] if self._pending else [],
+        )
+        self.http = SimHttpNetwork(ground)
+        self.totals = ClientTotals()
+        self.violation: Violation | None = None
+        self.watch = InvariantMonitor(self)
+        self.routers: dict[str, RouterNode] = {}
+        self.instances: dict[str, SimInstance] = {}
+        self.clients: list[SimClient] = []
+        self._num_seen: dict[int, int] = {}
+        self._num_unanswered = 0
+        self._context = Context()
+        """Of what no process does."""
+
+    # The run.
+
+    def run(self) -> RunResult:
+        with capture_logged_errors(self._on_logged):
+            asyncio._set_running_loop(self.loop)
+            try:
+                self._build()
+            finally:
+                asyncio._set_running_loop(None)
+            try:
+                self._run_to_end()
+            finally:
+                self._tear_down()
+        return self._outcome()
+
+    def _build(self) -> None:
+        scenario = self.scenario
+        keys = tenants.key_entries(scenario.callers, scenario.max_in_flight)
+        cluster_key = tenants.CLUSTER_KEY if keys else ""
+        for index in range(scenario.num_routers):
+            name = f"r{index}"
+            self.routers[name] = RouterNode(self.http, name, self._router_config(), ApiKeyTable(keys), cluster_key)
+        place = SimEnvironment(
+            http=self.http,
+            addresses=SimAddresses(),
+            kv_network=SimKvNetwork(),
+            model=vocabulary.prepared_model(),
+            prompts=_prompts(),
+            routers=() if scenario.uses_static_instances else tuple(router.url for router in self.routers.values()),
+            prefill_peers=()
+            if self.routers
+            else tuple(f"tcp://{one.name}:7000" for one in scenario.instances if one.role == "prefill"),
+            keys=tuple(keys),
+            cluster_key=cluster_key,
+            after_turn=self.watch.after_turn,
+            watch_write=self.watch.on_write,
+            watch_plan=self.watch.on_plan,
+        )
+        for machine in scenario.instances:
+            self.instances[machine.name] = SimInstance(place, machine)
+        doors = [router.url for router in self.routers.values()] or [
+            instance.url for instance in self.instances.values() if instance.spec.role != "prefill"
+        ]
+        for ask in scenario.requests:
+            self._add_client(ask, doors)
+        for fault in scenario.faults:
+            if fault.trigger is None:
+                self.after(fault.at_s, lambda fault=fault: fault_kinds.inject(self, fault))
+
+    def _router_config(self) -> RouterConfig:
+        scenario = self.scenario
+        return RouterConfig(
+            instances=",".join(url_of(one.name) for one in scenario.instances if scenario.uses_static_instances),
+            policy=scenario.policy,  # pyright: ignore[reportArgumentType]
+            preempt_retry_count=scenario.preempt_retry_count,
+            preempt_retry_exclude_decode=scenario.preempt_retry_exclude_decode,
+            retry_budget=scenario.retry_budget,
+            stall_timeout_s=6.0,
+            restart_grace_s=3.0,
+        )
+
+    def _add_client(self, ask: SimRequest, doors: list[str]) -> None:
+        process = SimProcess(self.loop, f"client-{ask.name}")
+        visitor = self._visitor(process, ask, doors)
+        self.clients.append(visitor)
+        self._num_unanswered += 1
+        process.start(self._guarded(visitor))
+        for name in self.scenario.callers:
+            if name != ask.caller:
+                stranger = SimProcess(self.loop, f"stranger-{ask.name}-{name}")
+                stranger.start(self._run_intruder(visitor, IntruderClient(self.http, stranger, name, ask.path, doors)))
+
+    def _visitor(self, process: SimProcess, ask: SimRequest, doors: list[str]) -> SimClient:
+        visitor = SimClient
+        if ask.path == response_check.PATH:
+            visitor = partial(SimResponsesClient, self.watch, is_routed=bool(self.routers))
+        return visitor(
+            self.http,
+            process,
+            ask,
+            doors,
+            _prompt_tokens(),
+            self.totals,
+            self.trace.note,
+            self.watch.may_crash,
+            self.watch.may_crash_engine,
+            self.watch.may_pause,
+            self.watch.is_out_of_reach,
+            expects_calm=self.scenario.expects_no_errors,
+        )
+
+    async def _guarded(self, visitor: SimClient) -> None:
+        try:
+            await visitor.run()
+            self._num_unanswered -= 1
+        except InvariantError as wrong:
+            self.fail(wrong.invariant, f"{visitor.request.name}: {wrong.what}")
+
+    async def _run_intruder(self, visitor: SimClient, stranger: IntruderClient) -> None:
+        while not visitor.is_over and not self._is_failed:
+            await asyncio.sleep(tenants.PRY_EVERY_S)
+            answer = visitor.checker
+            if answer is None or not (answer.cursor or answer.response_id):
+                continue
+            try:
+                if answer.response_id:
+                    await stranger.try_access_response(answer.response_id)
+                if answer.cursor:
+                    await stranger.try_access_stream(answer.cursor, visitor.label, visitor.body)
+                self.active_faults.trigger_counts["pry"] += 1
+            except InvariantError as wrong:
+                self.fail(wrong.invariant, f"{visitor.request.name}: {wrong.what}")
+
+    def _run_to_end(self) -> None:
+        scenario = self.scenario
+        last_s = max(
+            [fault.at_s + fault.duration_s for fault in scenario.faults]
+            + [ask.at_s for ask in scenario.requests]
+            + [0.0]
+        )
+        try:
+            # What kills one worker or engine after another makes supervisors pause before the next, twice at most.
+            poisons = (vocabulary.POISON, vocabulary.ENGINE_POISON)
+            is_poisoned = any(poison in ask.prompt for ask in scenario.requests for poison in poisons)
+            patience_s = PATIENCE_S + 2 * COOL_DOWN_S * is_poisoned
+            self.loop.run_until(START_S + last_s + patience_s, lambda: self._is_failed or self._all_answered)
+            if not self._is_failed and not self._all_answered:
+                late = [visitor.request.name for visitor in self.clients if not visitor.is_over]
+                self.fail(6, f"not answered {patience_s:g} s after the last fault: {', '.join(late)}")
+            # Nothing is going on any more; what was promised to be given back in time is given back.
+            self.loop.run_until(self.loop.now_s + SETTLING_S, lambda: self._is_failed or self.watch.is_settled())
+            if not self._is_failed:
+                self.watch.audit()
+        except ForbiddenKvWrite as death:
+            self.fail(5, str(death))
+        except Livelock as fault:
+            self.fail(6, str(fault))
+        self._ended_s = self.trace.at_s
+        self.trace.close()
+
+    @property
+    def _is_failed(self) -> bool:
+        return self.violation is not None
+
+    @property
+    def _all_answered(self) -> bool:
+        return not self._num_unanswered and self.active_faults.is_empty
+
+    def _tear_down(self) -> None:
+        self.loop.num_events = 0
+        for process in [*self._processes(), *(visitor.process for visitor in self.clients)]:
+            process.kill()
+        self.loop.run_until(self.loop.now_s + 5.0, lambda: False)
+        self.loop.close()
+
+    def _processes(self) -> list[SimProcess]:
+        running = [process for instance in self.instances.values() for process in instance.processes("instance")]
+        return [*running, *(router.process for router in self.routers.values())]
+
+    # What others call.
+
+    def after(self, seconds: float, act: Callable[[], Any]) -> None:
+        """In the world's own time."""
+        self.loop.call_at_global(self.loop.now_s + seconds, self._context, act)
+
+    def fail(self, invariant: int, what: str) -> None:
+        if self.violation is None:
+            self.violation = Violation(invariant, what, round(self.trace.at_s, 4))
+            self.trace.note(f"VIOLATION of {invariant}: {what}")
+
+    def _on_fault(self, _: Any, context: dict[str, Any]) -> None:
+        """Nothing that runs here may raise."""
+        fault = context.get("exception")
+        if isinstance(fault, ForbiddenKvWrite):
+            self.fail(5, str(fault))
+        elif isinstance(fault, InvariantError):
+            self.fail(fault.invariant, fault.what)
+        elif self.violation is None:
+            where = _where(fault) if fault is not None else ""
+            # Handles are described with their addresses, and a run must read the same each time.
+            message = context["message"].partition("(")[0].strip()
+            self.fail(0, f"{message}: {type(fault).__name__}: {fault} {where}")
+
+    def _on_logged(self, message: str, fault: BaseException | None) -> None:
+        """A fault of ours that was caught and logged, so that a server lives on, is still a fault."""
+        if fault is not None:
+            self._on_fault(None, {"message": message, "exception": fault})
+
+    def _watch_messages(self, wire: str, kind: str) -> None:
+        for index, fault in enumerate(self._pending):
+            moment = fault.trigger
+            assert moment is not None
+            if moment.message == kind and moment.wire in wire:
+                seen = self._num_seen[index] = self._num_seen.get(index, 0) + 1
+                if seen == moment.nth:
+                    self.after(fault.at_s, lambda fault=fault: fault_kinds.inject(self, fault))
+
+    def _outcome(self) -> RunResult:
+        fired: dict[str, int] = dict(sorted(self.active_faults.trigger_counts.items()))
+        return RunResult(
+            scenario=self.scenario,
+            violation=self.violation,
+            trace=self.trace.lines,
+            digest=self.trace.digest(),
+            virtual_s=round(self._ended_s, 3),
+            num_requests=self.totals.num_requests,
+            num_tokens=self.totals.num_tokens,
+            triggered=fired,
+            end_reasons=dict(sorted((self.totals.ends or {}).items())),
+            num_errors=self.totals.num_errors,
+            num_resumes=self.watch.num_resumes(),
+        )
+
+
+def _where(fault: BaseException) -> str:
+    """The innermost line, for a reader who has only the trace."""
+    at = fault.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return f"({at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno})" if at is not None else ""

@@ -1,0 +1,115 @@
+"""The shelf process: a socket and the clock around `ShelfCore`. Started by the supervisor before the api processes.
+
+One per instance. What it keeps dies with it: then a client's reconnect is answered as if its stream were unknown, and it
+repeats its POST.
+"""
+
+import argparse
+import logging
+from typing import Protocol
+
+import msgspec
+
+from onward import log
+from onward.clock import Clock, SystemClock
+from onward.proto.control import (
+    ApiGone,
+    ChildReady,
+    FromChild,
+    MetricsSnapshot,
+    QueryMetrics,
+    StartStreamStore,
+    StopChild,
+    ToChild,
+)
+from onward.proto.stream_store import FromStreamStore, ToStreamStore
+from onward.stream_store.store_core import OutgoingMessages, StreamStoreCore
+from onward.transport.control_channel import ChannelClosed, join_supervisor
+from onward.transport.zmq_sockets import SocketPoller
+
+TICK_MS = 50
+MAX_INBOX_PER_TURN = 1000
+"""So that a flood of records cannot keep the supervisor waiting."""
+
+logger = logging.getLogger(__name__)
+
+
+class SupervisorChannel(Protocol):
+    """What `transport.control.ControlChannel` does."""
+
+    def send(self, message: FromChild) -> bool: ...
+    def receive(self) -> ToChild | None: ...
+
+
+class StreamStoreServer(Protocol):
+    """What `transport.shelf.ShelfPort` does."""
+
+    def receive(self) -> tuple[str, ToStreamStore] | None: ...
+    def send(self, receiver: str, message: FromStreamStore) -> bool: ...
+
+
+class StreamStoreProcess:
+    """The simulator brings a channel, a port and a clock of its own, and calls `turn` when something has arrived."""
+
+    def __init__(self, channel: SupervisorChannel, port: StreamStoreServer, clock: Clock) -> None:
+        self.core = StreamStoreCore()
+        self.is_stopped = False
+        self._channel, self._port, self._clock = channel, port, clock
+        channel.send(ChildReady())
+
+    def run_once(self) -> None:
+        """All that has arrived, then all that is due."""
+        now_s = self._clock.now_s()
+        while (told := self._channel.receive()) is not None:
+            self._on_control(told, now_s)
+        for _ in range(MAX_INBOX_PER_TURN):
+            try:
+                received = self._port.receive()
+            except msgspec.DecodeError as fault:
+                logger.warning(log.event("message dropped", fault=str(fault)))
+                continue
+            if received is None:
+                break
+            self._send_all(self.core.receive(*received, now_s), now_s)
+        self._send_all(self.core.tick(now_s), now_s)
+
+    def _on_control(self, message: ToChild, now_s: float) -> None:
+        match message:
+            case ApiGone():
+                self._send_all(self.core.api_gone(message.incarnation, now_s), now_s)
+            case QueryMetrics():
+                self._channel.send(MetricsSnapshot(message.query_id, self.core.registry.snapshot()))
+            case StopChild():
+                self.is_stopped = True
+            case _:
+                logger.warning(log.event("unexpected message", kind=type(message).__name__))
+
+    def _send_all(self, letters: OutgoingMessages, now_s: float) -> None:
+        for receiver, message in letters:
+            if not self._port.send(receiver, message):
+                # What follows answers others, so it ends: nobody is asked a second time.
+                self._send_all(self.core.undelivered(receiver, message, now_s), now_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onward.stream_store.main")
+    parser.add_argument("--control-fd", type=int, required=True)
+    channel = join_supervisor(parser.parse_args().control_fd)
+    start = channel.wait_receive()
+    assert isinstance(start, StartStreamStore), "the first message says what to be"
+    log.configure("shelf", start.log_level)
+    wires = SocketPoller()
+    wires.watch_fd(channel.fileno())
+    try:
+        process = StreamStoreProcess(channel, wires.stream_store_server(start.address), SystemClock())
+        while not process.is_stopped:
+            wires.wait(TICK_MS)
+            process.run_once()
+    except ChannelClosed:
+        logger.warning("the supervisor is gone")
+    finally:
+        wires.close()
+
+
+if __name__ == "__main__":
+    main()

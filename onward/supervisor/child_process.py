@@ -1,0 +1,115 @@
+"""One child process: how it is born, how it is told things, how it ends."""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from enum import Enum
+
+from onward.proto.control import ProcessView, ToChild
+from onward.transport.control_channel import ChannelClosed, ControlChannel, control_pair
+
+
+class ProcessRole(Enum):
+    STREAM_STORE = "shelf"
+    ENGINE = "engine"
+    WORKER = "worker"
+    API = "api"
+
+
+class ChildState(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, eq=False)
+class ChildProcess:
+    role: ProcessRole
+    index: int
+    incarnation: str
+    process: "subprocess.Popen[bytes]"
+    channel: ControlChannel
+    pidfd: int
+    started_at_s: float
+    state: ChildState = ChildState.STARTING
+    killed_by_supervisor: bool = False
+    """By the supervisor, so that its SIGKILL needs no other explanation."""
+    isolated_request_id: str | None = None
+    """Of an engine: the request that its death is charged to."""
+
+    def send(self, message: ToChild, fds: tuple[int, ...] = ()) -> bool:
+        """False if the child cannot hear: it is dead or stuck, and will be found so soon."""
+        try:
+            return self.channel.send(message, fds)
+        except ChannelClosed:
+            return False
+
+    def kill(self) -> None:
+        """Ends the child and waits until it is gone. SIGKILL needs no cooperation, so the wait is short."""
+        self.send_sigkill()
+        self.process.wait()
+
+    def send_sigkill(self) -> None:
+        self.killed_by_supervisor = True
+        self.process.kill()
+
+    @property
+    def killed_externally(self) -> bool:
+        """Of a dead child: by the kernel, or by hand."""
+        return self.process.returncode == -signal.SIGKILL and not self.killed_by_supervisor
+
+    def close(self) -> None:
+        self.channel.close()
+        os.close(self.pidfd)
+
+    def exit_cause(self) -> str:
+        code = self.process.wait()
+        if code >= 0:
+            return f"exit code {code}"
+        with contextlib.suppress(ValueError):
+            return f"signal {-code} ({signal.Signals(-code).name})"
+        return f"signal {-code}"
+
+    def view(self) -> ProcessView:
+        return ProcessView(self.role.value, self.process.pid, self.incarnation, self.state.value)
+
+
+def new_incarnation(role: str) -> str:
+    return f"{role}-{secrets.token_hex(6)}"
+
+
+def spawn(
+    role: ProcessRole, index: int, incarnation: str, now_s: float, inherit_fds: tuple[int, ...] = ()
+) -> ChildProcess:
+    """Starts a process of that role in a group of its own: Ctrl-C in the terminal is the supervisor's to hear. Raises
+    `OSError` where the system does not allow it, and has left nothing then."""
+    channel, theirs = control_pair()
+    try:
+        with theirs:
+            process = _start_process(role, theirs.fileno(), inherit_fds)
+        return ChildProcess(role, index, incarnation, process, channel, _pidfd_of(process), now_s)
+    except OSError:
+        channel.close()
+        raise
+
+
+def _start_process(role: ProcessRole, control_fd: int, inherit_fds: tuple[int, ...]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", f"onward.{role.value}.main", "--control-fd", str(control_fd)],
+        pass_fds=(control_fd, *inherit_fds),
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+    )
+
+
+def _pidfd_of(process: "subprocess.Popen[bytes]") -> int:
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:  # who cannot be watched is not kept
+        process.kill()
+        process.wait()
+        raise

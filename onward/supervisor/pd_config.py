@@ -1,0 +1,148 @@
+"""What an instance has to do with others: whom it asks for prefills, who may ask it, and how KV comes to it.
+
+Says it once for all processes of the instance, from the knobs and the cluster's key. Opens nothing and talks to nobody.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from onward.config import ServeConfig
+from onward.errors import StartupError
+from onward.supervisor.advertised_address import LOOPBACK, WILDCARDS, advertised_host, source_address_to
+from onward.supervisor.registration_config import router_hosts
+from onward.transport.addresses import (
+    check_handoff_address,
+    host_and_port,
+    is_local,
+    is_loopback,
+    require_cluster_key,
+    tcp_address,
+)
+
+
+@dataclass(slots=True, frozen=True)
+class PdConfig:
+    """Resolved: no `auto`, no wildcard, nothing left to decide."""
+
+    prefill_peers: tuple[str, ...] = ()
+    kv_backend: Literal["shm", "tcp", "nixl"] | None = None
+    kv_host: str = LOOPBACK
+    kv_checksums: bool = False
+    cluster_key: str = ""
+    handoff_address: str | None = None
+    """As decode instances connect to it."""
+
+    @property
+    def is_enabled(self) -> bool:
+        return self.kv_backend is not None or self.handoff_address is not None
+
+
+def resolve_pd(config: ServeConfig, cluster_key: str, handoff_port: int | None) -> PdConfig:
+    """`handoff_port` is the one that was opened, where one was."""
+    peers, routers = prefill_peers_of(config), router_hosts(config)
+    backend = kv_backend(config, peers, cluster_key)
+    handoff_host = advertised_host(config.host, routers)
+    return PdConfig(
+        peers,
+        backend,
+        kv_host(config.host, peers, cluster_key, routers),
+        kv_checksums(config, backend),
+        cluster_key,
+        tcp_address(handoff_host, handoff_port) if handoff_port is not None else None,
+    )
+
+
+def prefill_peers_of(config: ServeConfig) -> tuple[str, ...]:
+    """In the order given, each once."""
+    named = (word.strip() for word in config.prefill_peers.split(","))
+    return tuple(dict.fromkeys(word for word in named if word))
+
+
+def handoff_port_to_open(config: ServeConfig) -> int | None:
+    """The port for decode instances, or None where they have no business."""
+    if config.role == "prefill":
+        return config.handoff_port or 0
+    return config.handoff_port
+
+
+def receives_kv(config: ServeConfig) -> bool:
+    return config.role == "decode" or (config.role == "mixed" and bool(prefill_peers_of(config)))
+
+
+def kv_backend(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) -> Literal["shm", "tcp", "nixl"] | None:
+    """`auto` is shared memory where all peers are on this machine."""
+    if not receives_kv(config):
+        return None
+    if config.kv_backend != "auto":
+        return config.kv_backend
+    here = all(is_local(peer) for peer in peers) and _later_peers_are_local(config, peers, cluster_key)
+    return "shm" if here else "tcp"
+
+
+def _later_peers_are_local(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) -> bool:
+    """Peers that nobody has named yet can only be elsewhere if there is a key. A router on this machine may know
+    instances on others; one that lets others reach it must reckon with them."""
+    routers = router_hosts(config)
+    if routers:
+        return all(is_loopback(host) for host in routers) and (not cluster_key or is_loopback(config.host))
+    return bool(peers) or not cluster_key
+
+
+def kv_checksums(config: ServeConfig, backend: str | None) -> bool:
+    """A network is checked unless told otherwise; memory is believed unless told otherwise."""
+    return backend == "tcp" if config.kv_checksums == "auto" else config.kv_checksums == "on"
+
+
+def kv_host(host: str, peers: tuple[str, ...], cluster_key: str, routers: tuple[str, ...] = ()) -> str:
+    """Where peers write KV to. An instance may serve HTTP on loopback, or on all addresses, and have peers on other
+    machines: they need the address that it has on the way to them, or to the router that will name them. Without a key
+    nobody outside is let in."""
+    if not cluster_key:
+        return LOOPBACK
+    if host not in WILDCARDS and not is_loopback(host):
+        return host
+    elsewhere = [host_and_port(peer)[0] for peer in peers if not is_local(peer)]
+    elsewhere += [router for router in routers if not is_loopback(router)]
+    if elsewhere:
+        return source_address_to(elsewhere[0])
+    return advertised_host(host)
+
+
+def check_pd(config: ServeConfig) -> None:
+    """Combinations that cannot work, before anything is loaded."""
+    peers, key_file = prefill_peers_of(config), config.cluster_key_file or ""
+    if peers and config.role == "prefill":
+        raise StartupError("--prefill-peers is for decode instances; one with --role prefill computes prompts itself")
+    if config.role == "decode" and not peers and not config.router and not config.local_prefill:
+        raise StartupError(
+            "--role decode with --no-local-prefill needs --prefill-peers or a --router that names them: "
+            "nobody would compute prompts"
+        )
+    for peer in peers:
+        check_handoff_address(peer, "--prefill-peers")
+        require_cluster_key(peer, key_file)
+    if (port := handoff_port_to_open(config)) is not None:
+        _check_handoff(config, port)
+    for name in ("lease_s", "offer_hold_s", "handover_timeout_s"):
+        if not 0 < getattr(config, name) < math.inf:
+            raise StartupError(f"--{name.replace('_', '-')} must be a positive number of seconds")
+    if config.local_prefill_tokens < 0:
+        raise StartupError("--local-prefill-tokens must not be negative")
+
+
+def _check_handoff(config: ServeConfig, port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise StartupError(f"--handoff-port {port} is not within 0 to 65535")
+    if not config.cluster_key_file and not is_loopback(config.host):
+        raise StartupError(
+            f"--host {config.host} lets decode instances of other machines in, so the instances need a common secret: "
+            "make one with `onward keygen FILE` and give it to each with --cluster-key-file FILE"
+        )
+
+
+def pd_warnings(config: ServeConfig) -> list[str]:
+    """What works, but perhaps not as it was meant."""
+    if config.role == "decode" and not prefill_peers_of(config) and not config.router:
+        return ["no --prefill-peers and no --router are named: this decode instance computes all prompts itself"]
+    return []

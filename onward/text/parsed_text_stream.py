@@ -1,0 +1,77 @@
+"""The text of one output and what it says, token by token: a `TextStream` whose text is taken apart on its way.
+
+For outputs with tools or thinking. As with plain text, what has been told up to a position is a function of the tokens up
+to there: replay the tokens, drop what was told, go on.
+"""
+
+from collections.abc import Sequence
+
+from onward.text.message_events import MessageEvent, join_events
+from onward.text.message_parser import MessageParser
+from onward.text.reasoning.token_counter import ReasoningTokenCounter
+from onward.text.text_stream import INTERRUPTED_REASONS, TextStream
+
+
+class ParsedTextStream:
+    __slots__ = ("_events", "_message", "_text", "_thought")
+
+    def __init__(self, text: TextStream, message: MessageParser) -> None:
+        self._text = text
+        self._message = message
+        self._events: list[MessageEvent] = []
+        self._thought = ReasoningTokenCounter()
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was completed by the newest token, or the last call that may be made has ended with it. Nothing may
+        be pushed after that."""
+        return self._text.stopped or self._message.stopped
+
+    @property
+    def num_tool_calls(self) -> int:
+        """Calls that have ended."""
+        return self._message.num_tool_calls
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens that are told as thinking; its tags are none of it. None where none is looked for."""
+        return self._thought.count if self._message.parses_reasoning else None
+
+    def push(self, token_id: int) -> str:
+        """The text that may be shown now that this token is known; `take_events` has what it says."""
+        assert not self.stopped
+        text = self._text.push(token_id)
+        self._thought.push(text)
+        self._append_events(self._message.push(text) if text else [])
+        return text
+
+    def finish(self, reason: str) -> str:
+        """The rest of the text, when the output has ended for this reason. One that was cut may go on elsewhere, so nothing
+        held back is told."""
+        if self._message.stopped or reason in INTERRUPTED_REASONS:
+            return ""
+        rest = self._text.finish(reason)
+        self._thought.flush(rest)
+        self._append_events(self._message.push(rest) if rest else [])
+        self._append_events(self._message.finish())
+        return rest
+
+    def num_emitted_tokens(self, token_ids: Sequence[int]) -> int:
+        """How many of the tokens that were pushed, from the first on, have all of their text among the events."""
+        if self.stopped:
+            return len(token_ids)
+        return self._text.num_emitted_tokens(token_ids, self._message.num_held)
+
+    def take_events(self) -> list[MessageEvent]:
+        """What was told since the last time, in as few events as can be."""
+        events, self._events = self._events, []
+        return events
+
+    def _append_events(self, events: list[MessageEvent]) -> None:
+        self._thought.count_events(events)
+        for event in events:
+            both = join_events(self._events[-1], event) if self._events else None
+            if both is None:
+                self._events.append(event)
+            else:
+                self._events[-1] = both

@@ -1,0 +1,31 @@
+"""The rule by which a worker follows a request's thinking, from the model's tags and the request's budget."""
+
+from collections.abc import Sequence
+
+from onward.proto.reasoning_params import ReasoningParams
+from onward.text.reasoning.reasoning_formats import ReasoningFormat
+from onward.text.tokenizer import Tokenizer
+
+PROMPT_END_TOKENS = 16
+"""So many of a prompt's last tokens say whether it has opened the thinking."""
+
+
+def starts_in_reasoning(
+    form: ReasoningFormat, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, continues_message: bool = False
+) -> bool:
+    """Whether an output begins inside the thinking. `goes_on`: its message has begun in the prompt, and whoever wrote that
+    has said so if it is thinking."""
+    end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+    return form.prompt_ends_inside(end) if continues_message else form.output_starts_inside(end)
+
+
+def make_reasoning_params(
+    form: ReasoningFormat, tokenizer: Tokenizer, *, begins_inside: bool, budget: int | None
+) -> ReasoningParams | None:
+    """None if the tags are no tokens of their own: the same tag may be spelled in many ways then, and cannot be followed
+    without the text."""
+    begin, end = tokenizer.token_id(form.begin), tokenizer.token_id(form.end)
+    if begin is None or end is None:
+        return None
+    lead = tuple(tokenizer.encode(form.forced_end_prefix, add_special_tokens=False))
+    return ReasoningParams((begin,), (end,), begins_inside, budget, lead)

@@ -1,0 +1,85 @@
+"""Models that think aloud between two tags before they answer, by name, and which of them a chat template belongs to.
+
+Thinking is at the beginning of a text, once: a tag that comes later is words about tags. Where the prompt has opened it
+already, the text begins inside. Blanks right behind a tag belong to the tag.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from onward.text.incremental_parser import IncrementalParser, ParseSteps
+from onward.text.message_events import ContentText, MarkupText, ReasoningText
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    name: str
+    begin: str = "<think>"
+    end: str = "</think>"
+    starts_in_reasoning_by_default: bool = False
+    """Where the prompt does not say: whether the text is thinking from its first character on."""
+
+    forced_end_prefix: str = "\n"
+    """What comes before an end that a budget forces."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that must be shown to the parser even where they are special tokens."""
+        return (self.begin, self.end)
+
+    def output_starts_inside(self, prompt_end: str) -> bool:
+        """Whether a text behind a prompt with this end begins inside the thinking."""
+        if self.prompt_ends_inside(prompt_end):
+            return True
+        return self.starts_in_reasoning_by_default and not prompt_end.rstrip().endswith(self.end)
+
+    def prompt_ends_inside(self, prompt_end: str) -> bool:
+        return prompt_end.rstrip().endswith(self.begin)
+
+    def parser(self, begins_inside: bool) -> IncrementalParser:
+        return IncrementalParser(lambda source: self._read(source, begins_inside))
+
+    def _read(self, source: IncrementalParser, begins_inside: bool) -> ParseSteps[None]:
+        yield from source.read_whitespace()
+        if begins_inside:
+            source.emit_held(MarkupText)
+        # One that the prompt has opened may be opened once more, or closed at once.
+        tag = yield from source.read_one_of(self.markers if begins_inside else (self.begin,))
+        if tag == self.begin:
+            yield from self._end_tag(source)
+        if tag == self.begin or (begins_inside and tag is None):
+            source.emit_held(ReasoningText)
+            tag = self.end if (yield from source.emit_until(self.end, ReasoningText)) else None
+        if tag == self.end:
+            yield from self._end_tag(source)
+        yield from source.emit_rest(ContentText)
+
+    def _end_tag(self, source: IncrementalParser) -> ParseSteps[None]:
+        yield from source.read_whitespace()
+        source.emit_held(MarkupText)
+
+
+_ALL = (
+    ReasoningFormat("think"),
+    ReasoningFormat("qwen3"),
+    ReasoningFormat("deepseek_r1", starts_in_reasoning_by_default=True),
+    ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+)
+REASONING_FORMATS = MappingProxyType({one.name: one for one in _ALL})
+
+
+def select_reasoning_format(knob: str, template: str | None) -> ReasoningFormat | None:
+    """The format that `--reasoning-parser` asks for: one by its name, or `auto` or `none`."""
+    name = detect_reasoning_format(template or "") if knob == "auto" else knob
+    return None if name is None or name == "none" else REASONING_FORMATS[name]
+
+
+def detect_reasoning_format(template: str) -> str | None:
+    """The name of the format of models with this template. None: they do not think aloud."""
+    if "[THINK]" in template:
+        return "mistral"
+    if "</think>" not in template and "<think>" not in template:
+        return None
+    if "<｜Assistant｜>" in template:
+        return "deepseek_r1"
+    return "qwen3" if "enable_thinking" in template or "reasoning_content" in template else "think"

@@ -1,0 +1,138 @@
+"""Whether an output is inside its thinking, and which token must come next so that it ends within its budget.
+
+A function of the tokens so far: built by replaying them, advanced with each new one. So it is the same after a
+preemption, a crash, or on another machine. Knows token ids only; what they say is decided where the rule is made.
+
+    budget 3, lead (.), end (</think>)       <think>  a  b  c  .  </think>  answer …
+                                                      └─ 3 ─┘  └─ forced ┘
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from enum import Enum
+
+from onward.proto.reasoning_params import ReasoningParams
+
+START_WINDOW = 8
+"""Thinking opens within so many tokens or not at all. A tag that comes later is a word about tags."""
+
+
+class ReasoningPhase(Enum):
+    BEFORE = "before"
+    INSIDE = "inside"
+    BEHIND = "behind"
+
+
+class ReasoningTracker:
+    __slots__ = ("_end", "_num_read", "_rule", "_start", "answer_position", "num_tokens", "phase")
+
+    def __init__(self, rule: ReasoningParams, token_ids: Iterable[int] = ()) -> None:
+        self.phase = ReasoningPhase.INSIDE if rule.starts_in_reasoning else ReasoningPhase.BEFORE
+        self.num_tokens = 0
+        """Of the thinking, those of a whole end tag not counted."""
+        self.answer_position: int | None = None if rule.starts_in_reasoning else 0
+        """The position of the answer's first token. None while the thinking goes on."""
+        self._rule = rule
+        self._num_read = 0
+        self._start = _SequenceMatcher(rule.begin_token_ids)
+        self._end = _SequenceMatcher(rule.end_token_ids)
+        for token_id in token_ids:
+            self.advance(token_id)
+
+    @property
+    def is_inside(self) -> bool:
+        """Thinking is not the answer: no grammar applies to it."""
+        return self.phase is ReasoningPhase.INSIDE
+
+    @property
+    def begin_token_ids(self) -> tuple[int, ...]:
+        """Those that would begin it, while it may begin."""
+        return self._rule.begin_token_ids if self.phase is ReasoningPhase.BEFORE else ()
+
+    @property
+    def is_at_start(self) -> bool:
+        return not self._num_read
+
+    @property
+    def forced_token_id(self) -> int | None:
+        """The only token that may come next. None: the model chooses."""
+        budget = self._rule.budget
+        if self.phase is not ReasoningPhase.INSIDE or budget is None or self.num_tokens < budget:
+            return None
+        # A tag that has begun is finished; else the lead comes, then the tag. At most that many tokens are forced.
+        if self._end.num_matched:
+            return self._rule.end_token_ids[self._end.num_matched]
+        num_over = self.num_tokens - budget
+        lead = self._rule.forced_prefix_token_ids
+        return lead[num_over] if num_over < len(lead) else self._rule.end_token_ids[0]
+
+    def advance(self, token_id: int) -> None:
+        self._num_read += 1
+        match self.phase:
+            case ReasoningPhase.BEFORE:
+                self._look_for_start(token_id)
+            case ReasoningPhase.INSIDE:
+                self.num_tokens += 1
+                if self._end.advance(token_id):
+                    self.num_tokens -= len(self._rule.end_token_ids)
+                    self.phase, self.answer_position = ReasoningPhase.BEHIND, self._num_read
+            case ReasoningPhase.BEHIND:
+                pass
+
+    def _look_for_start(self, token_id: int) -> None:
+        if self._start.advance(token_id):
+            self.phase, self.answer_position = ReasoningPhase.INSIDE, None
+        elif self._num_read >= START_WINDOW and not self._start.num_matched:
+            self.phase = ReasoningPhase.BEHIND
+
+
+def thinking_state(token_ids: Sequence[int], rule: ReasoningParams) -> ReasoningTracker:
+    """As it stands behind these tokens."""
+    return ReasoningTracker(rule, token_ids)
+
+
+def find_forbidden_forced_token(rule: ReasoningParams, end_token_ids: Collection[int], min_tokens: int) -> int | None:
+    """A token that the budget may force at a place where `min_tokens` forbids it as an end of the output, so that no token
+    is left to choose. None: there is none.
+
+    budget 2, lead (.), end (</think>), min_tokens 4      a  b  .  </think>     forced at 2 and 3, and no end before 4
+    """
+    if rule.budget is None:
+        return None
+    first = rule.budget + (0 if rule.starts_in_reasoning else len(rule.begin_token_ids))
+    lead, end = rule.forced_prefix_token_ids, rule.end_token_ids
+    # The model may have begun the tag by itself when the budget is used up: then its rest is forced without the lead.
+    places = [(one, first + index) for index, one in enumerate((*lead, end[0]))] + [(one, first) for one in end[1:]]
+    return next((one for one, place in places if place < min_tokens and one in end_token_ids), None)
+
+
+class _SequenceMatcher:
+    """How much of a token sequence the newest tokens are: Knuth, Morris and Pratt's machine."""
+
+    __slots__ = ("_fallbacks", "_wanted", "num_matched")
+
+    def __init__(self, wanted: tuple[int, ...]) -> None:
+        self.num_matched = 0
+        self._wanted = wanted
+        self._fallbacks = _fallbacks(wanted)
+
+    def advance(self, token_id: int) -> bool:
+        """Whether this token completes it."""
+        while self.num_matched and self._wanted[self.num_matched] != token_id:
+            self.num_matched = self._fallbacks[self.num_matched - 1]
+        if self._wanted[self.num_matched] == token_id:
+            self.num_matched += 1
+        if self.num_matched < len(self._wanted):
+            return False
+        self.num_matched = 0
+        return True
+
+
+def _fallbacks(wanted: tuple[int, ...]) -> list[int]:
+    """For each length: the longest shorter beginning that is also its end."""
+    lengths = [0] * len(wanted)
+    for index in range(1, len(wanted)):
+        length = lengths[index - 1]
+        while length and wanted[length] != wanted[index]:
+            length = lengths[length - 1]
+        lengths[index] = length + (wanted[length] == wanted[index])
+    return lengths

@@ -1,0 +1,215 @@
+"""Tells of the calls that a format finds: each begins once, with its name, has its arguments, and ends once.
+
+A call whose beginning is not to be made out is words. One that has begun cannot be taken back: it ends there, and what
+follows is words again.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection
+from functools import partial
+
+import msgspec
+
+from onward.text.incremental_parser import IncrementalParser, ParseSteps
+from onward.text.message_events import (
+    ContentText,
+    MarkupText,
+    MessageEvent,
+    ToolCallArguments,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from onward.text.tool_calls.json_reader import read_key, read_object, read_string, read_value
+
+NAME_KEYS = frozenset({"name"})
+ARGUMENTS_KEYS = frozenset({"arguments", "parameters"})
+SIDE_KEYS = frozenset({"id", "type"})
+"""What else models write into a call."""
+NO_ARGUMENTS = "{}"
+NAME_CHARACTERS = re.compile(r"[A-Za-z0-9_.:/-]+")
+
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+
+
+class ToolCallReader:
+    """`known_names`: those of the request's tools. With `only_known`, any other name makes it words."""
+
+    __slots__ = ("_known_names", "_only_known", "num_started", "parser")
+
+    def __init__(self, source: IncrementalParser, known_names: Collection[str], only_known: bool = False) -> None:
+        self.num_started = 0
+        self.parser = source
+        self._known_names = known_names
+        self._only_known = only_known
+
+    def accepts(self, name: str) -> bool:
+        if self._only_known:
+            return name in self._known_names
+        return _NAME.fullmatch(name) is not None
+
+    def read_arguments(self, name: str) -> ParseSteps[bool]:
+        """A call whose name has been read and whose arguments come now. False if they are not whole."""
+        if not self.accepts(name) or (yield from self.parser.peek()) != "{":
+            self.emit_content()
+            return False
+        index = self.begin(name)
+        self.parser.start_streaming(partial(_arguments, index))
+        is_complete = yield from read_object(self.parser)
+        self.parser.stop_streaming()
+        self.end(index, is_complete)
+        return is_complete
+
+    def read_object(self) -> ParseSteps[bool]:
+        """A call that is one JSON object: `{"name": …, "arguments": {…}}`. False if it was none, or not a whole one; what
+        could be told of it has been told then, the rest as words."""
+        return (yield from _JsonCallReader(self).read())
+
+    def emit_call(self, name: str, arguments: str) -> None:
+        """A call that has been read as a whole."""
+        index = self.begin(name)
+        self.parser.emit(ToolCallArguments(index, arguments, ""))
+        self.end(index, True)
+
+    def emit_content(self) -> None:
+        self.parser.emit_held(ContentText)
+
+    def read_trailing_whitespace(self) -> ParseSteps[None]:
+        """Blanks right behind a call belong to it."""
+        yield from self.parser.read_whitespace()
+        self.emit_markup()
+
+    def emit_markup(self) -> None:
+        """What is held belongs to the format."""
+        self.parser.emit_held(MarkupText)
+
+    def begin(self, name: str, num_chars: int | None = None) -> int:
+        index = self.num_started
+        self.num_started += 1
+        event_of = partial(_started, index, name)
+        if num_chars is None:
+            self.parser.emit_held_or_empty(event_of)
+        else:
+            self.parser.emit_first(num_chars, event_of)
+        return index
+
+    def end(self, index: int, is_complete: bool) -> None:
+        self.parser.emit(ToolCallEnded(index, is_complete))
+
+
+class _JsonCallReader:
+    """The members of one call's object, in any order. Arguments in front of the name wait for it."""
+
+    __slots__ = ("_calls", "_has_arguments", "_index", "_name", "_source", "_waiting")
+
+    def __init__(self, calls: ToolCallReader) -> None:
+        self._calls = calls
+        self._source = calls.parser
+        self._index: int | None = None
+        self._name: str | None = None
+        self._has_arguments = False
+        self._waiting: tuple[int, int, str] | None = None
+        """Of arguments that could not be told at once: where they begin and end in what is held, and their JSON text."""
+
+    def read(self) -> ParseSteps[bool]:
+        is_whole = yield from self._read_members()
+        if self._index is None and is_whole and self._name is not None:
+            self._emit_buffered(self._name)
+        elif self._index is None or not is_whole:
+            self._calls.emit_content()
+            return False
+        self._calls.emit_markup()
+        return True
+
+    def _read_members(self) -> ParseSteps[bool]:
+        source = self._source
+        if not (yield from source.consume_if("{")):
+            return False
+        yield from source.read_whitespace()
+        while True:
+            if not (yield from self._read_member()):
+                return False
+            yield from source.read_whitespace()
+            if (yield from source.consume_if("}")):
+                return True
+            if not (yield from source.consume_if(",")):
+                return False
+            yield from source.read_whitespace()
+
+    def _read_member(self) -> ParseSteps[bool]:
+        begin = self._source.num_held
+        if not (yield from read_key(self._source)):
+            return False
+        key = _string_at(self._source.held, begin)
+        if key in NAME_KEYS:
+            return (yield from self._read_name())
+        if key in ARGUMENTS_KEYS:
+            return (yield from self._read_arguments())
+        return key in SIDE_KEYS and (yield from read_value(self._source))
+
+    def _read_name(self) -> ParseSteps[bool]:
+        begin = self._source.num_held
+        if self._name is not None or not (yield from read_string(self._source)):
+            return False
+        self._name = _string_at(self._source.held, begin)
+        return self._calls.accepts(self._name)
+
+    def _read_arguments(self) -> ParseSteps[bool]:
+        if self._has_arguments:
+            return False
+        self._has_arguments = True
+        match (yield from self._source.peek()):
+            case "{" if self._name is not None:
+                is_whole = yield from self._calls.read_arguments(self._name)
+                self._index = self._calls.num_started - 1
+                return is_whole
+            case "{":
+                return (yield from self._buffer_arguments(read_object))
+            case '"':
+                return (yield from self._buffer_arguments(read_string))
+            case _:  # a call without arguments; anything else here is no call
+                return (yield from self._source.read_one_of(("null",))) is not None
+
+    def _buffer_arguments(self, read: Callable[[IncrementalParser], ParseSteps[bool]]) -> ParseSteps[bool]:
+        """Arguments that are told when the object has ended: they came before the name, or as JSON within a string."""
+        begin = self._source.num_held
+        if not (yield from read(self._source)):
+            return False
+        text = self._source.held[begin:]
+        inner = _object_within(text) if text[0] == '"' else text
+        if inner is None:
+            return False
+        self._waiting = (begin, self._source.num_held, inner)
+        return True
+
+    def _emit_buffered(self, name: str) -> None:
+        """The whole object has been read before anything of it could be told."""
+        if self._waiting is None:
+            self._calls.emit_call(name, NO_ARGUMENTS)
+            return
+        begin, end, arguments = self._waiting
+        index = self._calls.begin(name, begin)
+        self._source.emit_first(end - begin, partial(ToolCallArguments, index, arguments))
+        self._calls.end(index, True)
+
+
+def _started(index: int, name: str, text: str) -> MessageEvent:
+    return ToolCallStarted(index, name, text)
+
+
+def _arguments(index: int, text: str) -> MessageEvent:
+    return ToolCallArguments(index, text, text)
+
+
+def _string_at(text: str, begin: int) -> str:
+    """The JSON string that begins there."""
+    return json.JSONDecoder(strict=False).raw_decode(text, begin)[0]
+
+
+def _object_within(text: str) -> str | None:
+    """What a JSON string says, if that is a JSON object."""
+    inner = _string_at(text, 0)
+    try:
+        return inner if isinstance(msgspec.json.decode(inner), dict) else None
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None

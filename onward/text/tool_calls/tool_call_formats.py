@@ -1,0 +1,60 @@
+"""The ways in which models write calls, by name, and which one a model's chat template asks for."""
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from onward.text.incremental_parser import IncrementalParser, ParseSteps
+from onward.text.tool_calls import deepseek, hermes, llama3, mistral, plain_json, pythonic
+from onward.text.tool_calls.call_ids import IdStyle
+from onward.text.tool_calls.call_reader import ToolCallReader
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallFormat:
+    name: str
+    read: Callable[[ToolCallReader], ParseSteps[None]]
+    markers: tuple[str, ...] = ()
+    """Texts that must be shown to the parser even where they are special tokens, which a reader is not shown."""
+    only_known_names: bool = False
+    """What names no tool of the request is words."""
+    id_style: IdStyle = "openai"
+
+    def parser(self, tool_names: Collection[str]) -> IncrementalParser:
+        return IncrementalParser(lambda source: self.read(ToolCallReader(source, tool_names, self.only_known_names)))
+
+
+_ALL = (
+    ToolCallFormat("hermes", hermes.read, hermes.MARKS),
+    ToolCallFormat("llama3_json", llama3.read, llama3.MARKS, only_known_names=True),
+    ToolCallFormat("pythonic", pythonic.read, pythonic.MARKS, only_known_names=True),
+    ToolCallFormat("mistral", mistral.read, mistral.MARKS, id_style="mistral"),
+    ToolCallFormat("deepseek_v3", deepseek.read_v3, deepseek.MARKS),
+    ToolCallFormat("deepseek_v31", deepseek.read_v31, deepseek.MARKS),
+    ToolCallFormat("json", plain_json.read, only_known_names=True),
+)
+_SHOWS_PYTHON_CALLS = re.compile(r"\[\w+\(\w+=")
+TOOL_CALL_FORMATS = MappingProxyType({one.name: one for one in _ALL})
+
+
+def select_tool_call_format(knob: str, template: str | None) -> ToolCallFormat | None:
+    """The format that `--tool-call-parser` asks for: one by its name, or `auto` or `none`."""
+    name = detect_tool_call_format(template or "") if knob == "auto" else knob
+    return None if name == "none" else TOOL_CALL_FORMATS[name]
+
+
+def detect_tool_call_format(template: str) -> str:
+    """The name of the format that this template has the model write. `json` if it shows none that is known here: a template
+    that tells a model of tools without showing how to call them leaves it at JSON."""
+    if deepseek.CALLS_BEGIN in template:
+        return "deepseek_v3" if deepseek.FENCE_BEGIN in template else "deepseek_v31"
+    if mistral.BEGIN in template:
+        return "mistral"
+    if hermes.BEGIN in template and "<function=" not in template:
+        return "hermes"
+    if pythonic.TAG in template or _SHOWS_PYTHON_CALLS.search(template):
+        return "pythonic"
+    if llama3.TAG in template or ("<|start_header_id|>" in template and "parameters" in template):
+        return "llama3_json"
+    return "json"

@@ -1,0 +1,149 @@
+"""Between instances: a decode instance's engine speaks, a prefill instance's engine listens. See `proto/handoff`.
+
+Anything may be lost here, and the protocol above repeats what matters. So nothing is kept for a peer that is not
+connected: what would reach a successor of the one it was meant for is refused at once instead. Sends never block.
+A message that cannot be decoded raises `msgspec.DecodeError`, which is the receiver's to drop and to count.
+"""
+
+import socket
+from typing import Any
+
+import msgspec
+import zmq
+
+from onward.errors import StartupError
+from onward.proto.handoff import ToDecode, ToPrefill
+from onward.transport.addresses import require_cluster_key, tcp_address
+from onward.transport.curve import cluster_public, cluster_secret, set_curve_client, set_curve_server
+from onward.transport.message_decoding import decode_message
+
+PEER_QUEUE_LENGTH = 2048
+"""Messages to one peer that may wait for the network."""
+MAX_MESSAGE_BYTES = 64 << 20
+"""Above any prompt, or any prompt's logprobs. A peer that sends more is cut off."""
+HEARTBEAT_MS = 1000
+SILENCE_MS = 3000
+"""After so long without a sign of life a connection is taken for dead, and made anew."""
+RECONNECT_MS = 50
+MAX_RECONNECT_MS = 1000
+
+
+class HandoffServerSocket:
+    """Where a prefill engine hears decode instances. Each is known by its incarnation.
+
+    It listens on a socket that the supervisor opened and keeps: a restarted engine takes over the same address, and who
+    connects in between waits in the kernel's queue. The descriptor given is closed with the port.
+    """
+
+    def __init__(self, context: zmq.Context[Any], listening_fd: int, cluster_key: str) -> None:
+        address = _address_of(listening_fd)
+        require_cluster_key(address, cluster_key)
+        self.pollable: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+        _set_limits(self.pollable, address)
+        self.pollable.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # A peer that reconnects before we have felt its old connection end is the same peer.
+        self.pollable.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if cluster_key:
+            set_curve_server(self.pollable, cluster_secret(cluster_key))
+        self.pollable.setsockopt(zmq.USE_FD, listening_fd)
+        self.pollable.bind(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToPrefill)
+
+    def receive(self) -> tuple[str, ToPrefill] | None:
+        """The next message and the incarnation that sent it, or None."""
+        try:
+            frames = self.pollable.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        if len(frames) != 2:
+            raise msgspec.DecodeError(f"a message of {len(frames) - 1} parts")
+        return _sender(frames[0]), decode_message(self._decoder, frames[1])
+
+    def send(self, decode: str, message: ToDecode) -> bool:
+        """False if that instance is not connected or has stopped reading."""
+        try:
+            self.pollable.send_multipart([decode.encode(), self._encoder.encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.pollable.close()
+
+
+class HandoffClientSocket:
+    """A decode engine's way to one prefill instance. Connects, and connects again, for as long as it is open. Raises
+    `StartupError` for what is no address, or may not be used without a key."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, cluster_key: str, incarnation: str) -> None:
+        require_cluster_key(address, cluster_key)
+        self.address = address
+        self.pollable: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        _set_limits(self.pollable, address)
+        self.pollable.setsockopt(zmq.IDENTITY, incarnation.encode())
+        self.pollable.setsockopt(zmq.IMMEDIATE, 1)
+        self.pollable.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self.pollable.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
+        if cluster_key:
+            set_curve_client(self.pollable, cluster_public(cluster_key))
+        try:
+            self.pollable.connect(address)
+        except zmq.ZMQError as fault:
+            self.pollable.close()
+            raise StartupError(f"{address!r} is no address of a prefill instance: {fault}") from None
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToDecode)
+
+    def send(self, message: ToPrefill) -> bool:
+        """False if the instance is not connected or has stopped reading: the message is lost."""
+        try:
+            self.pollable.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def receive(self) -> ToDecode | None:
+        try:
+            frames = self.pollable.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return decode_message(self._decoder, b"".join(frames))
+
+    def close(self) -> None:
+        self.pollable.close()
+
+
+def _set_limits(sock: "zmq.Socket[bytes]", address: str) -> None:
+    """Bounds on memory, and on how long a connection without life is believed in."""
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.SNDHWM, PEER_QUEUE_LENGTH)
+    sock.setsockopt(zmq.RCVHWM, PEER_QUEUE_LENGTH)
+    sock.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    sock.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MS)
+    sock.setsockopt(zmq.HANDSHAKE_IVL, SILENCE_MS)
+    sock.setsockopt(zmq.IPV6, int("[" in address))
+
+
+def _address_of(listening_fd: int) -> str:
+    """As zmq wants to hear it, although the socket is bound already. zmq accepts only when told, so it must not block."""
+    listening = socket.socket(fileno=listening_fd)
+    try:
+        listening.setblocking(False)
+        host, port = listening.getsockname()[:2]
+    finally:
+        listening.detach()
+    return tcp_address(host, port)
+
+
+def _sender(identity: bytes) -> str:
+    """Names that begin with a zero byte are zmq's own: of a connection that its peer has replaced by another, whose last
+    messages come too late, or of someone who has not said who he is."""
+    if identity.startswith(b"\0"):
+        raise msgspec.DecodeError("the sender has no name, or has connected anew")
+    try:
+        return identity.decode()
+    except UnicodeDecodeError as fault:
+        raise msgspec.DecodeError("the sender's name is no text") from fault

@@ -1,0 +1,229 @@
+"""Plans and results in anonymous shared memory, with a socket pair as the doorbell: the wire on one host.
+
+The memory is a ring of four steps; two are in flight, so it is never full. Each place holds a plan and its result, and
+each of these is published by a header that is written last:
+
+    place     | plan header | plan, msgpack | result header | rows | side records |
+    header      incarnation, step, length of rows or plan, length of side records, time, checksum
+
+A worker killed in mid-row leaves a header that does not fit, and a step is taken whole or not at all. Waiting is a read
+on the doorbell, so it spins no core. Nothing has a name: when both processes are dead, the kernel has forgotten all.
+"""
+
+import contextlib
+import mmap
+import os
+import socket
+import struct
+import zlib
+from dataclasses import dataclass
+
+import msgspec
+
+from onward.proto.step import StepPlan, StepResult, WorkerHello
+from onward.proto.worker_wire_address import ShmWireAddress
+from onward.transport import shm_rows
+
+NUM_RING_ENTRIES = 4
+MAX_HELLO_BYTES = 1 << 16
+_HEADER = struct.Struct("<IQQQdI")
+_HEADER_BYTES = 64
+_RING = b"!"
+
+
+class WorkerWireBroken(Exception):
+    """The other side is gone, or what it left is not a message."""
+
+
+@dataclass(slots=True, frozen=True)
+class RingLayout:
+    """Where things lie in one place of the ring."""
+
+    plan_at: int
+    rows_at: int
+    rows_bytes: int
+    extras_at: int
+    entry_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        return NUM_RING_ENTRIES * self.entry_bytes
+
+
+def ring_layout(wire: ShmWireAddress) -> RingLayout:
+    rows_bytes = wire.num_slots * shm_rows.num_columns(wire.max_tokens_per_row) * shm_rows.CELL_BYTES
+    plan_at = _HEADER_BYTES
+    rows_at = _aligned(plan_at + wire.plan_bytes) + _HEADER_BYTES
+    side_at = _aligned(rows_at + rows_bytes)
+    return RingLayout(plan_at, rows_at, rows_bytes, side_at, _aligned(side_at + wire.extras_bytes))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _HEADER_BYTES) * _HEADER_BYTES
+
+
+def create_ring(wire: ShmWireAddress) -> tuple[int, socket.socket, socket.socket]:
+    """The memory's file descriptor, and the two ends of the doorbell. Pages are taken only when they are written."""
+    fd = os.memfd_create("onward", os.MFD_CLOEXEC)
+    os.ftruncate(fd, ring_layout(wire).memory_bytes)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return fd, ours, theirs
+
+
+class _SharedRing:
+    """The memory and the doorbell, as either side has them."""
+
+    def __init__(self, wire: ShmWireAddress, memory_fd: int, doorbell: socket.socket) -> None:
+        self.wire, self.layout = wire, ring_layout(wire)
+        self._mapped = mmap.mmap(memory_fd, self.layout.memory_bytes)
+        os.close(memory_fd)
+        self.memory = memoryview(self._mapped)
+        self.doorbell = doorbell
+        self.doorbell.setblocking(False)
+        self._incarnation = zlib.crc32(wire.incarnation.encode())
+
+    def publish(self, at: int, step: int, body: bytes, side_at: int, side: bytes, busy_s: float) -> None:
+        """Body first, header last. The header before the body belongs to a step that has long been read."""
+        header = _HEADER.pack(0, 0, 0, 0, 0.0, 0)
+        self.memory[at - _HEADER_BYTES : at - _HEADER_BYTES + len(header)] = header
+        self.memory[at : at + len(body)] = body
+        if side:
+            self.memory[side_at : side_at + len(side)] = side
+        checksum = zlib.crc32(side, zlib.crc32(body, self._incarnation))
+        header = _HEADER.pack(self._incarnation, step, len(body), len(side), busy_s, checksum)
+        self.memory[at - _HEADER_BYTES : at - _HEADER_BYTES + len(header)] = header
+
+    def read_entry(self, at: int, step: int, side_at: int) -> tuple[bytes, bytes, float]:
+        """What was published for this step; `WireBroken` if it is not there whole."""
+        incarnation, found, body_bytes, side_bytes, busy_s, checksum = _HEADER.unpack_from(
+            self.memory, at - _HEADER_BYTES
+        )
+        if incarnation != self._incarnation or found != step:
+            raise WorkerWireBroken(f"step {step} was announced and is not there")
+        body = bytes(self.memory[at : at + body_bytes])
+        side = bytes(self.memory[side_at : side_at + side_bytes])
+        if zlib.crc32(side, zlib.crc32(body, self._incarnation)) != checksum:
+            raise WorkerWireBroken(f"step {step} is damaged")
+        return body, side, busy_s
+
+    def entry_offset(self, step: int) -> int:
+        return step % NUM_RING_ENTRIES * self.layout.entry_bytes
+
+    def ring_doorbell(self, message: bytes = _RING) -> None:
+        try:
+            self.doorbell.send(message)
+        except OSError as fault:
+            raise WorkerWireBroken(str(fault)) from fault
+
+    def receive_doorbell(self) -> bytes | None:
+        """The next message on the doorbell, or None."""
+        try:
+            message = self.doorbell.recv(MAX_HELLO_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError as fault:
+            raise WorkerWireBroken(str(fault)) from fault
+        if not message:
+            raise WorkerWireBroken("the other side is gone")
+        return message
+
+    def close(self) -> None:
+        self.doorbell.close()
+        self.memory.release()
+        self._mapped.close()
+
+
+class ShmEngineWireEnd:
+    """The engine's end."""
+
+    def __init__(self, wire: ShmWireAddress, memory_fd: int, doorbell: socket.socket) -> None:
+        self._ring = _SharedRing(wire, memory_fd, doorbell)
+        self._plan_encoder = msgspec.msgpack.Encoder()
+        self._hello_decoder = msgspec.msgpack.Decoder(WorkerHello)
+        self._sent = self._received = 0
+        self._first_step: int | None = None
+
+    @property
+    def pollable(self) -> int:
+        return self._ring.doorbell.fileno()
+
+    def send(self, plan: StepPlan) -> None:
+        if self._first_step is None:
+            self._first_step = plan.step
+        assert plan.step == self._first_step + self._sent, "steps are numbered without gaps"
+        assert self._sent - self._received < NUM_RING_ENTRIES, "the ring holds more steps than are ever in flight"
+        body = self._plan_encoder.encode(plan)
+        assert len(body) <= self._ring.wire.plan_bytes, "a place holds the largest plan there can be"
+        place = self._ring.entry_offset(plan.step)
+        self._ring.publish(place + self._ring.layout.plan_at, plan.step, body, 0, b"", 0.0)
+        self._sent += 1
+        with contextlib.suppress(WorkerWireBroken):  # the supervisor tells of deaths, and then the plan is void
+            self._ring.ring_doorbell()
+
+    def receive(self) -> WorkerHello | StepResult | None:
+        try:
+            message = self._ring.receive_doorbell()
+        except WorkerWireBroken:
+            return None  # the supervisor tells of deaths
+        if message is None:
+            return None
+        return self._take() if message == _RING else self._hello_decoder.decode(message)
+
+    def close(self) -> None:
+        self._ring.close()
+
+    def _take(self) -> StepResult:
+        assert self._first_step is not None, "a result answers a plan"
+        step, layout = self._first_step + self._received, self._ring.layout
+        place = self._ring.entry_offset(step)
+        body, side, busy_s = self._ring.read_entry(place + layout.rows_at, step, place + layout.extras_at)
+        self._received += 1
+        cells = memoryview(body).cast("q").tolist()
+        return StepResult(step, shm_rows.decode(cells, side, self._ring.wire.max_tokens_per_row), busy_s)
+
+
+class ShmWorkerWireEnd:
+    """The worker's end."""
+
+    def __init__(self, wire: ShmWireAddress, memory_fd: int, doorbell: socket.socket) -> None:
+        self._ring = _SharedRing(wire, memory_fd, doorbell)
+        self._hello_encoder = msgspec.msgpack.Encoder()
+        self._plan_decoder = msgspec.msgpack.Decoder(StepPlan)
+        self._next_step: int | None = None
+
+    @property
+    def pollable(self) -> int:
+        return self._ring.doorbell.fileno()
+
+    def send(self, message: WorkerHello | StepResult) -> None:
+        if isinstance(message, WorkerHello):
+            self._ring.ring_doorbell(self._hello_encoder.encode(message))
+            return
+        wire, layout = self._ring.wire, self._ring.layout
+        cells, side = shm_rows.encode(message.events, wire.num_slots, wire.max_tokens_per_row)
+        assert len(side) <= wire.extras_bytes, "a place holds the largest side records there can be"
+        place = self._ring.entry_offset(message.step)
+        self._ring.publish(
+            place + layout.rows_at, message.step, cells.tobytes(), place + layout.extras_at, side, message.busy_s
+        )
+        self._ring.ring_doorbell()
+
+    def receive(self) -> StepPlan | None:
+        """The next plan. The first one tells at which number this worker's steps begin."""
+        if self._ring.receive_doorbell() is None:
+            return None
+        step = self._next_step if self._next_step is not None else self._first_published()
+        body, _, _ = self._ring.read_entry(self._ring.entry_offset(step) + self._ring.layout.plan_at, step, 0)
+        self._next_step = step + 1
+        return self._plan_decoder.decode(body)
+
+    def close(self) -> None:
+        self._ring.close()
+
+    def _first_published(self) -> int:
+        """The lowest step in the ring: the engine may have published a second one before we looked."""
+        headers = (
+            _HEADER.unpack_from(self._ring.memory, place * self._ring.layout.entry_bytes)
+            for place in range(NUM_RING_ENTRIES)
+        )
+        return min(step for incarnation, step, *_ in headers if incarnation)

@@ -1,0 +1,22 @@
+"""The dialogue of the api processes with their shelf. Bounded by number here; by size by those who send
+(`api.shelf_link`).
+"""
+
+from typing import Any
+
+import zmq
+
+from onward.proto.stream_store import FromStreamStore, ToStreamStore
+from onward.transport.api_sockets import ApiClientSocket, ApiServerSocket
+
+QUEUE_LENGTH = 4096
+
+
+class StreamStoreClientSocket(ApiClientSocket[ToStreamStore, FromStreamStore]):
+    def __init__(self, address: str, api_incarnation: str) -> None:
+        super().__init__(address, api_incarnation, FromStreamStore, QUEUE_LENGTH)
+
+
+class StreamStoreServerSocket(ApiServerSocket[ToStreamStore, FromStreamStore]):
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        super().__init__(context, address, ToStreamStore, QUEUE_LENGTH)

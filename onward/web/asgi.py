@@ -1,0 +1,109 @@
+"""Small pieces of HTTP for ASGI endpoints: reading a body within a bound, answering, noticing that a client has gone."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from io import BytesIO
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from onward.errors import ClientError, TooLarge
+from onward.proto.engine import ErrorInfo
+from onward.web.error_format import error_body, error_headers
+
+BODY_TIMEOUT_S = 60.0
+MAX_DISCARDED_BYTES = 64 << 20
+
+ERROR_CODE = "onward.error_code"
+"""In the first message of a response that is an error, for middleware. Servers of ASGI skip keys that they do not know."""
+JSON_HEADERS = {"content-type": "application/json"}
+
+
+class ClientDisconnected(Exception):
+    """The client has gone, or was given up; there is nobody to answer."""
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first one of this lower-case name. Bytes that are no text stay visible as such."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+async def read_body(receive: Receive, max_bytes: int) -> bytes:
+    try:
+        return await asyncio.wait_for(_read_body(receive, max_bytes), BODY_TIMEOUT_S)
+    except TimeoutError:
+        raise ClientError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="body_timeout") from None
+
+
+async def _read_body(receive: Receive, max_bytes: int) -> bytes:
+    """What is over the limit is not kept, but read on for a while: a client that is still writing reads no answer.
+
+    A large body grows in place (`BytesIO` hands its buffer over): joining parts would take as much memory again, and all
+    other work of the process would wait meanwhile."""
+    kept = BytesIO()
+    num_bytes, more = 0, True
+    while more and num_bytes <= max_bytes + MAX_DISCARDED_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        part = message.get("body", b"")
+        more = message.get("more_body", False)
+        if not num_bytes and not more and len(part) <= max_bytes:
+            return part
+        num_bytes += len(part)
+        if num_bytes <= max_bytes:
+            kept.write(part)
+        else:
+            kept = BytesIO()
+    if num_bytes > max_bytes:
+        raise TooLarge(f"the body is larger than {max_bytes} bytes, the limit of this server")
+    return kept.getvalue()
+
+
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work` to its end, or until the client has gone. Whoever cancels the task of the work gives the client up,
+    which is the same."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_wait_disconnect(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait((working, leaving))
+    # Not passed on as it is: it would look as if the caller's own task had been cancelled, which goes on.
+    if working.cancelled():
+        raise ClientDisconnected
+    try:
+        working.result()
+    finally:
+        # An error refers to this frame, and the task to the error: a cycle that would keep the request's body until the
+        # next garbage collection.
+        del working
+
+
+async def _wait_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def start_message(status: int, headers: Mapping[str, str]) -> dict[str, Any]:
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": encoded}
+
+
+def body_message(body: bytes, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+async def respond(send: Send, status: int, body: bytes, headers: Mapping[str, str] = JSON_HEADERS) -> None:
+    await send(start_message(status, {**headers, "content-length": str(len(body))}))
+    await send(body_message(body, more=False))
+
+
+async def respond_error(send: Send, info: ErrorInfo, body: bytes | None = None) -> None:
+    """`body`: the same in somebody else's words."""
+    body = body or error_body(info)
+    headers = {**JSON_HEADERS, **error_headers(info), "content-length": str(len(body))}
+    await send({**start_message(info.status, headers), ERROR_CODE: info.code})
+    await send(body_message(body, more=False))

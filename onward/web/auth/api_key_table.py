@@ -1,0 +1,213 @@
+"""The table of keys: who may come in, as what, and within which limits. Takes text and keys; does no I/O.
+
+    [[key]]
+    name = "team-a"
+    hash = "blake2b:…"          64 hexadecimal digits, as `onward keys add` writes them
+    role = "user"               or "admin"
+    max_in_flight = 8           this and the following are optional
+    tokens_per_minute = 60000
+    priority = 10
+    max_connections = 64
+
+A table holds hashes. Keys are 256 random bits, so a plain hash cannot be searched for.
+"""
+
+import hashlib
+import hmac
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onward.errors import StartupError
+from onward.proto.api_key_entry import ApiKeyEntry, KeyRole
+from onward.proto.engine import CallerLimits
+
+HASH_PREFIX = "blake2b:"
+DIGEST_BYTES = 32
+MAX_KEYS = 4096
+MAX_NAME_LENGTH = 64
+MAX_LIMIT = 1 << 40
+MAX_PRIORITY = 1 << 31
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
+_DIGEST = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever has shown a key. Without any keys everybody is the anonymous admin."""
+
+    name: str = ""
+    role: KeyRole = "admin"
+    max_in_flight: int | None = None
+    tokens_per_minute: int | None = None
+    priority: int | None = None
+    max_connections: int | None = None
+
+    @property
+    def is_admin(self) -> bool:
+        return self.role == "admin"
+
+    @property
+    def limits(self) -> CallerLimits | None:
+        """Those that the engine keeps."""
+        if self.max_in_flight is None and self.tokens_per_minute is None:
+            return None
+        return CallerLimits(self.max_in_flight, self.tokens_per_minute)
+
+    @property
+    def access_filter(self) -> str | None:
+        """Whose streams it may see; None: everybody's."""
+        return None if self.is_admin else self.name
+
+
+ANONYMOUS = Caller()
+
+
+class ApiKeyTable:
+    def __init__(self, entries: Sequence[ApiKeyEntry] = ()) -> None:
+        self.entries = tuple(entries)
+        self._callers = [
+            (
+                bytes.fromhex(one.digest),
+                Caller(one.name, one.role, one.max_in_flight, one.tokens_per_minute, one.priority, one.max_connections),
+            )
+            for one in self.entries
+        ]
+
+    def __len__(self) -> int:
+        return len(self._callers)
+
+    def find(self, bearer: str) -> Caller | None:
+        """In a time that tells neither how many digits are right nor where in the table it stands."""
+        given = _digest(bearer)
+        found: Caller | None = None
+        for digest, caller in self._callers:
+            # All are looked at, and digests are compared, so that nothing is learnt about a key from the time.
+            if hmac.compare_digest(given, digest):
+                found = caller
+        return found
+
+
+def hash_key(key: str) -> str:
+    """As the table has it."""
+    return HASH_PREFIX + _digest(key).hex()
+
+
+def admin_entries(keys: Iterable[str]) -> list[ApiKeyEntry]:
+    """Keys that were given without a table: `key-1`, and so on, all of them admins."""
+    return [
+        ApiKeyEntry(name=f"key-{number}", digest=_digest(key).hex(), role="admin") for number, key in enumerate(keys, 1)
+    ]
+
+
+def merge_tables(*tables: Iterable[ApiKeyEntry]) -> ApiKeyTable:
+    """Raises `StartupError` if two keys have the same name, or two names the same key."""
+    entries = [entry for table in tables for entry in table]
+    names, digests = set[str](), set[str]()
+    for entry in entries:
+        if entry.name in names or entry.digest in digests:
+            what = "name" if entry.name in names else "key"
+            raise StartupError(f"API keys: the {what} of {entry.name} is given twice")
+        names.add(entry.name)
+        digests.add(entry.digest)
+    return ApiKeyTable(entries)
+
+
+def parse_table(text: str, file: str) -> list[ApiKeyEntry]:
+    """Raises `StartupError` that names the file, the entry and the field."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise StartupError(f"{file} is no TOML: {_without_text(fault)}") from None
+    except RecursionError:
+        raise StartupError(f"{file} is no TOML: it is nested too deeply") from None
+    if unknown := sorted(table.keys() - {"key"}):
+        raise StartupError(f"{file}: {unknown[0][:80]!r} is not known; a key begins with a line [[key]]")
+    rows = table.get("key", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise StartupError(f"{file}: key must be a list of tables, each beginning with a line [[key]]")
+    if len(rows) > MAX_KEYS:
+        raise StartupError(f"{file} has {len(rows)} keys, more than the {MAX_KEYS} that are allowed")
+    entries: list[ApiKeyEntry] = []
+    seen: dict[str, set[str]] = {"name": set(), "digest": set()}
+    for number, row in enumerate(rows, 1):
+        entry = _entry(row, f"{file}: key {number}")
+        for field, value in (("name", entry.name), ("digest", entry.digest)):
+            if value in seen[field]:
+                shown = "hash" if field == "digest" else field
+                raise StartupError(f"{file}: key {number} ({entry.name}): {shown}: is that of an earlier key")
+            seen[field].add(value)
+        entries.append(entry)
+    return entries
+
+
+def table_text(entry: ApiKeyEntry) -> str:
+    """One entry, as it stands in the file."""
+    lines = ["[[key]]", f'name = "{entry.name}"', f'hash = "{HASH_PREFIX}{entry.digest}"', f'role = "{entry.role}"']
+    lines += [f"{name} = {value}" for name in LIMITS if (value := getattr(entry, name)) is not None]
+    return "\n".join(lines) + "\n"
+
+
+def check_name(name: Any, place: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
+        raise StartupError(
+            f"{place}: name: must be 1 to {MAX_NAME_LENGTH} letters, digits or ._@-, and begin with a letter or digit"
+        )
+    return name
+
+
+def _entry(row: dict[str, Any], place: str) -> ApiKeyEntry:
+    place = f"{place} ({check_name(row.get('name'), place)})"
+    if unknown := sorted(row.keys() - _FIELDS.keys()):
+        raise StartupError(f"{place}: {unknown[0][:80]}: is not known; there are {', '.join(_FIELDS)}")
+    if "hash" not in row:
+        raise StartupError(f"{place}: hash: is missing")
+    return ApiKeyEntry(**{_STRUCT_NAMES.get(name, name): _FIELDS[name](value, place) for name, value in row.items()})
+
+
+def _check_hash(value: Any, place: str) -> str:
+    digest = value.removeprefix(HASH_PREFIX) if isinstance(value, str) and value.startswith(HASH_PREFIX) else ""
+    if not _DIGEST.fullmatch(digest):
+        # What stands there is not shown: it may be the key itself, by mistake.
+        raise StartupError(f"{place}: hash: must be {HASH_PREFIX} and {2 * DIGEST_BYTES} hexadecimal digits")
+    return digest
+
+
+def _check_role(value: Any, place: str) -> str:
+    if value not in ("user", "admin"):
+        raise StartupError(f'{place}: role: must be "user" or "admin"')
+    return value
+
+
+def check_limit(name: str) -> Callable[[Any, str], int]:
+    low, high = (-MAX_PRIORITY, MAX_PRIORITY) if name == "priority" else (1, MAX_LIMIT)
+
+    def check(value: Any, place: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise StartupError(f"{place}: {name}: must be a whole number from {low} to {high}")
+        return value
+
+    return check
+
+
+LIMITS = ("max_in_flight", "tokens_per_minute", "priority", "max_connections")
+_FIELDS: dict[str, Callable[[Any, str], Any]] = {
+    "name": check_name,
+    "hash": _check_hash,
+    "role": _check_role,
+    **{name: check_limit(name) for name in LIMITS},
+}
+_STRUCT_NAMES = {"hash": "digest"}
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=DIGEST_BYTES).digest()
+
+
+def _without_text(fault: tomllib.TOMLDecodeError) -> str:
+    """Where it is broken. The text itself may be a key."""
+    place = re.search(r"at (?:line \d+, column \d+|end of document)", str(fault))
+    return f"it cannot be read {place[0]}" if place else "it cannot be read"

@@ -1,0 +1,62 @@
+"""Errors as clients see them: OpenAI's form, whichever layer they come from."""
+
+import math
+from typing import Any
+
+import msgspec
+
+from onward.errors import OnwardError
+from onward.proto.engine import ErrorInfo
+
+
+class RequestFailed(Exception):
+    """An error that came as data: from another process, or from what was noted of a request. `partial`: JSON, what there is
+    of the answer."""
+
+    def __init__(self, info: ErrorInfo, partial: bytes | None = None) -> None:
+        super().__init__(info.message)
+        self.info = info
+        self.partial = partial
+
+
+def to_error_info(error: OnwardError) -> ErrorInfo:
+    return ErrorInfo(
+        error.code, error.message, error.status, error.retryable, error.param, error.retry_after_s, error.stage
+    )
+
+
+def error_body(info: ErrorInfo, partial: bytes | None = None) -> bytes:
+    """`{"error": {...}}`, as the openai package reads it, and `partial` next to it, where there is a part of the answer."""
+    fields: dict[str, Any] = {"error": error_fields(info)}
+    if partial is not None:
+        fields["partial"] = msgspec.Raw(partial)
+    return msgspec.json.encode(fields)
+
+
+def error_fields(info: ErrorInfo) -> dict[str, Any]:
+    """OpenAI's four, and what a machine needs to act on it."""
+    fields: dict[str, Any] = {
+        "message": info.message,
+        "type": error_type(info),
+        "param": info.param,
+        "code": info.code,
+        "retryable": info.retryable,
+    }
+    if info.stage is not None:
+        fields["stage"] = info.stage
+    if info.retry_after_s is not None:
+        fields["retry_after_s"] = info.retry_after_s
+    return fields
+
+
+def error_type(info: ErrorInfo) -> str:
+    if info.status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if info.status < 500 else "server_error"
+
+
+def error_headers(info: ErrorInfo) -> dict[str, str]:
+    headers = {"www-authenticate": "Bearer"} if info.status == 401 else {}
+    if info.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(info.retry_after_s)))
+    return headers

@@ -1,0 +1,71 @@
+"""Whatever an endpoint raises, as an answer in OpenAI's form: for plain ASGI endpoints, and for Starlette's routes."""
+
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Send
+
+from onward.errors import InternalError, OnwardError
+from onward.proto.engine import ErrorInfo
+from onward.web import asgi
+from onward.web.error_format import RequestFailed, error_body, error_headers, to_error_info
+
+INTERNAL_ERROR = to_error_info(InternalError("internal error"))
+
+_logger = logging.getLogger(__name__)
+
+
+async def handle_errors(send: Send, work: Coroutine[Any, Any, None]) -> None:
+    """Runs what answers a request. Whatever it raises becomes an answer too."""
+    try:
+        await work
+    except asgi.ClientDisconnected:
+        return
+    except OnwardError as error:
+        await asgi.respond_error(send, to_error_info(error))
+    except RequestFailed as failure:
+        await asgi.respond_error(send, failure.info, error_body(failure.info, failure.partial))
+    except Exception:
+        _logger.exception("a request failed by a fault of ours")
+        await asgi.respond_error(send, INTERNAL_ERROR)
+
+
+async def _on_onward_error(_: Request, error: OnwardError) -> Response:
+    return _response(to_error_info(error))
+
+
+async def _on_failed_request(_: Request, failure: RequestFailed) -> Response:
+    return _response(failure.info)
+
+
+async def _on_http_exception(request: Request, error: HTTPException) -> Response:
+    """Starlette's own refusals: no such route, or not this method."""
+    path = request.scope["path"][:200]
+    if error.status_code == 405:
+        message, code = f"{request.method} is not allowed on {path}", "method_not_allowed"
+    else:
+        message, code = f"there is nothing at {path}", "not_found"
+    response = _response(ErrorInfo(code, message, error.status_code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_fault(_: Request, __: Exception) -> Response:
+    return _response(INTERNAL_ERROR)
+
+
+def _response(info: ErrorInfo) -> Response:
+    return Response(error_body(info), info.status, headers=error_headers(info), media_type="application/json")
+
+
+EXCEPTION_HANDLERS: Any = {
+    OnwardError: _on_onward_error,
+    RequestFailed: _on_failed_request,
+    HTTPException: _on_http_exception,
+    Exception: _on_fault,
+}
+"""For `Starlette(exception_handlers=...)`, which logs the faults by itself."""

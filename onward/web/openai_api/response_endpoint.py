@@ -1,0 +1,203 @@
+"""The routes of one response: show, follow, cancel, delete it, or list the items that it was made from.
+
+An instance and a router serve them by the same code. What differs is where records are: in the instance's store, or at the
+instances behind the router (`Responses`).
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+from starlette.datastructures import QueryParams
+from starlette.types import Receive, Scope, Send
+
+from onward.errors import NotFound, OnwardError
+from onward.proto.router import StreamRecord
+from onward.web import asgi, sse
+from onward.web.auth.api_key_table import Caller
+from onward.web.auth.authenticator import get_caller
+from onward.web.error_format import RequestFailed, to_error_info
+from onward.web.error_handlers import handle_errors
+from onward.web.json_body import field_error, undecoded_fields
+from onward.web.openai_api.previous_response import PREVIOUS_ID_FIELD, previous_response_id, with_previous_items
+from onward.web.openai_api.response_ids import CANCEL, INPUT_ITEMS, is_stream, starting_after
+from onward.web.openai_api.response_options import response_options
+
+MAX_IGNORED_BYTES = 1 << 16
+"""Of a body, where there is nothing to say in one."""
+MAX_POLL_INTERVAL_S = 2.0
+IDLE_POLL_INTERVAL_S = 0.5
+"""A response that nothing runs is taken up no more often than this."""
+PAUSE_FACTOR = 10
+"""How much longer the pause is than the question took, so that followers of long responses leave time for other work."""
+NOT_FOUND_TIMEOUT_S = 5.0
+"""How long a follower waits for a response that is unknown: a process that has it may be restarting."""
+UNREACHABLE_TIMEOUT_S = 60.0
+"""How long a follower waits for a process that can be asked."""
+KEEP_ALIVE_S = 15.0
+_KEEP_ALIVE = b": waiting\n\n"
+_LAST_EVENTS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
+
+
+class SequenceNumber(msgspec.Struct, frozen=True):
+    sequence_number: int = -1
+
+
+_numbers = msgspec.json.Decoder(SequenceNumber)
+
+
+class ResponseReader(Protocol):
+    """Of one response, from record to record."""
+
+    async def events(self, record: StreamRecord, after: int) -> bytes:
+        """Those with a higher number. Raises `NotFound` for a response that is not stored."""
+        ...
+
+
+class ResponseStore(Protocol):
+    @property
+    def poll_interval_s(self) -> float: ...
+    def now_s(self) -> float: ...
+    def reader(self) -> ResponseReader: ...
+    async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> StreamRecord:
+        """The caller's own. Raises `NotFound`, or `Unavailable` while that is not sure."""
+        ...
+
+    async def show(self, record: StreamRecord) -> bytes: ...
+    async def input_items(self, record: StreamRecord, query: Mapping[str, str]) -> bytes: ...
+    async def context(self, record: StreamRecord) -> bytes:
+        """All of its items, for a response that goes on from it, which it must be over for."""
+        ...
+
+    async def resume(self, record: StreamRecord) -> None:
+        """Has a response carried on that nothing runs."""
+        ...
+
+    async def cancel(self, record: StreamRecord) -> StreamRecord:
+        """What is kept of it then, which may have been complete before."""
+        ...
+
+    async def delete(self, record: StreamRecord) -> None: ...
+
+
+class StoredResponseEndpoint:
+    """An ASGI application."""
+
+    def __init__(self, responses: ResponseStore) -> None:
+        self._responses = responses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await handle_errors(send, self._serve(scope, receive, send))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await asgi.read_body(receive, MAX_IGNORED_BYTES)
+        await asgi.run_until_disconnect(receive, self._answer(scope, QueryParams(scope["query_string"]), send))
+
+    async def _answer(self, scope: Scope, query: Mapping[str, str], send: Send) -> None:
+        responses, caller, method, path = self._responses, get_caller(scope), scope["method"], scope["path"]
+        response_id = scope["path_params"]["response_id"]
+        if method == "GET" and not path.endswith(INPUT_ITEMS) and is_stream(query):
+            await stream_stored_response(responses, caller, response_id, starting_after(query), send)
+            return
+        record = await responses.find(caller, response_id)
+        if path.endswith(CANCEL):
+            answer = await self._cancelled(caller, response_id, record)
+        elif path.endswith(INPUT_ITEMS):
+            answer = await responses.input_items(record, query)
+        elif method == "DELETE":
+            await responses.show(record)  # raises for a response that is not stored
+            await responses.delete(record)
+            answer = msgspec.json.encode({"id": response_id, "object": "response", "deleted": True})
+        else:
+            answer = await responses.show(record)
+            if _is_idle(record) and response_options(record.attempt.body).background:
+                await responses.resume(record)
+        await asgi.respond(send, 200, answer)
+
+    async def _cancelled(self, caller: Caller, response_id: str, record: StreamRecord) -> bytes:
+        """Only a response in the background can be cancelled: of any other the client hangs up."""
+        shown = await self._responses.show(record)
+        if not response_options(record.attempt.body).background:
+            raise field_error("response_id", "only a response with background: true can be cancelled")
+        if record.is_finished:
+            return shown
+        await self._responses.cancel(record)
+        return await self._responses.show(await self._responses.find(caller, response_id))
+
+
+async def stream_stored_response(
+    responses: ResponseStore, caller: Caller, response_id: str, after: int, send: Send
+) -> None:
+    """The events behind the number `after`, and the rest as they come. Asks for the record again and again, so it does not
+    matter which process runs the response, or whether that changes."""
+    record, reader = await responses.find(caller, response_id), responses.reader()
+    events = await reader.events(record, after)
+    await send(asgi.start_message(200, sse.HEADERS))
+    silent_s = missed_s = took_s = 0.0
+    while True:
+        if events:
+            await send(asgi.body_message(events))
+            after, silent_s = max(after, last_sequence_number(events)), 0.0
+        elif silent_s >= KEEP_ALIVE_S:
+            await send(asgi.body_message(_KEEP_ALIVE))
+            silent_s = 0.0
+        if not missed_s and _is_end(events, record):
+            break
+        is_idle = bool(missed_s) or _is_idle(record)
+        pause_s = pause_after(took_s, IDLE_POLL_INTERVAL_S if is_idle else responses.poll_interval_s)
+        began_s = responses.now_s()
+        try:
+            if _is_idle(record):
+                await responses.resume(record)
+            await asyncio.sleep(pause_s)
+            asked_s = responses.now_s()
+            record = await responses.find(caller, response_id)
+            events = await reader.events(record, after)
+            missed_s, took_s = 0.0, responses.now_s() - asked_s
+        except (OnwardError, RequestFailed) as fault:
+            await asyncio.sleep(max(0.0, began_s + pause_s - responses.now_s()))
+            missed_s, events = missed_s + responses.now_s() - began_s, b""
+            if missed_s >= _patience_s(fault):
+                break  # deleted, forgotten, or nothing is left to ask
+        silent_s += responses.now_s() - began_s
+    await send(asgi.body_message(b"", more=False))
+
+
+async def with_previous_response(responses: ResponseStore, caller: Caller, body: bytes, max_body_bytes: int) -> bytes:
+    """A request with the items of the response that it goes on from, so that all attempts at it see the same ones."""
+    previous = previous_response_id(undecoded_fields(body), body)
+    if previous is None:
+        return body
+    items = await responses.context(await responses.find(caller, previous, PREVIOUS_ID_FIELD))
+    return with_previous_items(body, items, max_body_bytes)
+
+
+def last_sequence_number(events: bytes) -> int:
+    """Of the last of these events; -1: they have none."""
+    _, _, data = events.rpartition(b"\ndata: ")
+    try:
+        return _numbers.decode(data.strip()).sequence_number
+    except msgspec.MsgspecError:
+        return -1
+
+
+def _is_idle(record: StreamRecord) -> bool:
+    return not (record.is_live or record.is_finished)
+
+
+def _is_end(events: bytes, record: StreamRecord) -> bool:
+    """A client that has the last event already is told nothing more."""
+    *_, last = events.rstrip().rsplit(b"\n\n", 1)
+    return last.startswith(_LAST_EVENTS) or (not events and record.is_finished and not record.is_live)
+
+
+def pause_after(took_s: float, least_s: float) -> float:
+    return min(MAX_POLL_INTERVAL_S, max(least_s, PAUSE_FACTOR * took_s))
+
+
+def _patience_s(fault: OnwardError | RequestFailed) -> float:
+    if isinstance(fault, NotFound):
+        return NOT_FOUND_TIMEOUT_S
+    info = fault.info if isinstance(fault, RequestFailed) else to_error_info(fault)
+    return UNREACHABLE_TIMEOUT_S if info.retryable else 0.0

@@ -1,0 +1,65 @@
+"""The fields of a chat request that decide what its template is told, and what they come to."""
+
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from onward.text.prompt_tokenizer import TemplateOptions
+from onward.web.json_body import field_error
+from onward.web.openai_api.tools import Tool, ToolChoice, resolve_tools
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+NO_THINKING = "none"
+EFFORTS = (NO_THINKING, "minimal", "low", "medium", "high", "xhigh")
+
+
+class TemplateFields(Protocol):
+    """Of whatever has messages."""
+
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+    @property
+    def reasoning_effort(self) -> str | None: ...
+    @property
+    def tools(self) -> list[Tool] | None: ...
+    @property
+    def tool_choice(self) -> ToolChoice | None: ...
+    @property
+    def parallel_tool_calls(self) -> bool | None: ...
+
+
+class ChatTemplateFields(msgspec.Struct, frozen=True, kw_only=True):
+    """For requests that are about little else."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+
+def template_options(fields: TemplateFields) -> TemplateOptions:
+    plan = resolve_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+    return TemplateOptions(
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
+        variables=template_variables(fields.chat_template_kwargs, fields.reasoning_effort),
+        tools=plan.for_template(),
+    )
+
+
+def template_variables(kwargs: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
+    """What `reasoning_effort` and `chat_template_kwargs` come to. The latter has the last word."""
+    if effort is not None and effort not in EFFORTS:
+        raise field_error("reasoning_effort", f"must be one of {', '.join(EFFORTS)}, got {effort!r:.80}")
+    told: dict[str, Any] = {} if effort in (None, NO_THINKING) else {"reasoning_effort": effort}
+    if effort == NO_THINKING:
+        # Two names are in use for the same switch.
+        told |= {"enable_thinking": False, "thinking": False}
+    return told | (kwargs or {})

@@ -1,0 +1,146 @@
+"""The HTTP server of a process: uvicorn on a socket that is open already, and how it stops."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from onward import log
+from onward.errors import StartupError
+from onward.obs.metrics import Registry
+from onward.web.server.connection_tracker import (
+    ConnectionLimits,
+    ConnectionTracker,
+    allowed_connections,
+    prepare_listener,
+)
+from onward.web.server.http_protocol import LimitedHttpProtocol
+
+FINAL_EVENTS_S = 1.0
+"""After the grace, for the last events of streams that had to be ended."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Files, as PEM."""
+
+    cert: str
+    key: str
+
+
+class TlsFlags(Protocol):
+    @property
+    def tls_cert(self) -> str | None: ...
+    @property
+    def tls_key(self) -> str | None: ...
+
+
+def tls_files(config: TlsFlags) -> TlsFiles | None:
+    """Raises `StartupError` for one without the other."""
+    if config.tls_cert is None and config.tls_key is None:
+        return None
+    if config.tls_cert is None or config.tls_key is None:
+        missing = "--tls-cert" if config.tls_cert is None else "--tls-key"
+        raise StartupError(f"--tls-cert and --tls-key belong together; {missing} is missing")
+    return TlsFiles(config.tls_cert, config.tls_key)
+
+
+def check_tls(tls: TlsFiles) -> None:
+    """Raises `StartupError` for files that cannot be used, before anything is opened."""
+    for flag, path in (("--tls-cert", tls.cert), ("--tls-key", tls.key)):
+        try:
+            with Path(path).open("rb"):
+                pass
+        except OSError as fault:
+            raise StartupError(f"cannot read {flag} {path}: {fault.strerror}") from None
+    try:
+        # Asked for a passphrase, OpenSSL would wait at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=_no_passphrase)
+    except (ssl.SSLError, ValueError) as fault:
+        why = getattr(fault, "reason", None) or str(fault)
+        raise StartupError(
+            f"--tls-cert {tls.cert} and --tls-key {tls.key} are no certificate and its key: {why}"
+        ) from None
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key needs a passphrase, and there is nobody to ask for it")
+
+
+class HttpServer(uvicorn.Server):
+    """Others may listen on the socket too. Signals are not its business: whoever runs it says when to stop."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        on_started: Callable[[], None],
+        *,
+        tls: TlsFiles | None = None,
+        bounds: ConnectionLimits | None = None,
+        registry: Registry | None = None,
+    ) -> None:
+        config = uvicorn.Config(
+            app,  # pyright: ignore[reportArgumentType]
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            # Else who a client is would be what a header says, for peers that FORWARDED_ALLOW_IPS names.
+            proxy_headers=False,
+            ssl_certfile=None if tls is None else tls.cert,
+            ssl_keyfile=None if tls is None else tls.key,
+        )
+        super().__init__(config)
+        self._on_started = on_started
+        bounds = bounds or ConnectionLimits()
+        bounds = replace(bounds, max_connections=allowed_connections(bounds.max_connections))
+        self._bounds, self._connections = bounds, ConnectionTracker(bounds, registry or Registry())
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does it, with connections of our own and a bound for handshakes."""
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        self.servers = []
+        for listening in sockets or []:
+            prepare_listener(listening, self._bounds)
+            self.servers.append(
+                await loop.create_server(
+                    self._new_connection,
+                    sock=listening,
+                    ssl=tls,
+                    ssl_handshake_timeout=None if tls is None else self._bounds.handshake_timeout_s,
+                    backlog=self.config.backlog,
+                )
+            )
+        self.started = True
+        self._on_started()
+
+    def _new_connection(self) -> LimitedHttpProtocol:
+        return LimitedHttpProtocol(self.config, self.server_state, {}, self._connections)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self, grace_s: float, at_its_end: Callable[[], object]) -> None:
+        """No new connections; what is under way has the grace. `at_its_end` ends what is left, and tells its clients."""
+        _logger.info(log.event("stopping", grace_s=grace_s))
+        self.config.timeout_graceful_shutdown = int(grace_s + FINAL_EVENTS_S + 1)
+        self.should_exit = True
+        asyncio.get_running_loop().call_later(grace_s, self._end_grace, at_its_end)
+
+    def _end_grace(self, at_its_end: Callable[[], object]) -> None:
+        at_its_end()
+        self._connections.shut_down()

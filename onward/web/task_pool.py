@@ -1,0 +1,34 @@
+"""Work that no connection waits for: within a bound that callers share, and ended with the process."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from onward.errors import Overloaded
+from onward.fair_share import within_fair_share
+
+MAX_TASKS = 512
+
+
+class TaskPool:
+    def __init__(self, max_tasks: int = MAX_TASKS) -> None:
+        self._max_tasks = max_tasks
+        self._running: dict[asyncio.Task[None], str] = {}
+        """Each with its caller."""
+
+    def start(self, work: Coroutine[Any, Any, None], caller: str) -> asyncio.Task[None]:
+        own = sum(one == caller for one in self._running.values())
+        if not within_fair_share(1, own, len(self._running) - own, self._max_tasks, is_named=bool(caller)):
+            work.close()
+            problem = f"{own} background responses of this caller are under way, of {len(self._running)} in all"
+            raise Overloaded(f"{problem}; try again later", retry_after_s=1.0)
+        task = asyncio.get_running_loop().create_task(work)
+        self._running[task] = caller
+        task.add_done_callback(self._running.pop)
+        return task
+
+    async def close(self) -> None:
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

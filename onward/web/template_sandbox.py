@@ -1,0 +1,148 @@
+"""Renders a template that a client has sent: in another process, with bounds on time, memory and output that it cannot
+get around whatever it is.
+
+Counting what a template does (`text.bounded_template`) is enough for one that the operator has chosen. A hostile one can
+do an hour's work, or fill all memory, in a single step: compare two lists that hold each other a hundred times over, say.
+Only the operating system can stop that. The price is about 6 ms, for a fork and for compiling the template.
+"""
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+
+from onward.errors import InvalidRequest
+from onward.web.template_sandbox_child import MAX_FRAME_BYTES, PREFIX_BYTES, RenderJob, RenderResult, frame
+
+MAX_TEMPLATE_CHARS = 64 << 10
+
+_ANSWER_WITHIN_S = 5.0
+"""Of real time, for one second of processor time on a busy machine."""
+_STARTED_WITHIN_S = 30.0
+_READ_BYTES = 1 << 20
+
+
+class TemplateSandboxPool:
+    """Several, so that a template that takes a second does not delay another caller's. Further ones are started when they
+    are needed."""
+
+    def __init__(self, num: int) -> None:
+        self._all = [TemplateSandbox() for _ in range(num)]
+        self._idle: queue.LifoQueue[TemplateSandbox] = queue.LifoQueue()
+        for one in self._all:
+            self._idle.put(one)
+
+    def render(self, job: RenderJob) -> str:
+        """As `TemplateJail.render`."""
+        jail = self._idle.get()
+        try:
+            return jail.render(job)
+        finally:
+            self._idle.put(jail)
+
+    def close(self) -> None:
+        for one in self._all:
+            one.close()
+
+
+class TemplateSandbox:
+    """One template at a time, each in its own process. The child that forks them is started by the first."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._decoder = msgspec.msgpack.Decoder(RenderResult)
+
+    def render(self, job: RenderJob) -> str:
+        """Blocks: to be called from a thread. A 400 that names `chat_template` says why there is no prompt."""
+        if len(job.source) > MAX_TEMPLATE_CHARS:
+            raise _refused(f"it is longer than {MAX_TEMPLATE_CHARS} characters")
+        with self._turn:
+            answer = self._asked(frame(job))
+        if answer.text is None:
+            raise _refused(answer.error)
+        return answer.text
+
+    def close(self) -> None:
+        with self._turn:
+            self._end_child()
+
+    def _asked(self, question: bytes) -> RenderResult:
+        try:
+            child, limit_s = self._running()
+            assert child.stdin is not None and child.stdout is not None
+            deadline_s = time.monotonic() + limit_s
+            _write(child.stdin.fileno(), question, deadline_s)
+            length = int.from_bytes(_read(child.stdout.fileno(), PREFIX_BYTES, deadline_s), "little")
+            if length > MAX_FRAME_BYTES:
+                raise TimeoutError
+            return self._decoder.decode(_read(child.stdout.fileno(), length, deadline_s))
+        except (OSError, msgspec.DecodeError):  # of which a TimeoutError is one
+            self._end_child()
+            return RenderResult(error="it took too long, or ended the process that rendered it")
+
+    def _running(self) -> "tuple[subprocess.Popen[bytes], float]":
+        if self._child is not None and self._child.poll() is None:
+            return self._child, _ANSWER_WITHIN_S
+        self._end_child()
+        # Nothing of this process is inherited: no keys in the environment, no sockets, not even the folder.
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "onward.web.template_sandbox_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            cwd="/",
+            start_new_session=True,
+        )
+        for pipe in (self._child.stdin, self._child.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+        return self._child, _STARTED_WITHIN_S
+
+    def _end_child(self) -> None:
+        """With all that it has forked."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with child:
+            child.kill()
+
+
+def _write(fd: int, data: bytes, deadline_s: float) -> None:
+    view = memoryview(data)
+    while view:
+        if not select.select([], [fd], [], _left_s(deadline_s))[1]:
+            raise TimeoutError
+        view = view[os.write(fd, view[:_READ_BYTES]) :]
+
+
+def _read(fd: int, num_bytes: int, deadline_s: float) -> bytes:
+    parts: list[bytes] = []
+    while num_bytes:
+        if not select.select([fd], [], [], _left_s(deadline_s))[0]:
+            raise TimeoutError
+        part = os.read(fd, min(num_bytes, _READ_BYTES))
+        if not part:
+            raise BrokenPipeError
+        parts.append(part)
+        num_bytes -= len(part)
+    return b"".join(parts)
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(0.0, deadline_s - time.monotonic())
+
+
+def _refused(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"chat_template: {reason}", param="chat_template")

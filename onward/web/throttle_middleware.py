@@ -1,0 +1,137 @@
+"""ASGI middleware inside the envelope: no caller takes more of this process's time than its pace (`pace`).
+
+A request that has to wait does so before it is read any further: the connection is not read meanwhile, so the client's
+kernel holds what it sends. Only holders of keys are told apart; without keys there is one caller, and no other to protect.
+"""
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from onward.clock import Clock
+from onward.errors import RateLimited
+from onward.obs.metrics import Counter, Registry
+from onward.proto.engine import ErrorInfo
+from onward.web import asgi
+from onward.web.auth.authenticator import get_caller
+from onward.web.caller_throttle import (
+    BODY_BYTE_RATE,
+    MAX_THROTTLED_REQUESTS,
+    REFUSAL_RATE,
+    UNTHROTTLED_BODY_BYTES,
+    BodyMemoryLimit,
+    CallerThrottle,
+    RefusalThrottle,
+)
+
+TOO_MANY_THROTTLED = ErrorInfo(
+    RateLimited.code,
+    f"{MAX_THROTTLED_REQUESTS} requests of this caller wait already, since too many were refused; try again later",
+    429,
+    True,
+    retry_after_s=REFUSAL_RATE.max_wait_s,
+)
+
+
+class ThrottleMiddleware:
+    def __init__(self, app: ASGIApp, clock: Clock, registry: Registry) -> None:
+        self._app, self._clock = app, clock
+        self._refusals = RefusalThrottle()
+        self._bodies = BodyThrottle(clock)
+        self._waits: Counter = registry.counter(
+            "onward_paced_requests_total",
+            "Requests that waited, or were refused since too many wait, of callers refused too often",
+            ["end"],
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = get_caller(scope).name if scope["type"] == "http" else ""
+        if not caller:
+            await self._app(scope, receive, send)
+            return
+        if self._refusals.is_full(caller, self._clock.now_s()):
+            self._waits.inc("refused")
+            await asgi.respond_error(send, TOO_MANY_THROTTLED)
+            return
+        has_waited, is_refused = await self._wait(caller), False
+
+        def send_and_look(message: Message) -> "asyncio.Future[None]":
+            nonlocal is_refused
+            is_refused = is_refused or message.get(asgi.ERROR_CODE) == RateLimited.code
+            return send(message)  # pyright: ignore[reportReturnType]
+
+        body = self._bodies.wrap(caller, receive)
+        try:
+            await self._app(scope, body.receive, send_and_look)
+        finally:
+            body.release()
+            self._refusals.finish_request(caller, self._clock.now_s(), has_waited=has_waited, is_refused=is_refused)
+
+    async def _wait(self, caller: str) -> bool:
+        wait_s = self._refusals.start_wait(caller, self._clock.now_s())
+        if not wait_s:
+            return False
+        self._waits.inc("served")
+        try:
+            await asyncio.sleep(wait_s)
+        finally:
+            self._refusals.end_wait(caller)
+        return True
+
+
+class BodyThrottle:
+    """All bodies that are being received."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.rates = CallerThrottle(BODY_BYTE_RATE)
+        self.held = BodyMemoryLimit()
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+
+    def wrap(self, caller: str, receive: Receive) -> "ThrottledBody":
+        return ThrottledBody(self, caller, receive)
+
+    async def wait_released(self, caller: str) -> None:
+        """Returns when a body of this caller is no longer held."""
+        left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, []).append(left)
+        await left
+
+    def release(self, caller: str, body: object) -> None:
+        self.held.release(caller, body)
+        for one in self._waiting.pop(caller, []):
+            if not one.done():
+                one.set_result(None)
+
+
+class ThrottledBody:
+    """What one request receives. Where a part has to wait, the next one is not read."""
+
+    def __init__(self, bodies: BodyThrottle, caller: str, receive: Receive) -> None:
+        self._bodies, self._caller, self._receive = bodies, caller, receive
+        self._num_bytes = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] != "http.request":
+            return message
+        part, before = len(message.get("body", b"")), self._num_bytes
+        self._num_bytes += part
+        paced = min(part, self._num_bytes - UNTHROTTLED_BODY_BYTES)
+        if paced > 0:
+            await self._throttle(paced)
+        if before > UNTHROTTLED_BODY_BYTES and not message.get("more_body", False):
+            self.release()
+        return message
+
+    async def _throttle(self, num_bytes: int) -> None:
+        bodies, caller = self._bodies, self._caller
+        while not bodies.held.try_reserve(caller, self, num_bytes):
+            await bodies.wait_released(caller)
+        bodies.rates.charge(caller, num_bytes, bodies.clock.now_s())
+        if wait_s := bodies.rates.wait_s(caller, bodies.clock.now_s()):
+            await asyncio.sleep(wait_s)
+
+    def release(self) -> None:
+        if self._num_bytes > UNTHROTTLED_BODY_BYTES:
+            self._bodies.release(self._caller, self)

@@ -1,0 +1,27 @@
+"""One vector of many rows, on the device: `worker.pooling`, to the bit where rows have the same bits."""
+
+import torch
+
+from onward.kernels.ops import Ops
+from onward.proto.sampling_params import Pooling
+from onward.worker.cuda.staging_buffer import to_host
+
+
+class DeviceEmbeddingPooler:
+    def __init__(self, kind: Pooling, size: int, device: str) -> None:
+        self._kind = kind
+        self._sum = torch.zeros(size, dtype=torch.float64, device=device)
+        self._num_rows = 0
+
+    def add(self, rows: torch.Tensor, ops: Ops) -> None:
+        """The next ones, in their order."""
+        if self._kind == "last":
+            self._sum.copy_(rows[-1])
+            self._num_rows = 1
+            return
+        ops.accumulate_rows(rows, self._sum)
+        self._num_rows += len(rows)
+
+    def vector(self) -> torch.Tensor:
+        """float32, on the host once the device has passed this place."""
+        return to_host((self._sum / self._num_rows).float())

@@ -1,0 +1,60 @@
+"""Biases, bad words and penalties on the device: the rules of `worker.penalties`, without asking the host for a token.
+
+Rare, so each row has launches of its own.
+"""
+
+import numpy as np
+import torch
+
+from onward.proto.sampling_params import SamplingParams
+from onward.worker.cuda.staging_buffer import to_device
+
+
+class DeviceLogitsProcessor:
+    """Of one slot. Built from its whole list, so it is where the last slot of this request left off."""
+
+    def __init__(
+        self, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray, vocab_size: int, device: str
+    ) -> None:
+        self._sampling = sampling
+        known = [(token, bias) for token, bias in sampling.logit_bias if token < vocab_size]
+        self._bias_ids = to_device([token for token, _ in known], torch.int64, device)
+        self._biases = to_device([bias for _, bias in known], torch.float32, device)
+        bad = [word[0] for word in sampling.bad_words if len(word) == 1 and word[0] < vocab_size]
+        self._always_bad = to_device(bad, torch.int64, device)
+        runs = [word for word in sampling.bad_words if len(word) > 1 and word[-1] < vocab_size]
+        self._bad_runs = [(to_device(run[:-1], torch.int32, device), run[-1]) for run in runs]
+        self._counts: torch.Tensor | None = None
+        self._seen: torch.Tensor | None = None
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            self._counts = torch.from_numpy(np.bincount(output, minlength=vocab_size).astype(np.int32)).to(device)
+        if sampling.repetition_penalty != 1.0:
+            seen = np.bincount(np.concatenate([prompt, output]), minlength=vocab_size) > 0
+            self._seen = torch.from_numpy(seen).to(device)
+
+    def apply(self, logits: torch.Tensor, tokens: torch.Tensor, num_known: int, num_output: int) -> None:
+        """Changes one row of float32 logits in place. `tokens` are the slot's; the last `num_output` known ones count for
+        bad words."""
+        sampling = self._sampling
+        if self._seen is not None:
+            penalized = torch.where(
+                logits > 0, logits / sampling.repetition_penalty, logits * sampling.repetition_penalty
+            )
+            logits.copy_(torch.where(self._seen, penalized, logits))
+        if self._counts is not None:
+            penalty = self._counts.float() * sampling.frequency_penalty + sampling.presence_penalty
+            logits.copy_(torch.where(self._counts > 0, logits - penalty, logits))
+        logits.index_add_(0, self._bias_ids, self._biases)
+        logits.index_fill_(0, self._always_bad, -torch.inf)
+        for beginning, last in self._bad_runs:
+            if num_output >= len(beginning):
+                is_begun = (tokens[num_known - len(beginning) : num_known] == beginning).all()
+                logits[last] = torch.where(is_begun, -torch.inf, logits[last])
+
+    def advance(self, token: torch.Tensor) -> None:
+        """`token` is one number, on the device."""
+        at = token.view(1).long()
+        if self._counts is not None:
+            self._counts.index_add_(0, at, torch.ones_like(at, dtype=torch.int32))
+        if self._seen is not None:
+            self._seen.index_fill_(0, at, True)

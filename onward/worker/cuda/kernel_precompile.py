@@ -1,0 +1,130 @@
+"""Compiles all kernels of a model's steps in several processes, while the worker is still loading the weights.
+
+Each process has a model of one layer in the same shape, goes through steps of every size without launching anything, and
+compiles its share into Triton's cache. A stamp there says that it was done, so that later starts do not try. Whatever is
+missing, because a process failed or was too slow, the worker compiles itself when it comes to it.
+
+    python -m onward.worker.cuda.kernel_precompile PART OF   the model and the worker's config as JSON on standard input
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from onward import log
+from onward.config import WorkerConfig, set_triton_cache
+from onward.models.fingerprint import gpu_model, has_gpu
+from onward.proto.model import ModelConfig, PreparedModel
+
+MAX_PROCESSES = 12
+LIMIT_S = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+class _CompileTask(msgspec.Struct, frozen=True):
+    model: PreparedModel
+    config: WorkerConfig
+
+
+class KernelPrecompilation:
+    """Begins when it is made, unless it was done before; `wait` ends it."""
+
+    def __init__(self, model: PreparedModel, config: WorkerConfig) -> None:
+        self._stamp = set_triton_cache() / f"onward-{_identity(model, config)}"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        if self._stamp.exists() or not has_gpu():
+            return
+        task = msgspec.json.encode(
+            _CompileTask(_single_layer(model), replace(config, num_kv_blocks=2, max_num_batched_tokens=512))
+        )
+        count = max(1, min(MAX_PROCESSES, len(os.sched_getaffinity(0)) - 2))
+        for part in range(count):
+            self._processes.append(_start([str(part), str(count)], task))
+
+    def wait(self) -> None:
+        """Their memory on the device is free again afterwards."""
+        if not self._processes:
+            return
+        codes = [_ended(process) for process in self._processes]
+        self._processes.clear()
+        if any(codes):
+            logger.warning(log.event("kernels are compiled later", exit_codes=codes))
+            return
+        with contextlib.suppress(OSError):  # then the next start tries again
+            self._stamp.parent.mkdir(parents=True, exist_ok=True)
+            self._stamp.touch()
+
+    def stop(self) -> None:
+        """Nobody needs them any more."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._processes.clear()
+
+
+def _start(arguments: Sequence[str], task: bytes) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onward.worker.cuda.kernel_precompile", *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(task)
+    process.stdin.close()
+    return process
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _single_layer(model: PreparedModel) -> PreparedModel:
+    config = msgspec.structs.replace(model.config, num_layers=1, tie_word_embeddings=True)
+    return msgspec.structs.replace(model, config=config, weights=[])
+
+
+def _identity(model: PreparedModel, config: WorkerConfig) -> str:
+    """Of all that decides which kernels there are."""
+    digest = hashlib.sha256()
+    sources = Path(__file__).parents[2] / "kernels" / "triton"
+    for path in sorted(sources.glob("*.py")):
+        digest.update(path.read_bytes())
+    shape: ModelConfig = msgspec.structs.replace(model.config, num_layers=1)
+    facts = (
+        shape, model.dtype, model.quantization, config.max_num_seqs, config.block_size, config.max_model_len,
+        config.deterministic, metadata.version("torch"), gpu_model(),
+    )  # fmt: skip
+    digest.update(msgspec.json.encode(facts))
+    return digest.hexdigest()[:24]
+
+
+def main() -> None:
+    part, of = map(int, sys.argv[1:])
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=_CompileTask)
+    set_triton_cache()
+    from onward.kernels.triton.kernel_launch import compile_share
+    from onward.kernels.triton.triton_ops import TritonOps
+    from onward.worker.cuda.cuda_model_runner import CudaModelRunner
+    from onward.worker.kv_memory_budget import resolve_max_model_len
+
+    max_model_len = resolve_max_model_len(task.config, task.model.config)
+    ops = TritonOps(max_model_len=max_model_len, fixed_order=task.config.deterministic)
+    with compile_share(part, of):
+        CudaModelRunner(task.model, task.config, None, ops=ops, is_rehearsal=True).run_all_dummy_steps()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""One vector of many rows: the mean of all, or the last one. Rows come as the prompt is computed, in chunks of any size."""
+
+import numpy as np
+
+from onward.proto.sampling_params import Pooling
+
+
+class EmbeddingPooler:
+    def __init__(self, kind: Pooling, size: int) -> None:
+        self._kind = kind
+        self._sum = np.zeros(size, np.float64)
+        self._num_rows = 0
+
+    def add(self, rows: np.ndarray) -> None:
+        if self._kind == "last":
+            self._sum, self._num_rows = rows[-1].astype(np.float64), 1
+            return
+        # One after the other, so that the bits do not depend on where the chunks ended.
+        for row in rows:
+            self._sum += row
+        self._num_rows += len(rows)
+
+    def vector(self) -> bytes:
+        return (self._sum / self._num_rows).astype("<f4").tobytes()

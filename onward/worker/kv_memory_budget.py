@@ -1,0 +1,71 @@
+"""How much memory the KV pool gets, decided before anything large is allocated."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from onward.config import BLOCK_MULTIPLE, WorkerConfig
+from onward.errors import StartupError
+from onward.obs.cgroup_memory import PROC_SELF, memory_cgroups
+from onward.proto.model import ModelConfig
+
+POOL_SHARE = 0.25
+"""Of the memory that is free at start. Pages are only taken when tokens are written to them."""
+
+
+def resolve_max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
+    """`max_model_len`, from the configuration or from the model."""
+    limit = model.max_position_embeddings
+    if config.max_model_len is None:
+        return limit
+    if not 0 < config.max_model_len <= limit:
+        raise StartupError(f"--max-model-len {config.max_model_len} is not within the model's 1 to {limit} tokens")
+    return config.max_model_len
+
+
+def choose_num_blocks(config: WorkerConfig, size: int, max_model_len: int, free_bytes: Callable[[], int]) -> int:
+    """The number of KV blocks, of `size` bytes each."""
+    if config.block_size <= 0 or config.block_size % BLOCK_MULTIPLE:
+        raise StartupError(f"--block-size {config.block_size} is not a multiple of {BLOCK_MULTIPLE}")
+    if config.num_kv_blocks is not None:
+        return _checked(config.num_kv_blocks, size, free_bytes())
+    useful = config.max_num_seqs * -(-max_model_len // config.block_size)
+    free = free_bytes()
+    fitting = int(free * POOL_SHARE) // size
+    if fitting < 2:
+        raise StartupError(
+            f"no memory for the KV pool: {free >> 20} MiB are free, of which {POOL_SHARE:.0%} may be used, and one "
+            f"block of {config.block_size} tokens takes {size / (1 << 20):.1f} MiB; free some memory or set --num-kv-blocks"
+        )
+    return min(useful, fitting)
+
+
+def _checked(num_blocks: int, size: int, free: int) -> int:
+    if num_blocks < 1:
+        raise StartupError(f"--num-kv-blocks {num_blocks} is not positive")
+    if num_blocks * size > free:
+        raise StartupError(
+            f"--num-kv-blocks {num_blocks} takes {num_blocks * size >> 20} MiB, but only {free >> 20} MiB are free; "
+            f"at most {free // size} blocks fit"
+        )
+    return num_blocks
+
+
+def free_memory_bytes(proc: Path = PROC_SELF) -> int:
+    """What this process may still allocate: the system's free memory, or what is left of the tightest limit of a control
+    group that the process is in."""
+    groups = [group for chain in memory_cgroups(proc) for group in chain]
+    left = [group.headroom_bytes() for group in groups]
+    return min([_system_available(), *(count for count in left if count is not None)])
+
+
+def _system_available() -> int:
+    """Linux says it outright; elsewhere half of all memory is a fair guess."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

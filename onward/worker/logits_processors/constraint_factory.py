@@ -1,0 +1,55 @@
+"""From an assignment to its grammar and its thinking, as far as its tokens have led.
+
+Both are rebuilt from the whole list, so they are where the last slot of this request left off.
+"""
+
+from pathlib import Path
+
+from onward.grammar.grammar_compiler import GrammarCompiler
+from onward.grammar.lazy import LazyGrammarCompiler
+from onward.proto.model import PreparedModel
+from onward.proto.step import AssignSlot
+from onward.text.reasoning.reasoning_tracker import ReasoningTracker, find_forbidden_forced_token
+from onward.text.tokenizer import Tokenizer
+from onward.worker.logits_processors.mask_executor import MaskExecutor
+from onward.worker.logits_processors.slot_grammar import SlotGrammar
+from onward.worker.slot_checks import SlotError
+
+
+def create_grammar_compiler(model: PreparedModel) -> LazyGrammarCompiler:
+    """Of the model's vocabulary."""
+
+    def build() -> GrammarCompiler:
+        assert model.tokenizer is not None, "who has none is refused before"
+        return GrammarCompiler(Tokenizer.from_file(Path(model.folder) / model.tokenizer))
+
+    return LazyGrammarCompiler(build)
+
+
+def create_thinking(assign: AssignSlot) -> ReasoningTracker | None:
+    rule, sampling = assign.sampling_params.reasoning, assign.sampling_params
+    if rule is None:
+        return None
+    # The api refuses such a request. Without this, one that came by another way would be blamed on the model's logits.
+    if (token_id := find_forbidden_forced_token(rule, sampling.end_token_ids, sampling.min_tokens)) is not None:
+        problem = f"token {token_id} has to end the thinking, and min_tokens ({sampling.min_tokens}) forbids it"
+        raise SlotError("invalid_request", problem)
+    return ReasoningTracker(rule, assign.token_ids[assign.num_prompt :])
+
+
+def create_slot_grammar(
+    assign: AssignSlot,
+    thinking: ReasoningTracker | None,
+    model: PreparedModel,
+    grammars: LazyGrammarCompiler,
+    masks: MaskExecutor,
+) -> SlotGrammar | None:
+    """About what is answer and not thinking; another thread rebuilds it."""
+    grammar = assign.sampling_params.grammar
+    if grammar is None:
+        return None
+    if model.tokenizer is None:
+        raise SlotError("invalid_request", "this model has no tokenizer, so nothing can be said about its text")
+    begin = 0 if thinking is None else thinking.answer_position
+    answer = [] if begin is None else assign.token_ids[assign.num_prompt + begin :]
+    return SlotGrammar(grammar, answer, grammars, masks)

@@ -1,0 +1,84 @@
+"""What a request's grammar and its thinking say together about the next token.
+
+Thinking is no part of what the grammar is about: it may come first, or have been opened by the prompt, and no output ends
+inside it. Where there is a grammar, thinking begins with the first token or not at all, so that what the grammar has
+read is always the output from some token on.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+
+from onward.proto.sampling_params import SamplingParams
+from onward.text.reasoning.reasoning_tracker import ReasoningTracker
+from onward.worker.logits_processors.slot_grammar import SlotGrammar
+
+_FORBIDDEN = np.float32(-np.inf)
+
+
+class ConstrainedSlot(Protocol):
+    sampling: SamplingParams
+    grammar: SlotGrammar | None
+    thinking: ReasoningTracker | None
+
+
+def active_grammar(slot: ConstrainedSlot) -> SlotGrammar | None:
+    """That of the answer, unless the next token is a thought."""
+    return None if slot.thinking is not None and slot.thinking.is_inside else slot.grammar
+
+
+def mask_logits(slot: ConstrainedSlot, logits: np.ndarray) -> None:
+    """What may not come next, in one row of logits."""
+    thinking, grammar = slot.thinking, active_grammar(slot)
+    if grammar is not None:
+        begins = [] if thinking is None else list(thinking.begin_token_ids)
+        kept = logits[begins]
+        grammar.mask_logits(logits, slot.sampling.end_token_ids)
+        if thinking is not None:
+            logits[begins] = kept if thinking.is_at_start else _FORBIDDEN
+    elif slot.grammar is not None:
+        logits[[one for one in slot.sampling.end_token_ids if one < len(logits)]] = _FORBIDDEN
+    forced = None if thinking is None else thinking.forced_token_id
+    if forced is not None:
+        logits[:] = _FORBIDDEN
+        logits[forced] = 0.0
+
+
+def fill_token_bitmask(slot: ConstrainedSlot, bits: np.ndarray) -> int | None:
+    """The same as `forbid`, in another form: `bits` (uint8, one bit for each token, lowest first) say what may come next.
+    Returns the token that must come, if there is one, whatever the bits say."""
+    thinking, grammar = slot.thinking, active_grammar(slot)
+    if grammar is not None:
+        mask = grammar.mask()
+        known = memoryview(mask.bits)[: len(bits)]
+        bits[len(known) :] = 0
+        octets = bits.data  # numpy takes ten times as long for single ones
+        octets[: len(known)] = known
+        _set_bits(octets, slot.sampling.end_token_ids, mask.may_end)
+        if thinking is not None:
+            _set_bits(octets, thinking.begin_token_ids, thinking.is_at_start)
+    else:
+        bits[:] = 0xFF
+        if slot.grammar is not None:
+            _set_bits(bits.data, slot.sampling.end_token_ids, False)
+    return None if thinking is None else thinking.forced_token_id
+
+
+def _set_bits(octets: memoryview, token_ids: Iterable[int], value: bool) -> None:
+    for token_id in token_ids:
+        if token_id < 8 * len(octets):
+            bit = 1 << (token_id & 7)
+            octets[token_id >> 3] = octets[token_id >> 3] & ~bit | bit * value
+
+
+def advance(slot: ConstrainedSlot, token_id: int) -> bool:
+    """Whether nothing can follow."""
+    grammar, thinking = active_grammar(slot), slot.thinking
+    if thinking is not None:
+        thinking.advance(token_id)
+        if thinking.is_inside:
+            return False
+    if grammar is None or token_id in slot.sampling.end_token_ids:
+        return False
+    return grammar.advance(token_id)

@@ -1,0 +1,73 @@
+"""What a request's own history does to its logits: biases, bad words, penalties.
+
+Built when a slot is assigned, by replaying the whole token list, and advanced after each sample. So it is a function of
+(request, tokens so far), and is the same after a preemption, a crash, or on another machine.
+"""
+
+import copy
+
+import numpy as np
+
+from onward.proto.sampling_params import SamplingParams
+
+FORBIDDEN = np.float32(-np.inf)
+
+
+class LogitsProcessor:
+    def __init__(self, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray, vocab_size: int) -> None:
+        self._sampling = sampling
+        known_bias = [(token, bias) for token, bias in sampling.logit_bias if token < vocab_size]
+        self._bias_ids = np.array([token for token, _ in known_bias], np.int64)
+        self._biases = np.array([bias for _, bias in known_bias], np.float32)
+        self._always_bad = np.array([w[0] for w in sampling.bad_words if len(w) == 1 and w[0] < vocab_size], np.int64)
+        self._bad_runs = [w for w in sampling.bad_words if len(w) > 1 and w[-1] < vocab_size]
+        self._longest_run = max((len(run) for run in self._bad_runs), default=1)
+        self._tail: list[int] = []
+        """The newest output tokens, as many as the longest bad word needs."""
+        self._counts = np.zeros(vocab_size, np.int32) if self._counts_output else None
+        self._seen = np.zeros(vocab_size, np.bool_) if sampling.repetition_penalty != 1.0 else None
+        if self._seen is not None:
+            self._seen[prompt] = True
+        for token in output.tolist():
+            self.advance(token)
+
+    @staticmethod
+    def is_needed(sampling: SamplingParams) -> bool:
+        """Most requests have no such rules, and pay nothing."""
+        penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty - 1.0)
+        return any(penalties) or bool(sampling.logit_bias) or bool(sampling.bad_words)
+
+    @property
+    def _counts_output(self) -> bool:
+        return bool(self._sampling.presence_penalty or self._sampling.frequency_penalty)
+
+    def apply(self, logits: np.ndarray) -> None:
+        """Changes one row in place. Penalties come first, so that what is forbidden stays so."""
+        if self._seen is not None:
+            ids = np.flatnonzero(self._seen)
+            seen, penalty = logits[ids], np.float32(self._sampling.repetition_penalty)
+            logits[ids] = np.where(seen > 0, seen / penalty, seen * penalty)
+        if self._counts is not None:
+            ids = np.flatnonzero(self._counts)
+            frequency = np.float32(self._sampling.frequency_penalty) * self._counts[ids].astype(np.float32)
+            logits[ids] -= frequency + np.float32(self._sampling.presence_penalty)
+        np.add.at(logits, self._bias_ids, self._biases)
+        logits[self._always_bad] = FORBIDDEN
+        for run in self._bad_runs:
+            if self._tail[len(self._tail) - len(run) + 1 :] == list(run[:-1]) and len(self._tail) >= len(run) - 1:
+                logits[run[-1]] = FORBIDDEN
+
+    def advance(self, token: int) -> None:
+        if self._counts is not None:
+            self._counts[token] += 1
+        if self._seen is not None:
+            self._seen[token] = True
+        if self._longest_run > 1:
+            self._tail = [*self._tail, token][1 - self._longest_run :]
+
+    def copy(self) -> "LogitsProcessor":
+        """For tokens that may not stay."""
+        twin = copy.copy(self)
+        twin._counts = None if self._counts is None else self._counts.copy()
+        twin._seen = None if self._seen is None else self._seen.copy()
+        return twin

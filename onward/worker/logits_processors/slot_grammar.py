@@ -1,0 +1,102 @@
+"""A slot's grammar: its matcher, and the mask of its next token, which is made before the model has computed its logits.
+
+Built when the slot is assigned, by replaying the whole output, and advanced after each sample. So it is a function of
+(request, tokens so far), and is the same after a preemption, a crash, or on another machine.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from onward.errors import OnwardError
+from onward.grammar.grammar_errors import GrammarLimitExceeded, InvalidGrammar, TokenNotAllowed
+from onward.grammar.lazy import LazyGrammarCompiler
+from onward.grammar.matcher import GrammarMatcher, TokenBitmask
+from onward.proto.sampling_params import Grammar
+from onward.worker.logits_processors.mask_executor import MaskExecutor, NextMask, wait_for_all, wait_for_one
+
+NUM_MASK_THREADS = 2
+"""For slow masks: the library lets go of the interpreter, and a very slow one holds up only half of the others."""
+MAX_WAIT_S = 0.1
+"""For a mask, where the step has nothing else to give."""
+BRIEF_WAIT_S = 0.001
+"""For a mask of a position whose row is computed already: a small part of what computing it again would take."""
+_MASK_TIME_DECAY = 0.9
+"""Of how long a mask took, what is left when the next one comes: a slow one is remembered for some forty tokens."""
+_FORBIDDEN = np.float32(-np.inf)
+
+
+class SlotGrammarError(Exception):
+    """This request's grammar cannot go on."""
+
+
+class SlotGrammar:
+    def __init__(
+        self, grammar: Grammar, output: Sequence[int], grammars: LazyGrammarCompiler, masks: MaskExecutor
+    ) -> None:
+        self._masks = masks
+        self._matcher: GrammarMatcher | None = None
+        self._mask_s = 0.0
+        """How long a mask computes: the slowest of late."""
+        self._next: NextMask = masks.submit(lambda: self._begin(grammar, output, grammars), math.inf)
+        """Of the position that is drawn next, and of no other: `advance` replaces it."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self._next.done()
+
+    def mask(self) -> TokenBitmask:
+        """Of the position that is drawn next."""
+        assert self._next.done(), "nobody waits for it here"
+        try:
+            return self._next.result()
+        except (InvalidGrammar, TokenNotAllowed, GrammarLimitExceeded, OnwardError) as error:
+            raise SlotGrammarError(str(error)) from error
+
+    def mask_logits(self, logits: np.ndarray, end_token_ids: Iterable[int]) -> None:
+        """What may not come next, in one row of logits. An end token may where the output is complete, and only there,
+        whatever it would be as text."""
+        mask = self.mask()
+        bits = np.frombuffer(mask.bits, np.uint8)
+        allowed = np.unpackbits(bits, count=min(len(logits), 8 * len(bits)), bitorder="little").view(np.bool_)
+        ends = [token_id for token_id in end_token_ids if token_id < len(logits)]
+        kept = logits[ends]
+        logits[len(allowed) :] = _FORBIDDEN
+        logits[: len(allowed)][~allowed] = _FORBIDDEN
+        logits[ends] = kept if mask.may_end else _FORBIDDEN
+
+    def advance(self, token_id: int) -> bool:
+        """Whether nothing can follow."""
+        assert self._matcher is not None, "its mask was used, so it is there"
+        try:
+            self._matcher.advance(token_id)
+        except (TokenNotAllowed, GrammarLimitExceeded) as error:
+            raise SlotGrammarError(str(error)) from error
+        if not self._matcher.done:
+            self._next = self._masks.submit(self._make, self._mask_s)
+        return self._matcher.done
+
+    def wait(self) -> None:
+        """For who cannot come back later. Masks are bounded by the library's own limits."""
+        wait_for_all([self._next])
+
+    @staticmethod
+    def wait_for_one(grammars: "Sequence[SlotGrammar]", limit_s: float = MAX_WAIT_S) -> None:
+        wait_for_one([one._next for one in grammars], limit_s)
+
+    @staticmethod
+    def wait_briefly(grammars: "Sequence[SlotGrammar]") -> None:
+        wait_for_all([one._next for one in grammars], BRIEF_WAIT_S)
+
+    def _begin(self, grammar: Grammar, output: Sequence[int], grammars: LazyGrammarCompiler) -> TokenBitmask:
+        self._matcher = grammars.get().matcher(grammar, output)
+        return self._make()
+
+    def _make(self) -> TokenBitmask:
+        assert self._matcher is not None, "its first mask came with it"
+        began_s = time.thread_time()
+        mask = self._matcher.mask()
+        self._mask_s = max(time.thread_time() - began_s, _MASK_TIME_DECAY * self._mask_s)
+        return mask

@@ -1,0 +1,51 @@
+"""Which blocks of a slot go to a peer, and when: the runner's part of a push.
+
+blocks   |-- the peer has them --|-- fed --|-- computed by the step that begins --|-- later --|
+         0                  first_block    num_fed                          of the whole list
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from onward.pd.transfer.push_job import ComputedBlocks
+from onward.proto.kv_transfer import KvPush
+
+
+class KvPusher(Protocol):
+    """What takes KV to peers while it is computed."""
+
+    def open_push(self, push: KvPush) -> None: ...
+    def send_computed(self, fed: ComputedBlocks) -> None: ...
+    def wake(self) -> None: ...
+
+
+@dataclass(slots=True)
+class SlotPush:
+    push: KvPush
+    num_tokens: int
+    """Of the list as it was assigned: its KV goes over, and nothing of what is generated here."""
+    block_size: int
+    num_sent_blocks: int
+    """Blocks of the slot that are fed, or that the peer has."""
+
+    @classmethod
+    def begin(cls, push: KvPush, num_tokens: int, block_size: int) -> "SlotPush":
+        return cls(push, num_tokens, block_size, push.first_block)
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.num_tokens // self.block_size)
+
+    @property
+    def names_every_block(self) -> bool:
+        """Whether the peer has, or has given, a block for each of the list's."""
+        return self.push.first_block >= 0 and self.push.first_block + len(self.push.block_ids) == self.num_blocks
+
+    def advance(self, num_computed: int, table: list[int], layers_before: int | None) -> ComputedBlocks | None:
+        """The blocks that are whole once so many tokens are computed. The last one is whole when the list is."""
+        is_all = num_computed >= self.num_tokens
+        end = self.num_blocks if is_all else num_computed // self.block_size
+        if end <= self.num_sent_blocks:
+            return None
+        first, self.num_sent_blocks = self.num_sent_blocks, end
+        return ComputedBlocks(self.push.lease_id, first - self.push.first_block, table[first:end], layers_before)
