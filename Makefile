@@ -36,6 +36,7 @@ warm: $(VENV)/.installed
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/check_names.py
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 

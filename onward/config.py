@@ -36,9 +36,10 @@ BLOCK_MULTIPLE = 16
 """What `--block-size` must be a multiple of."""
 
 
-def flag_field(default: Any, help: str, *, flag: str | None = None, on_cuda: Any = None) -> Any:
-    """A field that becomes a command-line flag. `on_cuda` is its default on such a device, if that is another one."""
-    metadata = {"help": help, "flag": flag, "on_cuda": on_cuda}
+def flag_field(default: Any, help: str, *, on_cuda: Any = None, alias: str | None = None) -> Any:
+    """A field that becomes a command-line flag. `on_cuda` is its default on such a device, if that is another one. `alias`
+    is an earlier name of the flag that is still accepted."""
+    metadata = {"help": help, "on_cuda": on_cuda, "alias": alias}
     if isinstance(default, (list, tuple)):
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -114,7 +115,9 @@ class ServeConfig:
     kv_port: int = flag_field(0, "port where prefill instances write KV over tcp (0: any free one)")
     lease_s: float = flag_field(5.0, "how long a peer that has fallen silent keeps the blocks it was granted")
     offer_hold_s: float = flag_field(0.5, "how long a peer's offer may wait for free blocks before it is refused")
-    handoff_timeout_s: float = flag_field(60.0, "how long one peer may take for one prefill, its queue included")
+    handoff_timeout_s: float = flag_field(
+        60.0, "how long one peer may take for one prefill, its queue included", alias="--handover-timeout-s"
+    )
     cluster_key_file: str | None = flag_field(
         None, "the cluster's secret, made by `onward keygen`; needed beyond one host"
     )
@@ -206,7 +209,9 @@ class RouterConfig:
     cluster_key_file: str | None = flag_field(
         None, "the cluster's secret, made by `onward keygen`; needed beyond one host"
     )
-    report_resumes: bool = flag_field(False, "end each stream with a comment that says how often it was carried on")
+    report_resumes: bool = flag_field(
+        False, "end each stream with a comment that says how often it was resumed", alias="--tell-resumes"
+    )
     cors_origin: tuple[str, ...] = flag_field((), "origin that browsers may call from (may be given several times)")
     default_max_tokens: int = flag_field(
         16, "longest output of /v1/completions and /v1/generate where a request does not say (0: what fits)"
@@ -265,7 +270,7 @@ class WorkerConfig:
     """Where they reach it, for backends that need a network."""
     kv_port: int = 0
     speculative: str | None = None
-    """Who drafts, as `proto.speculation` reads it. None: nobody."""
+    """Who drafts, as `proto.speculative_config` reads it. None: nobody."""
     log_level: str = "info"
 
 
@@ -356,7 +361,7 @@ def set_triton_cache() -> Path:
 
 def quiet_torch() -> None:
     """Hides warnings of torch's C++ code, which reads its level from the environment when torch is imported. Choosing
-    between its matrix libraries (`kernels.triton.library_products`) would print one on standard error."""
+    between its matrix libraries (`kernels.triton.library_matmul`) would print one on standard error."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 

@@ -74,7 +74,9 @@ class LLM:
         progress("loading the model", None)
         worker_config = derive_config(config, WorkerConfig, kv_backend=None)
         num_drafts = num_draft_tokens_of(config.speculative)
-        engine_config = derive_config(config, EngineConfig, prefill_peers=(), kv_checksums=False, num_drafts=num_drafts)
+        engine_config = derive_config(
+            config, EngineConfig, prefill_peers=(), kv_checksums=False, num_draft_tokens=num_drafts
+        )
         if config.device == "cuda":
             from onward.worker.runner_factory import open_cuda_runner
 

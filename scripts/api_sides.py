@@ -1,4 +1,4 @@
-"""What `bench_api.py` starts: a real api process, its shelf, and stub engines. Plays the supervisor's part."""
+"""What `bench_api.py` starts: a real api process, its stream store, and stub engines. Plays the supervisor's part."""
 
 import os
 import secrets
@@ -72,13 +72,15 @@ class ApiUnderTest:
         if profile is not None:
             program = ["-m", "onward.bench.profiled_api", "--profile", str(profile)]
         self._api = ControlledProcess(program, folder / "bench-api.log", (fd,))
-        self._shelf = ControlledProcess(["-m", "onward.stream_store.main"], folder / "bench-api-shelf.log")
-        to_bind, shelf_address = make_private_address(f"bench-shelf-{secrets.token_hex(4)}")
-        self._shelf.channel.send(StartStreamStore("bench-shelf", to_bind))
+        self._stream_store = ControlledProcess(
+            ["-m", "onward.stream_store.main"], folder / "bench-api-stream-store.log"
+        )
+        to_bind, stream_store_address = make_private_address(f"bench-stream-store-{secrets.token_hex(4)}")
+        self._stream_store.channel.send(StartStreamStore("bench-stream-store", to_bind))
         self._api.channel.send(StartApi("bench-api", 0, ApiConfig(), model, fd))
-        self._shelf.wait_ready()
+        self._stream_store.wait_ready()
         self._api.wait_ready()
-        self._api.channel.send(StreamStoreUp("bench-shelf", shelf_address))
+        self._api.channel.send(StreamStoreUp("bench-stream-store", stream_store_address))
 
     @property
     def pid(self) -> int:
@@ -102,7 +104,7 @@ class ApiUnderTest:
 
     def stop(self) -> None:
         self._api.stop()
-        self._shelf.stop()
+        self._stream_store.stop()
         self._listening.close()
 
 

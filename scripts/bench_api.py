@@ -1,8 +1,8 @@
 """`make bench-api`: what an api process costs per streamed token and per request, and where that goes.
 
-One real api process and its shelf, a stub engine that speaks the engine's protocol over the real wire, and clients in a
-process of their own. Costs are processor time of the api process, all its threads. Then the same once more with a look at
-where that goes, and what grammars cost (`make bench-grammar`).
+One real api process and its stream store, a stub engine that speaks the engine's protocol over the real wire, and clients
+in a process of their own. Costs are processor time of the api process, all its threads. Then the same once more with a look
+at where that goes, and what grammars cost (`make bench-grammar`).
 """
 
 import argparse

@@ -521,7 +521,10 @@ TABLE = [
         "error-behind-unsent-tokens",
         "F16: the error of an isolated request stands behind tokens that nobody got",
         _an_error_behind_tokens_that_were_not_sent,
-        [f"{ISOLATION}[{wire}-TokenProcessor-_observe-after its work-early]" for wire in ("inproc", "zmq", "shm")],
+        [
+            f"{ISOLATION}[{wire}-TokenProcessor-_record_metrics-after its work-early]"
+            for wire in ("inproc", "zmq", "shm")
+        ],
     ),
     Sabotage(
         "no-slot-needed",

@@ -70,7 +70,7 @@ def _leave_streams_their_grace_at_a_second_signal(patch: Patches) -> None:
 
 
 def _cut_streams_without_a_word(patch: Patches) -> None:
-    patch.put(ApiProcess, "_end_streams", lambda self: self._rim.leave_at_once())
+    patch.put(ApiProcess, "_end_streams", lambda self: self._runtime.exit_now())
 
 
 # Keys.
@@ -92,7 +92,7 @@ def _what_is_at_no_route_is_open(patch: Patches) -> None:
 
 
 def _probes_are_told_the_reason(patch: Patches) -> None:
-    patch.put(http_responses, "is_known", lambda scope: True)
+    patch.put(http_responses, "is_authenticated", lambda scope: True)
 
 
 def _the_beginning_of_a_digest_will_do(patch: Patches) -> None:
@@ -131,12 +131,12 @@ def _connections_are_not_counted(patch: Patches) -> None:
 
 def _anybody_may_ask_for_any_id(patch: Patches) -> None:
     for module in (api_generation, router_generation):
-        patch.put(module, "may_ask_for", lambda caller, request_id: True)
+        patch.put(module, "owns_request_id", lambda caller, request_id: True)
 
 
 def _the_shelf_asks_nobody_who_they_are(patch: Patches) -> None:
     for module in (shelf_core, shelf_records):
-        patch.put(module, "is_for", lambda record, caller: True)
+        patch.put(module, "is_visible_to", lambda record, caller: True)
 
 
 def _what_another_process_shows_is_everybodys(patch: Patches) -> None:
@@ -150,7 +150,7 @@ def _what_another_process_shows_is_everybodys(patch: Patches) -> None:
 
 
 def _any_later_attempt_takes_the_place(patch: Patches) -> None:
-    patch.put(api_streams, "_may_replace_attempt", lambda epoch, caller, live: epoch > live.attempt.epoch)
+    patch.put(api_streams, "_may_replace_attempt", lambda epoch, caller, live: epoch > live.attempt.attempt_epoch)
 
 
 def _the_engine_lets_anybody_take_over(patch: Patches) -> None:
@@ -175,7 +175,7 @@ def _the_engine_ends_everybodys_by_name(patch: Patches) -> None:
 def _a_router_ends_everybodys_by_name(patch: Patches) -> None:
     meant = router_records.matches
     for module in (router_core, router_records):
-        patch.put(module, "is_meant", lambda origin, names, caller: meant(origin, names, None))
+        patch.put(module, "matches", lambda origin, names, caller: meant(origin, names, None))
 
 
 def _an_abort_leaves_what_instances_have_kept(patch: Patches) -> None:
@@ -283,7 +283,7 @@ def _a_request_chooses_its_priority(patch: Patches) -> None:
 
 def _the_last_record_put_counts(patch: Patches) -> None:
     def put(original: Callable, self: EntryTable, record: Any, now_s: float) -> int:
-        self.drop(record.record_id)
+        self.drop(record.request_id)
         return original(self, record, now_s)
 
     patch.around(EntryTable, "put", put)
@@ -516,8 +516,8 @@ TABLE = [
         "F64: a deadline does not pass in the queue",
         _deadlines_are_for_those_that_run,
         [
-            DEADLINES + "test_a_deadline_ends_a_request_in_this_state_and_others_go_on[Status.WAITING]",
-            DEADLINES + "test_a_deadline_passes_while_the_worker_is_away[Status.WAITING]",
+            DEADLINES + "test_a_deadline_ends_a_request_in_this_state_and_others_go_on[RequestStatus.WAITING]",
+            DEADLINES + "test_a_deadline_passes_while_the_worker_is_away[RequestStatus.WAITING]",
         ],
     ),
     Sabotage(

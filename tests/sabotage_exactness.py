@@ -200,8 +200,8 @@ def _rules_before_logprobs(patch: Patches) -> None:
 
     def draw_rows(original: Callable, self: StepSampler, logits: np.ndarray, draws: Any) -> None:
         for row, (chain, _) in enumerate(draws):
-            if chain.slot.rules is not None:
-                apply(chain.slot.rules, logits[row, : self._vocab_size])
+            if chain.slot.logits_processor is not None:
+                apply(chain.slot.logits_processor, logits[row, : self._vocab_size])
         original(self, logits, draws)
 
     patch.put(LogitsProcessor, "apply", lambda self, logits: None)

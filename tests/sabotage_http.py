@@ -76,7 +76,7 @@ def _slashes_are_redirected(patch: Patches) -> None:
         return app
 
     for module in (api_app, router_app):
-        patch.around(module, "application", routed)
+        patch.around(module, "make_starlette_app", routed)
 
 
 def _proxies_say_who_asks(patch: Patches) -> None:
@@ -120,7 +120,7 @@ def _origins_are_taken_as_written(patch: Patches) -> None:
 
 def _any_body_is_json(patch: Patches) -> None:
     for module in (api_app, router_app):
-        patch.put(module, "media_type_refusal", lambda scope: None)
+        patch.put(module, "check_content_type", lambda scope: None)
 
 
 def _pages_are_looked_at_although_there_are_keys(patch: Patches) -> None:

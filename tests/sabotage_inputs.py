@@ -14,13 +14,14 @@ from onward.api.endpoints import attempts
 from onward.api.lifecycle import generation_runner, request_builder
 from onward.api.requests import structured_outputs, unsupported_fields, validation
 from onward.api.requests.schemas import GenerationRequest, ValidationContext
-from onward.cli import flag_groups, parser, serve, tables
+from onward.cli import flag_groups, parser, serve
 from onward.engine import main as engine_main
 from onward.engine.core import EngineCore
 from onward.engine.recording import replayer, token_anonymizer
 from onward.engine.recording.recorder import RecordingEngineCore
 from onward.engine.recording.recording_file import RecordingWriter
 from onward.grammar import lark
+from onward.obs import tables
 from onward.router import client_request
 from onward.router.endpoints import generation as router_generation
 from onward.supervisor import supervisor
@@ -84,18 +85,18 @@ def _ignore_the_schema_of_a_json_object(patch: Patches) -> None:
 
 
 def _say_nothing_of_ignored_fields(patch: Patches) -> None:
-    patch.put(generation_runner, "ignored_header", lambda names: {})
+    patch.put(generation_runner, "ignored_fields_header", lambda names: {})
 
 
 def _accept_unknown_fields_although_strict(patch: Patches) -> None:
-    patch.put(request_builder, "refuse_unknown", lambda names: None)
+    patch.put(request_builder, "reject_unknown_fields", lambda names: None)
 
 
 def _router_forgets_to_be_strict(patch: Patches) -> None:
     def origin_of(original: Callable, path: str, body: bytes, arrival: Any, place: Any = None) -> Any:
         return original(path, body, replace(arrival, strict_fields=False), place)
 
-    patch.around(router_generation, "origin_of", origin_of)
+    patch.around(router_generation, "build_client_request", origin_of)
 
 
 def _ignore_the_alias(patch: Patches) -> None:
@@ -147,8 +148,8 @@ def _end_with_what_cannot_be_read(patch: Patches) -> None:
 
 
 def _let_min_tokens_forbid_the_end_tag(patch: Patches) -> None:
-    patch.put(request_builder, "check_ends", lambda rule, end_token_ids, min_tokens: None)
-    patch.put(constraint_factory, "forbidden_end", lambda rule, end_token_ids, min_tokens: None)
+    patch.put(request_builder, "check_forced_end", lambda rule, end_token_ids, min_tokens: None)
+    patch.put(constraint_factory, "find_forbidden_forced_token", lambda rule, end_token_ids, min_tokens: None)
 
 
 def _write_delete_as_it_is(patch: Patches) -> None:
@@ -161,7 +162,7 @@ def _record_true_vectors(patch: Patches) -> None:
 
 def _record_names_of_blocks(patch: Patches) -> None:
     for module in (token_anonymizer, replayer):
-        patch.put(module, "hide_block_names", lambda message: message)
+        patch.put(module, "anonymize_block_hashes", lambda message: message)
 
 
 def _do_not_record_the_end(patch: Patches) -> None:

@@ -22,7 +22,7 @@ def _think_anew(patch: Patches) -> None:
         rule = assign.sampling_params.reasoning
         return None if rule is None else ReasoningTracker(rule)
 
-    patch.put(cpu_model_runner, "thinking_of", thinking)
+    patch.put(cpu_model_runner, "create_thinking", thinking)
 
 
 def _let_it_think_on(patch: Patches) -> None:

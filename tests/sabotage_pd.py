@@ -68,7 +68,7 @@ def _a_failed_push_is_only_logged(patch: Patches) -> None:
 
 def _a_refusal_is_decided_and_not_sent(patch: Patches) -> None:
     def refuse_held(original: Callable, self: DecodeSide, number: int) -> None:
-        self._fail_without_telling_peer(number, decode_side.faults.no_decode_blocks("full"))
+        self._fail_without_telling_peer(number, decode_side.handoff_errors.no_decode_blocks("full"))
 
     patch.around(DecodeSide, "_refuse_held", refuse_held)
 
@@ -86,7 +86,7 @@ def _offer_everything_at_once(patch: Patches) -> None:
 
 def _each_offer_is_a_new_one(patch: Patches) -> None:
     def receive_offer(original: Callable, self: DecodeSide, peer: str, offer: object, now_s: float) -> None:
-        found = self._live.get(offer.handover)  # type: ignore[attr-defined]
+        found = self._live.get(offer.handoff_id)  # type: ignore[attr-defined]
         if found is not None:
             found.state, found.grant = decode_side.DecodeHandoffState.ASKED, None
             self._by_lease.clear()
@@ -202,8 +202,8 @@ def _count_when_sent(patch: Patches) -> None:
 
 def _say_it_once(patch: Patches) -> None:
     def tick(original: Callable, self: object, now_s: float) -> None:
-        for handover in [h for d in self._decodes.values() for h in d.handovers.values()]:  # type: ignore[attr-defined]
-            handover.repeat_at_s = now_s + 1000
+        for handover in [h for d in self._decode_peers.values() for h in d.handoffs.values()]:  # type: ignore[attr-defined]
+            handover.resend_at_s = now_s + 1000
         original(self, now_s)
 
     patch.around(PrefillSide, "tick", tick)
@@ -386,7 +386,7 @@ TABLE = [
         "said-once",
         "F36: the last word is not repeated",
         _say_it_once,
-        "test_f36_a_lost_message_costs_a_moment_and_holds_nothing[Ready]",
+        "test_f36_a_lost_message_costs_a_moment_and_holds_nothing[PrefillDone]",
     ),
     _row(
         "no-lease-at-the-end",

@@ -85,7 +85,7 @@ def _find_anybody_s(patch: Patches) -> None:
     ) -> Any:
         return await original(self, request_id, epoch, **more)
 
-    patch.around(response_store, "own_request_id", own)
+    patch.around(response_store, "request_id_of_response", own)
     patch.around(StreamRegistry, "find", find)
 
 
@@ -145,7 +145,7 @@ def _let_others_start_what_is_ended(patch: Patches) -> None:
 
 
 def _replace_an_end(patch: Patches) -> None:
-    patch.put(shelf_records, "_may_replace", lambda known, record: known.epoch <= record.epoch)
+    patch.put(shelf_records, "_may_replace", lambda known, record: known.attempt_epoch <= record.attempt_epoch)
 
 
 def _forget_it_between_two_attempts(patch: Patches) -> None:
@@ -174,15 +174,19 @@ def _evict_the_oldest_of_all(patch: Patches) -> None:
 
 
 def _keep_the_raw_body(patch: Patches) -> None:
-    patch.put(request_builder, "compact", lambda body: body)
+    patch.put(request_builder, "compact_json", lambda body: body)
 
 
 def _let_a_caller_take_all(patch: Patches) -> None:
-    patch.put(task_pool, "fits", lambda amount, own, of_others, bound, is_named: own + of_others + amount <= bound)
+    patch.put(
+        task_pool,
+        "within_fair_share",
+        lambda amount, own, of_others, bound, is_named: own + of_others + amount <= bound,
+    )
 
 
 def _an_abort_fails_a_response(patch: Patches) -> None:
-    patch.put(event_builder.ResponseEventBuilder, "cancel", lambda self: self.failed(ABORTED))
+    patch.put(event_builder.ResponseEventBuilder, "cancel", lambda self: self.fail(ABORTED))
 
 
 def _an_abort_drops_a_response(patch: Patches) -> None:
@@ -200,7 +204,7 @@ def _a_failure_passes_what_waits_for_scores(patch: Patches) -> None:
     patch.put(
         ResponseFormatter,
         "format_error",
-        lambda self, info: [response_formatters.event_bytes(self._teller.failed(info))],
+        lambda self, info: [response_formatters.event_bytes(self._teller.fail(info))],
     )
 
 

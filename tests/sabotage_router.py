@@ -140,7 +140,7 @@ def _limits_count_from_the_break(patch: Patches) -> None:
         given = [len(one.token_ids) for one in prepared.attempt.choices] or [0] * (choice + 1)
         return original(prepared, choice, max(1, max_tokens - given[choice]), *rest)
 
-    patch.around(request_builder, "sampling_of", sampling)
+    patch.around(request_builder, "build_sampling_params", sampling)
 
 
 def _stop_strings_are_looked_for_from_the_break_on(patch: Patches) -> None:

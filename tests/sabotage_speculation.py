@@ -57,7 +57,7 @@ def _noise_of_the_first_choice(patch: Patches) -> None:
     def draw(original: Callable, sampling: SamplingParams, position: int) -> object:
         return original(msgspec.structs.replace(sampling, choice_index=0), position)
 
-    patch.around(draft_sampler, "Draw", draw)
+    patch.around(draft_sampler, "SamplingRow", draw)
 
 
 def _penalties_of_rejected_drafts_stay(patch: Patches) -> None:

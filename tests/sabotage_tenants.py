@@ -33,7 +33,7 @@ WORK = "tests/api/test_work_queues.py::"
 
 
 def _texts_are_tokenized_whatever_their_length(patch: Patches) -> None:
-    patch.put(tokenizer, "check_length", lambda *_: None)
+    patch.put(tokenizer, "check_text_length", lambda *_: None)
 
 
 def _long_texts_are_tokenized_to_their_end(patch: Patches) -> None:
@@ -119,7 +119,7 @@ def _the_next_caller_starts_the_process(patch: Patches) -> None:
 
 def _an_instance_lets_resumed_streams_in(patch: Patches) -> None:
     def order(original: Callable, prepared: Any, begun: Any) -> Any:
-        return replace(original(prepared, begun), admit_as_new=bool(prepared.attempt.skip_to))
+        return replace(original(prepared, begun), admit_as_new=bool(prepared.attempt.reader_positions))
 
     patch.around(request_builder, "_submit_spec", order)
 
@@ -127,7 +127,7 @@ def _an_instance_lets_resumed_streams_in(patch: Patches) -> None:
 def _a_router_says_that_resumed_streams_were_let_in(patch: Patches) -> None:
     def attempt(original: Callable, self: RouterStream, *args: Any) -> Any:
         made = original(self, *args)
-        return msgspec.structs.replace(made, was_accepted=made.was_taken or self.has_progress)
+        return msgspec.structs.replace(made, was_accepted=made.was_accepted or self.has_progress)
 
     patch.around(RouterStream, "build_attempt", attempt)
 

@@ -79,7 +79,7 @@ def test_an_instance_s_id_forges_no_audit_line(capsys: pytest.CaptureFixture[str
     assert [line for line in events if re.match(r"\S+ \S+ \S+ +\w+ +audit ", line)] == [events[-1]]
 
 
-LOGGED = "import logging; from onward import log; log.set_up('api-0'); logging.getLogger().info('engine up')"
+LOGGED = "import logging; from onward import log; log.configure('api-0'); logging.getLogger().info('engine up')"
 
 
 def test_on_a_terminal_a_line_replaces_the_progress_bar_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:

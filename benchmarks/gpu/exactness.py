@@ -8,8 +8,8 @@ are printed) and finish reasons with the base run, and prints how many streams d
 status is 1 if a stream differs, or if a line shows nothing since, for example, no request was preempted.
 
 SHAPE is one of `onward.bench.model_shapes`, with weights made on the device. With --model a folder with a `config.json` is
-served instead. On CUDA the server runs with --deterministic, on the CPU with --quantization int8; FLAGS come later and win, so
-`-- --no-deterministic` shows what the check finds without the promise.
+served instead. On CUDA the server runs with --deterministic, on the CPU with --quantization int8; FLAGS come later and win,
+so `-- --no-deterministic` shows what the check finds without the promise.
 """
 
 import argparse

@@ -4,8 +4,8 @@
 
 SHAPE is one of `onward.bench.model_shapes`. The requests are those of the workload "256" (or as many as there are streams),
 each streamed over a connection of its own. Clients are processes of their own; throughput is all tokens over the time from
-the first request to the last event. FLAGS go to `onward serve`. With a folder, a checkpoint of random numbers is written there
-(unless there is one) and served; without, weights are made on the device.
+the first request to the last event. FLAGS go to `onward serve`. With a folder, a checkpoint of random numbers is written
+there (unless there is one) and served; without, weights are made on the device.
 """
 
 import argparse

@@ -10,7 +10,6 @@ from onward.proto.control import (
     Drain,
     EngineGone,
     EngineUp,
-    FromChild,
     InstanceView,
     MetricsSnapshot,
     QueryInstance,
@@ -20,20 +19,13 @@ from onward.proto.control import (
     StopChild,
     StreamStoreGone,
     StreamStoreUp,
-    ToChild,
     Undrain,
     UpdateApiKeys,
 )
 from onward.proto.stats import MetricFamily
+from onward.transport.control_channel import SupervisorChannel
 
 QUERY_TIMEOUT_S = 3.0
-
-
-class SupervisorChannel(Protocol):
-    """What `transport.control.ControlChannel` does."""
-
-    def send(self, message: FromChild) -> bool: ...
-    def receive(self) -> ToChild | None: ...
 
 
 class EngineListener(Protocol):

@@ -7,7 +7,7 @@ together, as those of an engine do.
 
     python -m onward.bench.stand_in_instance --port 9000
 
-With `--text FILE` (a `ModelText`, as msgpack) it has a tokenizer to give to routers that ask for one.
+With `--text FILE` (a `TokenizerFiles`, as msgpack) it has a tokenizer to give to routers that ask for one.
 """
 
 import argparse

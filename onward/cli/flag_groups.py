@@ -71,7 +71,7 @@ SERVE: Groups = {
         "kv_port",
         "lease_s",
         "offer_hold_s",
-        "handover_timeout_s",
+        "handoff_timeout_s",
     ),
     "stopping, logs and recordings": (
         "drain_s",
@@ -102,7 +102,7 @@ ROUTER: Groups = {
         "stall_timeout_s",
         "restart_grace_s",
         "detach_ttl_s",
-        "tell_resumes",
+        "report_resumes",
     ),
     "keys and TLS": (
         "api_key",

@@ -20,9 +20,8 @@ def add_flags(parser: argparse._ActionsContainer, config: type[Any], skip: tuple
         on_cuda = knob.metadata.get("on_cuda")
         known = f"{default}; on CUDA {on_cuda}" if on_cuda is not None else default
         shown = f"{help_text} [{known}]" if default is not None else help_text
-        parser.add_argument(
-            "--" + knob.name.replace("_", "-"), default=None, help=shown, **_kind_of(hints[knob.name], knob.name)
-        )
+        names = ["--" + knob.name.replace("_", "-"), *filter(None, [knob.metadata["alias"]])]
+        parser.add_argument(*names, default=None, help=shown, dest=knob.name, **_kind_of(hints[knob.name], knob.name))
 
 
 def add_grouped_flags(

@@ -1,7 +1,7 @@
 """`onward up`: a whole cluster on this machine in one command, for trying and testing.
 
-Makes command lines for `onward serve` and `onward router` and hands them to `supervisor.cluster`; those know nothing of it.
-With a router in front only the router is reached from outside, and it is the router that names prefill peers.
+Makes command lines for `onward serve` and `onward router` and hands them to `supervisor.local_cluster`; those know nothing
+of it. With a router in front only the router is reached from outside, and it is the router that names prefill peers.
 """
 
 import argparse
@@ -66,7 +66,7 @@ ROUTER_ONLY_FLAGS = (
     "retry_budget",
     "restart_grace_s",
     "request_timeout_s",
-    "tell_resumes",
+    "report_resumes",
 )
 FRONTEND_SECRETS = ("api_key", "api_key_file")
 """Whoever stands in front has them from its environment: command lines can be read by everybody on the machine."""

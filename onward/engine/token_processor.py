@@ -67,7 +67,7 @@ class TokenProcessor:
         for event in sorted(result.events, key=_slot):
             request = find(event.slot_epoch)
             if request is None:
-                self._metrics.stale.inc(type(event).__name__.lower())
+                self._metrics.stale.inc(type(event).__name__.removeprefix("Slot").lower())
                 continue
             self._process_isolated(request, event, now_s)
         self._count_generated()
@@ -79,7 +79,7 @@ class TokenProcessor:
 
     def finish(self, request: Request, reason: FinishReason, now_s: float, error_code: str | None = None) -> None:
         """Ends a live request: release behind the fence, count, log, forget. Its last delta went out before. A prompt whose
-        token is sampled for a peer is counted by `count_end`, once it is known whether the peer has its KV."""
+        token is sampled for a peer is counted by `record_finish`, once it is known whether the peer has its KV."""
         if request.slot is not None:
             self.rates.freed_slots.add(1, now_s)
         self._scheduler.remove(request)

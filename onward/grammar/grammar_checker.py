@@ -66,7 +66,7 @@ class GrammarChecker:
         self._lock = threading.Lock()
 
     def check(self, grammar: Grammar) -> None:
-        """Raises `GrammarRefused`."""
+        """Raises `InvalidGrammar`."""
         encoded = msgspec.msgpack.encode(grammar)
         key = hashlib.blake2b(encoded, digest_size=16).digest()
         with self._lock:

@@ -31,13 +31,13 @@ class GrammarCompiler:
         return len(self._compiled)
 
     def matcher(self, grammar: Grammar, token_ids: Iterable[int] = ()) -> GrammarMatcher:
-        """At the place that these tokens lead to. Raises `GrammarRefused` or `TokenRefused`."""
+        """At the place that these tokens lead to. Raises `InvalidGrammar` or `TokenNotAllowed`."""
         matcher = GrammarMatcher(self._copy_compiled(grammar), self._vocabulary)
         matcher.replay(token_ids)
         return matcher
 
     def check(self, grammar: Grammar) -> None:
-        """Compiles it and looks at its first token. Raises `GrammarRefused`."""
+        """Compiles it and looks at its first token. Raises `InvalidGrammar`."""
         try:
             mask = self.matcher(grammar).mask()
         except GrammarLimitExceeded as error:

@@ -181,7 +181,7 @@ class Ops(Protocol):
     def invariant_gated_linear(
         self, x: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """`linear` and `silu_gate`: the weight holds gates, then ups. `gate_up` may be overwritten."""
+        """`linear` and `silu_and_mul`: the weight holds gates, then ups. `gate_up` may be overwritten."""
         ...
 
     def single_row_linear(

@@ -16,7 +16,8 @@ SCHEME = "int8-g32-v1"
 
 
 def quantize_model(config: ModelConfig, tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Float32 tensors by their Hugging Face names in; named arrays, exactly as `layers.int8_layers` reads them, out."""
+    """Float32 tensors by their Hugging Face names in; named arrays, exactly as `models.layers.int8_layers` reads them,
+    out."""
     yield "embed", pack(tensors["model.embed_tokens.weight"])
     for layer in range(config.num_layers):
         for name, array in _quantize_layer(config, tensors, f"model.layers.{layer}."):

@@ -1,4 +1,4 @@
-"""Slow, obvious torch for every kernel of this folder, in float64, on any device: what the fast ones are tested against.
+"""Slow, obvious torch for every kernel of `triton`, in float64, on any device: what the fast ones are tested against.
 
 Inputs are widened first, so that what differs is the kernels' rounding alone.
 """

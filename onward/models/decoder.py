@@ -1,7 +1,7 @@
 """One decoder for every dense model of the Llama line. What differs between them is data in `ModelConfig`.
 
-Two families of layers can fill it: floats around torch, and int8 without torch. Both read the same `Rows`, write the same
-`PagedKV`, and answer with the logits of the rows that were asked for.
+Two families of layers can fill it: floats around torch, and int8 without torch. Both read the same `ForwardBatch`, write
+the same `PagedKV`, and answer with the logits of the rows that were asked for.
 """
 
 from collections.abc import Mapping

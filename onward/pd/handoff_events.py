@@ -18,7 +18,7 @@ class HandoffKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GrantedLease:
-    """What D gives to P. See `Grant`."""
+    """What D gives to P. See `LeaseGrant`."""
 
     lease_id: str
     endpoint: KvEndpoint

@@ -6,7 +6,7 @@
     D        . answered |---------- lease_s ----------|- margin_s -| gives up
 
 D answers after P has sent, and waits longer. So P has stopped when D gives up, as long as the rates of their clocks
-differ by less than `margin_s` in `lease_s`, and P looks at its clock more often than each `margin_s`.
+differ by less than `lease_margin_s` in `lease_s`, and P looks at its clock more often than each `lease_margin_s`.
 """
 
 from dataclasses import dataclass

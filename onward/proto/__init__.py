@@ -3,4 +3,4 @@
 `SCHEMA_VERSION` is part of every handshake. Processes of different versions refuse each other instead of misreading.
 """
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6

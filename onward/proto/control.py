@@ -115,7 +115,7 @@ class ProcessView(msgspec.Struct, frozen=True):
 
 
 class InstanceView(msgspec.Struct, frozen=True, tag="instance_view"):
-    """Answers `AskInstance`: the whole instance, whichever process was asked."""
+    """Answers `QueryInstance`: the whole instance, whichever process was asked."""
 
     query_id: Serial
     incarnation: str

@@ -1,7 +1,8 @@
 """Between api and engine. Identity is (request id, epoch, position).
 
 The api issues epochs, each higher than any it used for that request before; the engine echoes them. The position is the
-index in the whole output. Anything may be lost here: `Holding`, once a second, shows each side what the other has.
+index in the whole output. Anything may be lost here: `HeldRequestsReport`, once a second, shows each side what the other
+has.
 """
 
 import msgspec
@@ -42,7 +43,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Run this request, from the tokens so far. Also the one way to recover from anything."""
 
     seq: Serial
-    """Numbers what one api process sends, so that `Holding` can say how far the engine had read."""
+    """Numbers what one api process sends, so that `HeldRequestsReport` can say how far the engine had read."""
     request_id: str
     """Includes the choice: unique for each output sequence."""
     epoch: Serial

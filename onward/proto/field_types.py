@@ -1,7 +1,7 @@
 """The ranges of numbers in messages. msgspec checks them where a message is decoded, and refuses the message.
 
 NaN and infinity are in none of them: one NaN among the waiting times leaves the queue without an order. Ranges are those
-that the receiver can work with, and wider than what a client may ask for, which `api.request_checks` decides.
+that the receiver can work with, and wider than what a client may ask for, which `api.requests.validation` decides.
 """
 
 from typing import Annotated

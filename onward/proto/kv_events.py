@@ -5,7 +5,7 @@ import msgspec
 from onward.proto.field_types import SerialOrNone
 
 
-class KvEvents(msgspec.Struct, frozen=True):
+class KvEvents(msgspec.Struct, frozen=True, rename={"first_event": "number"}):
     """In order. Names of blocks, as `proto.block_hash` makes them."""
 
     first_event: SerialOrNone

@@ -69,13 +69,13 @@ class EndLease(msgspec.Struct, frozen=True, array_like=True, tag="end_lease"):
 
 
 class RevokeLease(msgspec.Struct, frozen=True, array_like=True, tag="revoke"):
-    """Let nothing more be written. Answered by `LeaseQuiet` when that is certain; also for a lease nobody knows."""
+    """Let nothing more be written. Answered by `LeaseQuiesced` when that is certain; also for a lease nobody knows."""
 
     lease_id: str
 
 
 class StopPush(msgspec.Struct, frozen=True, array_like=True, tag="stop_push"):
-    """Read and write nothing more for this lease. Answered by `PushQuiet`, always."""
+    """Read and write nothing more for this lease. Answered by `PushQuiesced`, always."""
 
     lease_id: str
 
@@ -84,7 +84,7 @@ KvCommand = ExpectWrites | EndLease | RevokeLease | StopPush
 
 
 class ExpectingWrites(msgspec.Struct, frozen=True, array_like=True, tag="expecting"):
-    """Answers `Expect`: a peer that is told of the lease now finds the door open."""
+    """Answers `ExpectWrites`: a peer that is told of the lease now finds the door open."""
 
     lease_id: str
 

@@ -1,7 +1,8 @@
 """What every process must know about the model, without opening its weights.
 
-A prepared model is a folder with a `manifest.json` (one `PreparedModel`), written once by `models.store`. The api reads
-the tokenizer and the template named there, the worker maps the weights, and nobody parses the original files again.
+A prepared model is a folder with a `manifest.json` (one `PreparedModel`), written once by `models.loader.model_store`. The
+api reads the tokenizer and the template named there, the worker maps the weights, and nobody parses the original files
+again.
 """
 
 import msgspec

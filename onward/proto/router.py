@@ -16,7 +16,7 @@ far, and reads tokens and ends from the `id:` lines of the answer; what the toke
 
 Bodies are msgpack both ways but where it says JSON, and for an attempt's answer. The probe is for instances that do not
 register by themselves.
-All of them carry the header `X-Onward-Proof` where there is a cluster key; see `transport.proof`.
+All of them carry the header `X-Onward-Proof` where there is a cluster key; see `transport.cluster_signature`.
 
 The events of an attempt's answer, in order:
 
@@ -244,7 +244,7 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
         return has_ended or self.error is not None or self.is_cancelled
 
 
-class AbortReply(msgspec.Struct, frozen=True):
+class InstanceAbortReply(msgspec.Struct, frozen=True):
     """What an instance answers to a router's `ABORT_PATH`."""
 
     aborted: list[str]
@@ -259,7 +259,7 @@ class QueryResponse(msgspec.Struct, frozen=True, kw_only=True):
     """`whole`, `rest`: a response that is over, for the client that it is written to, stored or not: as it is shown, or the
     events that are missing. `context`: its items, for one that goes on from it. `keep` it as it is; if it is cancelled,
     whatever runs of it at the instance ends. The answer is the record that is kept, which may have completed before.
-    `take_up`: it is to be made to its end. `delete` it, and end what runs of it."""
+    `resume`: it is to be made to its end. `delete` it, and end what runs of it."""
     record: StreamRecord
     after_event: SerialOrNone = -1
     """The number of the last event that the client has."""

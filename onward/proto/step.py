@@ -55,7 +55,7 @@ class RunSlot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PreemptSlot(msgspec.Struct, frozen=True, array_like=True):
-    """Takes a slot away. Answered by `Preempted` in the same step's result, also when nothing else runs."""
+    """Takes a slot away. Answered by `SlotPreempted` in the same step's result, also when nothing else runs."""
 
     slot: Count
     slot_epoch: Serial
@@ -105,7 +105,7 @@ class SlotTokens(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t"
     logprobs: list[TokenLogprobs] | None = None
     """Where asked for: one for each of `token_ids`."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """As in `Advanced`, from the step that reached the prompt's end."""
+    """As in `SlotAdvanced`, from the step that reached the prompt's end."""
     grammar_done: bool = False
     """The last of `token_ids` completes the request's grammar, and nothing can follow it."""
     num_draft_tokens: Count = 0
@@ -154,7 +154,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """Time the worker spent on this step."""
 
 
-class WorkerHello(msgspec.Struct, frozen=True):
+class WorkerHello(msgspec.Struct, frozen=True, rename={"kv_layout": "layout"}):
     """A worker's first message to its engine: who it is, and what memory it has."""
 
     schema_version: Count

@@ -1,6 +1,6 @@
 """Streams whose client has gone, or may not have seen the end: kept for a while, within bounds, so that it can return.
 
-Callers share the bounds fairly, see `fair_records`. Takes the time; does no I/O.
+Callers share the bounds fairly, see `fair_record_store`. Takes the time; does no I/O.
 """
 
 from collections import OrderedDict

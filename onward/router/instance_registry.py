@@ -396,7 +396,7 @@ def _validation_error(new: Registration) -> str | None:
 
 
 def _normalize_url(url: str) -> str:
-    """One form of each URL. One that is not valid stays as it is: `_malformed` refuses it."""
+    """One form of each URL. One that is not valid stays as it is: `_validation_error` refuses it."""
     try:
         return str(parse_server_url(url))
     except ValueError:

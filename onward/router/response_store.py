@@ -40,7 +40,7 @@ _records = msgspec.msgpack.Decoder(StreamRecord)
 
 
 class ClusterResponseStore:
-    """`Responses` of `web.response_endpoint`, behind a router."""
+    """`Responses` of `web.openai_api.response_endpoint`, behind a router."""
 
     poll_interval_s = 0.2
 

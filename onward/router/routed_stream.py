@@ -39,7 +39,7 @@ class RoutedStream:
     """It restarts a process, and may have the stream back if it is quick: until `grace_until_s`."""
     grace_until_s: float = 0.0
     budget_refused_error: ErrorInfo | None = None
-    """The retry budget had nothing left for it, after this error; it is asked again until `budget_until_s`."""
+    """The retry budget had nothing left for it, after this error; it is asked again until `budget_deadline_at_s`."""
     budget_deadline_at_s: float = 0.0
     waiting_since_s: float | None = None
     overloaded_since_s: float | None = None

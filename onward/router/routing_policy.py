@@ -1,8 +1,8 @@
 """Which instance takes a request, and which ones compute its prompt: facts in, decision out. Read this to know who wins.
 
-First the rules that no policy may break: `may_take` says who can have it at all, and `reluctance` in which order of
+First the rules that no policy may break: `can_take_request` says who can have it at all, and `reluctance` in which order of
 necessity; only the least reluctant ones are put before the policy. A policy is a pure function over these. What round
-robin must remember is kept by the `Chooser`.
+robin must remember is kept by the `InstanceSelector`.
 """
 
 import hashlib
@@ -135,8 +135,8 @@ def power_of_two(candidates: Sequence[InstanceInfo], chance: RandBelow) -> Insta
 def prefix(candidates: Sequence[InstanceInfo], hashes: Sequence[BlockHash], index: PrefixIndex | None) -> InstanceInfo:
     """The longest cached prefix, balanced against load.
 
-    Each is rated by its load, less `PREFIX_WORTH` times the share of the prompt that it has cached; the lowest wins. So
-    whoever wins is never more than `PREFIX_WORTH` (of what runs at once) busier than the least loaded one, a longer
+    Each is rated by its load, less `PREFIX_WEIGHT` times the share of the prompt that it has cached; the lowest wins. So
+    whoever wins is never more than `PREFIX_WEIGHT` (of what runs at once) busier than the least loaded one, a longer
     match is worth as much more load as it is longer, and where nobody knows the prompt the load decides.
     """
     if index is None or not hashes:

@@ -22,11 +22,11 @@ from onward.proto.router import (
     PROBE_PATH,
     SIGNATURE_HEADER,
     TOKENIZER_FILES_PATH,
-    AbortReply,
     Attempt,
     CloseAttempt,
     ClosedAttempt,
     FindStream,
+    InstanceAbortReply,
     QueryTokenizerFiles,
     Registration,
     RegistrationReply,
@@ -111,10 +111,10 @@ class UpstreamClient:
         answer = await self._ask(url, TOKENIZER_FILES_PATH, msgspec.msgpack.encode(QueryTokenizerFiles()))
         return None if answer is None else _decoded(answer, TokenizerFiles)
 
-    async def abort(self, url: str, asked: dict[str, object]) -> AbortReply | None:
+    async def abort(self, url: str, asked: dict[str, object]) -> InstanceAbortReply | None:
         answer = await self._ask(url, ABORT_PATH, msgspec.json.encode(asked), {"content-type": "application/json"})
         try:
-            return None if answer is None else msgspec.json.decode(answer, type=AbortReply)
+            return None if answer is None else msgspec.json.decode(answer, type=InstanceAbortReply)
         except msgspec.MsgspecError:
             return None
 

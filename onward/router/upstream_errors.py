@@ -1,4 +1,4 @@
-"""What went wrong at an instance, as it told a router or failed to: the reading side of `web.failures`."""
+"""What went wrong at an instance, as it told a router or failed to: the reading side of `web.error_format`."""
 
 import msgspec
 

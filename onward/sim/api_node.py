@@ -1,4 +1,4 @@
-"""An api process in a simulation: the shipping `Api` with a simulated sockets, server and supervisor."""
+"""An api process in a simulation: the shipping `ApiProcess` with a simulated sockets, server and supervisor."""
 
 import asyncio
 from collections import deque
@@ -35,7 +35,8 @@ class SimPort(Protocol):
 
 
 class SimSocket:
-    """What `transport.zmq.EngineSocket` and `transport.shelf.ShelfSocket` are, over simulated wires."""
+    """What `transport.zmq_sockets.EngineClientSocket` and `transport.stream_store_sockets.StreamStoreClientSocket` are,
+    over simulated wires."""
 
     def __init__(self, port: SimPort | None, api: SimProcess, incarnation: str) -> None:
         self._inbox: deque[Any] = deque()
@@ -89,7 +90,7 @@ class ApiNode:
         )
         self.api = process.run(ApiProcess, start, cast(Any, self.channel), prompts, rim)
         listener.serve(process, self.api.app)
-        process.run(self.api.started)
+        process.run(self.api.on_listening)
 
     def _control_later(self) -> None:
         if not self._control_is_due:

@@ -56,7 +56,10 @@ class FindingGroup(msgspec.Struct):
     invariant: int | None = None
 
 
-class RunTotals(msgspec.Struct):
+class RunTotals(
+    msgspec.Struct,
+    rename={"planned": "drawn", "triggered": "fired", "end_reasons": "ends", "hits": "strikes", "untriggered": "quiet"},
+):
     """Sums over runs of one shape. Histograms say how many runs had so many of something."""
 
     num_runs: int = 0
@@ -257,9 +260,9 @@ def sum_totals(tallies: Sequence[RunTotals]) -> RunTotals:
     for tally in tallies:
         for name in ("num_runs", "cpu_s", "virtual_s", "num_errors", "num_resumes"):
             setattr(total, name, getattr(total, name) + getattr(tally, name))
-        for name in ("drawn", "fired", "ends", "requests", "tokens", "faults", "strikes", "kinds"):
+        for name in ("planned", "triggered", "end_reasons", "requests", "tokens", "faults", "hits", "kinds"):
             _add(getattr(total, name), getattr(tally, name))
-        for name in ("violations", "failures", "quiet"):
+        for name in ("violations", "failures", "untriggered"):
             _add_groups(getattr(total, name), getattr(tally, name))
     return total
 

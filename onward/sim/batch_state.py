@@ -22,7 +22,7 @@ _MODULES_NO_RUN_DEPENDS_ON = (
 """Modules that no run depends on."""
 
 
-class CompletedRange(msgspec.Struct, frozen=True):
+class CompletedRange(msgspec.Struct, frozen=True, rename={"totals": "tally"}):
     """A range of seeds, and what came of it."""
 
     shape: Shape
@@ -32,7 +32,7 @@ class CompletedRange(msgspec.Struct, frozen=True):
     totals: RunTotals
 
 
-class BatchState(msgspec.Struct):
+class BatchState(msgspec.Struct, rename={"selection": "choice"}):
     selection: FaultSelection = FaultSelection()
     done: list[CompletedRange] = []
     wall_s: float = 0.0

@@ -165,8 +165,8 @@ STEPS: dict[str, CatalogueEntry] = {
             [ROOMY],
             burst(4, "face "),
             [
-                on_message("Deltas", "repeat", "m0/engine", duration_s=1.0, rate=0.5),
-                on_message("Deltas", "lose", ">m0/api", nth=8, duration_s=0.3, rate=0.5),
+                on_message("TokenDeltas", "repeat", "m0/engine", duration_s=1.0, rate=0.5),
+                on_message("TokenDeltas", "lose", ">m0/api", nth=8, duration_s=0.3, rate=0.5),
             ],
         ),
         TESTS + "test_f11_a_token_is_taken_at_its_position_once",

@@ -1,4 +1,4 @@
-"""The engine's sockets in a simulation: the same ports as `transport.zmq.Wires` gives, over simulated wires.
+"""The engine's sockets in a simulation: the same ports as `transport.zmq_sockets.SocketPoller` gives, over simulated wires.
 
 An address belongs to whoever has bound it last. What is sent to one that nobody has bound is lost, or refused where the
 real socket would refuse it.
@@ -48,23 +48,23 @@ class SimEngineWires:
     def watch_fd(self, fd: int) -> None:
         pass
 
-    def api_port(self, address: str) -> "SimApiPort":
+    def engine_server(self, address: str) -> "SimApiPort":
         port = self.addresses.apis[address] = SimApiPort(self)
         return port
 
-    def worker_port(self, address: str) -> "SimWorkerPort":
+    def engine_wire_end(self, address: str) -> "SimWorkerPort":
         port = self.addresses.workers[address] = SimWorkerPort(self)
         return port
 
-    def kv_port(self, address: str) -> "SimKvPort":
+    def engine_kv_wire_end(self, address: str) -> "SimKvPort":
         port = self.addresses.kv[address] = SimKvPort(self)
         return port
 
-    def decode_port(self, listening_fd: int, cluster_key: str) -> "SimDecodePort":
+    def handoff_server(self, listening_fd: int, cluster_key: str) -> "SimDecodePort":
         port = self.addresses.handoff[self.handoff_address] = SimDecodePort(self)
         return port
 
-    def prefill_peer(self, address: str, cluster_key: str, incarnation: str) -> "SimPrefillPeer":
+    def handoff_client(self, address: str, cluster_key: str, incarnation: str) -> "SimPrefillPeer":
         return SimPrefillPeer(self, address, incarnation)
 
     def drop(self, port: Any) -> None:

@@ -15,7 +15,7 @@ class FaultKind:
     help: str
     shapes: tuple[Shape, ...] = SHAPES
     is_client_fault: bool = False
-    """Part of what clients do: it stands in an `Ask`, not among the faults."""
+    """Part of what clients do: it stands in a `SimRequest`, not among the faults."""
 
 
 WITH_PEERS: tuple[Shape, ...] = ("pd", "cluster")

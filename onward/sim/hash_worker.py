@@ -39,8 +39,8 @@ from onward.sim.kv_transfer import SimKvTransfer
 from onward.worker.logits_processors.slot_grammar import SlotGrammar, SlotGrammarError
 
 EMBEDDING_SIZE = 8
-_LATER_FIELDS = ("pooling", "grammar", "thinking")
-"""Of `Sampling`."""
+_LATER_FIELDS = ("pooling", "grammar", "reasoning")
+"""Of `SamplingParams`."""
 _UNWRITTEN = -1
 _UNWRITTEN_BYTES = b"\xff" * 8
 
@@ -124,7 +124,7 @@ def _allowed(mask: TokenBitmask, sampling: SamplingParams, position: int) -> lis
 @lru_cache(maxsize=1024)
 def _noise_key(sampling: SamplingParams) -> bytes:
     """Everything that decides a token beside the history. Greedy choice needs no noise."""
-    greedy = {} if sampling.temperature else {"seed": 0, "choice": 0}
+    greedy = {} if sampling.temperature else {"seed": 0, "choice_index": 0}
     what_decides = msgspec.structs.replace(
         sampling, max_tokens=None, min_tokens=0, end_token_ids=(), logprobs=None, prompt_logprobs=None, **greedy
     )

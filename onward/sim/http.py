@@ -286,7 +286,7 @@ class SimHttpSession:
         return SimRequestContext(self._web, self._process, method, url, b"", headers or {}, options.get("timeout"))
 
     async def post_attempt(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> SimHttpResponse:
-        """As `router.posting` does it."""
+        """As `router.upstream_connections` does it."""
         try:
             return await self.post(url + path, data=body, headers=headers)
         except aiohttp.ClientConnectorError as fault:

@@ -190,9 +190,11 @@ class InvariantMonitor:
     def _unsettled(self) -> str | None:
         """Somebody who still holds something, if there is one."""
         for name, router in self._simulation.routers.items():
-            if router.router.serving.core.routes():
+            if router.router.serving.core.live_streams():
                 return f"router {name} still has streams"
-            if booked := sum(one.booked for one in router.router.serving.core.replicas.all(router.process.now_s())):
+            if booked := sum(
+                one.num_reserved for one in router.router.serving.core.instances.list_instances(router.process.now_s())
+            ):
                 return f"router {name} still has {booked} places booked"
         for instance in self._simulation.instances.values():
             problem = _find_unsettled(instance)
@@ -258,6 +260,6 @@ def _find_unsettled(instance: SimInstance) -> str | None:
     if plane is not None and (plane.expected_leases or plane.pushes):
         return f"leases {sorted(plane.expected_leases)} and pushes {sorted(plane.pushes)} are left"
     for api in life.apis.values():
-        if (held := api.api.num_held) > 0:
+        if (held := api.api.num_unfinished) > 0:
             return f"an api process still holds {held} requests"
     return None

@@ -105,7 +105,7 @@ class SimKvTransfer:
             case EndLease():
                 del self.expected_leases[command.lease_id]
             case RevokeLease():
-                # Quiet when the writer says so; `PlaneNetwork` asks it.
+                # Quiet when the writer says so; `SimKvNetwork` asks it.
                 if command.lease_id in self.expected_leases:
                     self.expected_leases[command.lease_id].revoked = True
                 else:

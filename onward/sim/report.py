@@ -35,7 +35,7 @@ DISTRIBUTIONS = {
     "tokens": "delivered tokens",
     "faults": "faults that struck",
     "kinds": "kinds of them",
-    "strikes": "messages and processes hit",
+    "hits": "messages and processes hit",
 }
 PERCENTS = (10, 50, 90)
 Rows = tuple[list[str], list[list[str]]]
@@ -241,7 +241,8 @@ def document_of(tallies: Mapping[Shape, RunTotals], rates: BatchRates, codes: Ma
 
 def _figures(tally: RunTotals) -> dict[str, Any]:
     figures = msgspec.to_builtins(tally)
+    keys = {field.name: field.encode_name for field in msgspec.structs.fields(RunTotals)}
     for name in DISTRIBUTIONS:
         histogram = getattr(tally, name)
-        figures[name] = {"total": total_of(histogram)} | {f"p{at}": percentile(histogram, at) for at in PERCENTS}
+        figures[keys[name]] = {"total": total_of(histogram)} | {f"p{at}": percentile(histogram, at) for at in PERCENTS}
     return figures

@@ -32,7 +32,7 @@ class RouterNode:
         session = SimHttpSession(self._web, process)
         router = partial(Router, self._config, self._cluster_key, keys=self._keys)
         self.router = process.run(router, process, chance, cast(Any, session), session.post_attempt)
-        process.start(self.router.serving.run_clockwork())
+        process.start(self.router.serving.run_maintenance())
         self._listener.serve(process, self.router.app)
 
     def set_clock(self, offset_s: float) -> None:

@@ -12,7 +12,7 @@ Path = Literal["/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/e
 SHAPES: tuple[Shape, ...] = ("engine", "pd", "cluster")
 
 
-class SimInstanceSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+class SimInstanceSpec(msgspec.Struct, frozen=True, omit_defaults=True, rename={"num_api_processes": "num_apis"}):
     """One instance: a supervisor, an engine, its worker and api processes."""
 
     name: str
@@ -36,7 +36,9 @@ class SimInstanceSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens that its requests may draft in a step."""
 
 
-class SimRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+class SimRequest(
+    msgspec.Struct, frozen=True, omit_defaults=True, rename={"is_streaming": "streams", "disconnect_at_s": "drop_at_s"}
+):
     """One request, and what its client does with it."""
 
     name: str
@@ -57,7 +59,7 @@ class SimRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     pooling: str = ""
     """Of a request for vectors, whose texts are as many as `n`."""
     structure: str = ""
-    """One of `structures.STRUCTURES`."""
+    """One of `output_structures.STRUCTURES`."""
     wants_usage: bool = False
     ignore_eos: bool = False
     priority: int = 0
@@ -91,11 +93,11 @@ class MessageTrigger(msgspec.Struct, frozen=True, omit_defaults=True):
     wire: str = ""
 
 
-class FaultSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+class FaultSpec(msgspec.Struct, frozen=True, omit_defaults=True, rename={"trigger": "moment"}):
     """Something that goes wrong, once or for a while."""
 
     kind: str
-    """One of `faults.KINDS`."""
+    """One of `fault_kinds.FAULT_KINDS`."""
     target: str = ""
     """A process, a machine or a wire, by a part of its name; empty: all that the kind can concern."""
     at_s: float = 0.0
@@ -106,7 +108,17 @@ class FaultSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """For kinds that concern messages: which share of them."""
 
 
-class Scenario(msgspec.Struct, frozen=True, omit_defaults=True):
+class Scenario(
+    msgspec.Struct,
+    frozen=True,
+    omit_defaults=True,
+    rename={
+        "instances": "machines",
+        "requests": "asks",
+        "uses_static_instances": "lists_instances",
+        "expects_no_errors": "expects_calm",
+    },
+):
     seed: int
     shape: Shape
     instances: list[SimInstanceSpec]

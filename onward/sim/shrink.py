@@ -85,14 +85,14 @@ class _ShrinkSearch:
 
     def _drop_parts(self) -> None:
         self._remove_items(self._scenario.faults, lambda faults: {"faults": faults})
-        self._remove_items(self._scenario.requests, lambda asks: {"asks": asks})
+        self._remove_items(self._scenario.requests, lambda asks: {"requests": asks})
         self._remove_items(self._scenario.instances, self._with_machines)
 
     def _with_machines(self, machines: list[SimInstanceSpec]) -> dict[str, Any]:
         """What concerns a machine goes with it."""
         gone = {one.name for one in self._scenario.instances} - {one.name for one in machines}
         kept = [fault for fault in self._scenario.faults if fault.target not in gone]
-        return {"machines": machines, "faults": kept}
+        return {"instances": machines, "faults": kept}
 
     def _remove_items(self, items: Sequence[T], changes: Callable[[list[T]], dict[str, Any]]) -> None:
         """First all of them, then halves, quarters, down to one by one."""
@@ -110,7 +110,11 @@ class _ShrinkSearch:
     def _simplify(self) -> None:
         for change in _plainer_wholes(self._scenario):
             self._still_violates(**change)
-        for name, plainer in (("asks", _plainer_asks), ("faults", _plainer_faults), ("machines", _plainer_machines)):
+        for name, plainer in (
+            ("requests", _plainer_asks),
+            ("faults", _plainer_faults),
+            ("instances", _plainer_machines),
+        ):
             for index in range(len(getattr(self._scenario, name))):
                 self._make_one_plain(name, index, plainer)
 
@@ -162,8 +166,8 @@ def _is_possible(scenario: Scenario) -> bool:
 
 
 def _plainer_wholes(scenario: Scenario) -> Iterator[dict[str, Any]]:
-    yield {"asks": [_with_defaults(ask, _ASK_FIXED) for ask in scenario.requests]}
-    yield {"machines": [_with_defaults(machine, _MACHINE_FIXED) for machine in scenario.instances]}
+    yield {"requests": [_with_defaults(ask, _ASK_FIXED) for ask in scenario.requests]}
+    yield {"instances": [_with_defaults(machine, _MACHINE_FIXED) for machine in scenario.instances]}
     if scenario.num_routers > 1:
         others = [fault for fault in scenario.faults if not fault.target.startswith("r") or fault.target == "r0"]
         yield {"num_routers": 1, "faults": others}

@@ -1,4 +1,5 @@
-"""A shelf process in a simulation: the shipping `ShelfProcess` on simulated wires, woken by what arrives and by time."""
+"""A shelf process in a simulation: the shipping `StreamStoreProcess` on simulated wires, woken by what arrives and by
+time."""
 
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +17,7 @@ IDLE_TICK_S = 1.0
 
 
 class SimStreamStorePort:
-    """What `transport.shelf.ShelfPort` is."""
+    """What `transport.stream_store_sockets.StreamStoreServerSocket` is."""
 
     def __init__(self, ground: SimContext, process: SimProcess, wake: Callable[[], None]) -> None:
         self._ground, self._process, self._wake = ground, process, wake

@@ -49,7 +49,7 @@ class IntruderClient:
         self._chance = web.ground.random.substream(process.name)
 
     async def try_access_stream(self, cursor: str, label: str, body: dict[str, Any]) -> None:
-        """In one way or the other. Raises `Wrong` if anything is learnt or done by it."""
+        """In one way or the other. Raises `InvariantError` if anything is learnt or done by it."""
         door, request_id = self._chance.choice(self._doors), parse_cursor(cursor).request_id
         url, back = door + self._path, self._headers | {"Last-Event-ID": cursor}
         try:

@@ -1,6 +1,6 @@
 """What an instance keeps for its api processes: records by their ids, for a while, each kind within bounds of its own.
 
-Callers share the bounds fairly, see `fair_records`. Takes the time; does no I/O.
+Callers share the bounds fairly, see `fair_record_store`. Takes the time; does no I/O.
 """
 
 from collections.abc import Collection, Mapping

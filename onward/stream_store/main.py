@@ -1,4 +1,4 @@
-"""The shelf process: a socket and the clock around `ShelfCore`. Started by the supervisor before the api processes.
+"""The shelf process: a socket and the clock around `StreamStoreCore`. Started by the supervisor before the api processes.
 
 One per instance. What it keeps dies with it: then a client's reconnect is answered as if its stream were unknown, and it
 repeats its POST.
@@ -15,7 +15,6 @@ from onward.clock import Clock, SystemClock
 from onward.proto.control import (
     ApiGone,
     ChildReady,
-    FromChild,
     MetricsSnapshot,
     QueryMetrics,
     StartStreamStore,
@@ -24,7 +23,7 @@ from onward.proto.control import (
 )
 from onward.proto.stream_store import FromStreamStore, ToStreamStore
 from onward.stream_store.store_core import OutgoingMessages, StreamStoreCore
-from onward.transport.control_channel import ChannelClosed, join_supervisor
+from onward.transport.control_channel import ChannelClosed, SupervisorChannel, join_supervisor
 from onward.transport.zmq_sockets import SocketPoller
 
 TICK_MS = 50
@@ -32,13 +31,6 @@ MAX_INBOX_PER_TURN = 1000
 """So that a flood of records cannot keep the supervisor waiting."""
 
 logger = logging.getLogger(__name__)
-
-
-class SupervisorChannel(Protocol):
-    """What `transport.control.ControlChannel` does."""
-
-    def send(self, message: FromChild) -> bool: ...
-    def receive(self) -> ToChild | None: ...
 
 
 class StreamStoreServer(Protocol):
@@ -97,7 +89,7 @@ def main() -> None:
     channel = join_supervisor(parser.parse_args().control_fd)
     start = channel.wait_receive()
     assert isinstance(start, StartStreamStore), "the first message says what to be"
-    log.configure("shelf", start.log_level)
+    log.configure("stream_store", start.log_level)
     wires = SocketPoller()
     wires.watch_fd(channel.fileno())
     try:

@@ -14,7 +14,7 @@ from onward.transport.control_channel import ChannelClosed, ControlChannel, cont
 
 
 class ProcessRole(Enum):
-    STREAM_STORE = "shelf"
+    STREAM_STORE = "stream_store"
     ENGINE = "engine"
     WORKER = "worker"
     API = "api"

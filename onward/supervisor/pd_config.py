@@ -124,7 +124,7 @@ def check_pd(config: ServeConfig) -> None:
         require_cluster_key(peer, key_file)
     if (port := handoff_port_to_open(config)) is not None:
         _check_handoff(config, port)
-    for name in ("lease_s", "offer_hold_s", "handover_timeout_s"):
+    for name in ("lease_s", "offer_hold_s", "handoff_timeout_s"):
         if not 0 < getattr(config, name) < math.inf:
             raise StartupError(f"--{name.replace('_', '-')} must be a positive number of seconds")
     if config.local_prefill_tokens < 0:

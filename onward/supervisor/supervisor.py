@@ -219,7 +219,7 @@ class Supervisor:
             EngineConfig,
             prefill_peers=self._pd.prefill_peers,
             kv_checksums=self._pd.kv_checksums,
-            num_drafts=num_draft_tokens_of(self._config.speculative),
+            num_draft_tokens=num_draft_tokens_of(self._config.speculative),
         )
         engine.send(StartEngine(engine.incarnation, config, address, fd, self._pd.cluster_key))
         self._start_worker(engine)
@@ -269,7 +269,7 @@ class Supervisor:
             url=self._routers.own_url,
             handoff_address=self._pd.handoff_address or "",
             cluster_key=self._pd.cluster_key,
-            instance=instance,
+            serve_config=instance,
         )
         fd, keys = self._listening.fileno(), list(self._keys.entries)
         api.send(StartApi(api.incarnation, api.index, config, self._model, fd, keys))

@@ -99,7 +99,7 @@ class PromptTokenizer:
         renderer: TemplateRenderer | None = None,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """`by`: instead of the model's template. `max_tokens`: as in `of_text`."""
+        """`by`: instead of the model's template. `max_tokens`: as in `tokenize_text`."""
         if (self._template is None and renderer is None) or self.tokenizer is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
         max_chars = None if max_tokens is None else max_tokens * self.tokenizer.max_bytes_per_token

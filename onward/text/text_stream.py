@@ -102,7 +102,7 @@ class TextStream:
         return max(num_tokens for num_tokens, end in boundaries if end <= num_returned)
 
     def take_events(self) -> None:
-        """Plain text is not taken apart. `MessageText` does that."""
+        """Plain text is not taken apart. `ParsedTextStream` does that."""
         return
 
     @classmethod

@@ -13,7 +13,7 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -33,6 +33,13 @@ _IN_MEMORY = b"\xc1"
 
 class ChannelClosed(Exception):
     """The other side is gone."""
+
+
+class SupervisorChannel(Protocol):
+    """A child's end of its connection to the supervisor."""
+
+    def send(self, message: FromChild) -> bool: ...
+    def receive(self) -> ToChild | None: ...
 
 
 class ControlChannel:

@@ -94,7 +94,7 @@ class _SharedRing:
         self.memory[at - _HEADER_BYTES : at - _HEADER_BYTES + len(header)] = header
 
     def read_entry(self, at: int, step: int, side_at: int) -> tuple[bytes, bytes, float]:
-        """What was published for this step; `WireBroken` if it is not there whole."""
+        """What was published for this step; `WorkerWireBroken` if it is not there whole."""
         incarnation, found, body_bytes, side_bytes, busy_s, checksum = _HEADER.unpack_from(
             self.memory, at - _HEADER_BYTES
         )

@@ -1,5 +1,5 @@
 """The dialogue of the api processes with their shelf. Bounded by number here; by size by those who send
-(`api.shelf_link`).
+(`api.lifecycle.stream_store_client`).
 """
 
 from typing import Any

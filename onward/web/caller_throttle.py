@@ -20,7 +20,7 @@ class ThrottleRate:
 REFUSAL_RATE = ThrottleRate(per_s=20.0, burst=50.0, max_wait_s=5.0)
 """Requests that were refused for a limit of their own caller."""
 BODY_BYTE_RATE = ThrottleRate(per_s=32 << 20, burst=1 << 20, max_wait_s=60.0)
-"""Of bodies, behind the first `FREE_BODY_BYTES` of each."""
+"""Of bodies, behind the first `UNTHROTTLED_BODY_BYTES` of each."""
 UNTHROTTLED_BODY_BYTES = 64 << 10
 MAX_BUFFERED_BODY_BYTES = 64 << 20
 """Of one caller's bodies that are being received."""

@@ -321,7 +321,7 @@ class Instance:
         if self.engine_thread is not None:
             stats = EngineStats(1, self.worker_ready, self.stalled_s, {"running": 0}, {"free": NUM_BLOCKS}, 4)
         processes = [ProcessView("api", one.process.pid, "i", "ready") for one in self.children]
-        processes.append(ProcessView("shelf", self.shelf.process.pid, self.shelf.incarnation, "ready"))
+        processes.append(ProcessView("stream_store", self.shelf.process.pid, self.shelf.incarnation, "ready"))
         processes.append(ProcessView("supervisor", os.getpid(), "s", "ready"))
         child.channel.send(InstanceView(ask_id, self._name, processes, {}, families, stats))
 

@@ -57,7 +57,7 @@ def attempt_of(path: str, request: dict[str, Any], **fields: Any) -> Attempt:
         "path": path,
         "body": msgspec.json.encode(request),
         "request_id": REQUEST_ID,
-        "epoch": next(_epochs),
+        "attempt_epoch": next(_epochs),
         "seed": 7,
         "created_s": 1_600_000_000,
     }

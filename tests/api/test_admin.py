@@ -55,7 +55,7 @@ def test_the_info_names_model_processes_and_blocks(http: httpx.Client, instance:
     assert (info["role"], info["incarnation"]) == ("mixed", "instance-1")
     assert info["pids"] == {
         "supervisor": [os.getpid()],
-        "shelf": [instance.shelf.process.pid],
+        "stream_store": [instance.shelf.process.pid],
         "api": [instance.children[0].process.pid],
         "engine": [],
         "worker": [],

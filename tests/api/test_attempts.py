@@ -79,7 +79,7 @@ def assert_seamless(whole: AnswerRead, path: str, before: list[ChoiceSnapshot], 
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
-@pytest.mark.parametrize("field", ["waited_s", "deadline_s"])
+@pytest.mark.parametrize("field", ["waited_s", "deadline_in_s"])
 def test_an_attempt_at_a_time_that_is_none_is_refused_and_the_engine_goes_on(
     instance: Instance, field: str, value: float
 ) -> None:
@@ -180,13 +180,13 @@ def test_the_order_has_what_the_router_fixed(instance: Instance) -> None:
         "/v1/completions",
         body,
         seed=99,
-        label="mine",
+        client_request_id="mine",
         request_id="f" * 32,
-        deadline_s=50.0,
+        deadline_in_s=50.0,
         waited_s=70.5,
         prefill_peers=["tcp://10.0.0.1:1"],
         prompt_token_ids=[1, 2, 3, 4],
-        epoch=1_000_000,
+        attempt_epoch=1_000_000,
     )
     hear(instance.url, attempt)
     submit = instance.engine.submits[-1]
@@ -237,7 +237,7 @@ def test_scores_that_a_given_up_attempt_owes_are_asked_for_by_its_resume(instanc
     whole = ask(instance.url, path, body)
     instance.engine.give_up = lambda sampling, position: GIVEN_UP if position == 5 else None
     before = given((OUTPUTS[0][:5], None))
-    left = hear(instance.url, attempt_of(path, body, choices=before, final=True)).answer
+    left = hear(instance.url, attempt_of(path, body, choices=before, is_final=True)).answer
     assert left is not None
     instance.engine.give_up = lambda sampling, position: None
     rest = ask(instance.url, path, body | json.loads(left)["resume"])
@@ -303,7 +303,7 @@ def test_a_give_up_of_the_last_attempt_is_told_in_the_clients_form(instance: Ins
     instance.engine.give_up = lambda sampling, position: GIVEN_UP if position == 7 else None
     body = request("/v1/completions", streaming, **FIELDS, **with_logprobs("/v1/completions"))
     before = given((OUTPUTS[0][:4], None))
-    heard = hear(instance.url, attempt_of("/v1/completions", body, choices=before, final=True))
+    heard = hear(instance.url, attempt_of("/v1/completions", body, choices=before, is_final=True))
     last = heard.chunks[-2] if streaming else msgspec.json.decode(heard.answer or b"")
     [choice] = last["choices"]
     assert (choice["finish_reason"], choice["completion_token_ids"]) == ("pd_reschedule", OUTPUTS[0][:7])
@@ -318,17 +318,17 @@ def test_an_error_before_the_stream_is_one_of_http(instance: Instance) -> None:
     refused = post(instance.url, attempt_of("/v1/completions", body))
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
     instance.engine.refusal = GIVEN_UP
-    taken = attempt_of("/v1/completions", body, was_taken=True)  # a full queue that is remembered is not its concern
+    taken = attempt_of("/v1/completions", body, was_accepted=True)  # a full queue that is remembered is not its concern
     assert post(instance.url, taken).json()["error"]["code"] == "pd_preempted"
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"path": "/v1/models"}, "path"),
-    ({"epoch": 0}, "epoch"),
-    ({"epoch": 1 << 50}, "epoch"),
+    ({"attempt_epoch": 0}, "attempt_epoch"),
+    ({"attempt_epoch": 1 << 50}, "attempt_epoch"),
     ({"choices": given(([1], None), ([2], None))}, "choices"),
     ({"choices": given(([999], None))}, "choices[0].token_ids[0]"),
-    ({"skip_to": [ChoiceCursor(1), ChoiceCursor(1)]}, "skip_to"),
+    ({"reader_positions": [ChoiceCursor(1), ChoiceCursor(1)]}, "reader_positions"),
     ({"prompt_token_ids": []}, "prompt_token_ids"),
     ({"prompt_token_ids": [320]}, "prompt_token_ids[0]"),
     ({"schema_version": SCHEMA_VERSION + 1}, "schema_version"),
@@ -361,12 +361,12 @@ def test_a_later_attempt_takes_the_place_of_an_earlier_one(instance: Instance) -
     instance.engine.paused = True
     with ThreadPoolExecutor(2) as threads:
         epoch = long_attempt().attempt_epoch
-        first = threads.submit(post, instance.url, long_attempt(epoch=epoch + 1))
+        first = threads.submit(post, instance.url, long_attempt(attempt_epoch=epoch + 1))
         instance.wait_until(lambda: len(instance.engine.running) == 1)
-        second = threads.submit(post, instance.url, long_attempt(epoch=epoch + 2, choices=given(([97], None))))
+        second = threads.submit(post, instance.url, long_attempt(attempt_epoch=epoch + 2, choices=given(([97], None))))
         error = error_in(first.result(20))
         assert (error["code"], error["retryable"]) == ("stale_attempt", False)
-        stale = post(instance.url, long_attempt(epoch=epoch + 2))
+        stale = post(instance.url, long_attempt(attempt_epoch=epoch + 2))
         assert (stale.status_code, stale.json()["error"]["code"]) == (409, "stale_attempt")
         assert len(instance.engine.running) == 1
         for _ in range(3):
@@ -378,7 +378,9 @@ def test_a_later_attempt_takes_the_place_of_an_earlier_one(instance: Instance) -
 def test_an_attempt_has_no_trouble_with_its_label(instance: Instance) -> None:
     instance.engine.paused = True
     with ThreadPoolExecutor(2) as threads:
-        asked = [threads.submit(post, instance.url, long_attempt(label="x", request_id=c * 32)) for c in "ab"]
+        asked = [
+            threads.submit(post, instance.url, long_attempt(client_request_id="x", request_id=c * 32)) for c in "ab"
+        ]
         instance.wait_until(lambda: len(instance.engine.running) == 2)
         aborted = httpx.post(f"{instance.url}/v1/abort", json={"ids": ["x"]}, verify=NO_CERTIFICATES).json()
         assert aborted["aborted"] == ["x"]
@@ -443,7 +445,7 @@ def test_tokens_that_nobody_has_are_made_again_and_told_to_the_router_alone(exac
     whole, tokens = first.read(3), first.tokens(3)
     for at in range(1, 21):
         skip_to = skipping(tokens, at, whole.reasons)
-        heard = hear(instance.url, attempt_of(path, body, skip_to=skip_to))
+        heard = hear(instance.url, attempt_of(path, body, reader_positions=skip_to))
         assert heard.tokens(3) == tokens, "the router learns all of them"
         assert heard.openings == [] and not any("prompt_logprobs" in str(chunk) for chunk in heard.chunks)
         rest = heard.read(3)
@@ -460,7 +462,7 @@ def test_tokens_that_nobody_has_are_made_again_and_told_to_the_router_alone(exac
 @pytest.mark.parametrize("skip_to", [ChoiceCursor(7), ChoiceCursor(5), ChoiceCursor(3, "stop")])
 def test_what_is_made_again_differently_is_an_error(exact: Instance, skip_to: ChoiceCursor) -> None:
     body = request("/v1/completions", True, max_tokens=5)
-    heard = hear(exact.url, attempt_of("/v1/completions", body, skip_to=[skip_to]))
+    heard = hear(exact.url, attempt_of("/v1/completions", body, reader_positions=[skip_to]))
     if skip_to.position == 5:  # the end that was not told yet
         assert heard.error is None and heard.chunks[0]["choices"][0]["finish_reason"] == "length"
     else:
@@ -470,7 +472,7 @@ def test_what_is_made_again_differently_is_an_error(exact: Instance, skip_to: Ch
 
 def test_where_tokens_may_come_out_otherwise_nothing_is_made_again(instance: Instance) -> None:
     body = request("/v1/completions", True, max_tokens=5)
-    response = post(instance.url, attempt_of("/v1/completions", body, skip_to=[ChoiceCursor(2)]))
+    response = post(instance.url, attempt_of("/v1/completions", body, reader_positions=[ChoiceCursor(2)]))
     assert (response.status_code, response.json()["error"]["code"]) == (404, "stream_unknown")
 
 

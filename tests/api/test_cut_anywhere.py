@@ -95,7 +95,7 @@ def test_another_instance_goes_on_for_a_router(instance: Instance, kind: str) ->
     whole = told(events, body)
     for before, place in cuts(events):
         choices = given_by(before, num_choices(body))
-        attempt = later(first, choices=choices, usage_told=place.usage_sent)
+        attempt = later(first, choices=choices, usage_sent=place.usage_sent)
         with in_bursts(instance):
             rest = [one for one in events_of(post(instance.url, attempt)) if not is_between(one)]
         assert told([*before, *rest], body) == whole

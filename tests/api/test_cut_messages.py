@@ -109,7 +109,7 @@ def test_another_instance_goes_on_for_a_router(keeper: Instance, kind: str) -> N
     events = [one for one in events_of(post(keeper.url, first)) if not is_between(one)]
     whole = told(events, body)
     for before, place in cuts(events):
-        attempt = later(first, choices=given_by(before, num_choices(body)), usage_told=place.usage_sent)
+        attempt = later(first, choices=given_by(before, num_choices(body)), usage_sent=place.usage_sent)
         with in_bursts(keeper):
             rest = [one for one in events_of(post(keeper.url, attempt)) if not is_between(one)]
         assert told([*before, *rest], body) == whole

@@ -171,7 +171,7 @@ def test_the_limits_are_known_once_an_engine_has_been_there() -> None:
 
 @pytest.mark.parametrize(("deadline", "code"), [(True, "deadline_exceeded"), (False, "unavailable")])
 def test_the_wait_for_the_first_engine_has_an_end(monkeypatch: pytest.MonkeyPatch, deadline: bool, code: str) -> None:
-    monkeypatch.setattr(engine_client, "MAX_WAIT_S", 60.0 if deadline else 0.01)
+    monkeypatch.setattr(engine_client, "ENGINE_WAIT_S", 60.0 if deadline else 0.01)
 
     async def scenario(setting: Setting) -> None:
         with pytest.raises(RequestFailed) as failed:

@@ -77,7 +77,7 @@ def test_a_routers_new_attempts_hear_of_a_full_queue_and_those_that_were_taken_b
         num_early, num_asked = early_refusals(client) - before, len(instance.engine.submits) - asked_before
         assert num_early + num_asked == 200 and num_early > 0
         num_asked = len(instance.engine.submits)
-        assert post_attempt(client, attempt_of(path, body, was_taken=True)).status_code == 429
+        assert post_attempt(client, attempt_of(path, body, was_accepted=True)).status_code == 429
         assert len(instance.engine.submits) == num_asked + 1, "the engine itself has said so"
 
 

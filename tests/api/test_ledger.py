@@ -150,7 +150,9 @@ def test_another_engine_gets_everything_unfinished_with_the_tokens_so_far(
 
 def test_whose_request_it_is_is_said_each_time_and_that_it_is_new_only_once(ledger: RequestTracker) -> None:
     limits = CallerLimits(max_in_flight=2, tokens_per_minute=100)
-    first = only_submit(ledger.submit(order(caller="ann", caller_limits=limits, asks_anew=True, attempt=3), 0.0))
+    first = only_submit(
+        ledger.submit(order(caller="ann", caller_limits=limits, admit_as_new=True, attempt_epoch=3), 0.0)
+    )
     again = only_submit(ledger.engine_up("engine-2", 1.0))
     assert [(one.caller, one.caller_limits, one.admit_as_new) for one in (first, again)] == [
         ("ann", limits, True),
@@ -159,8 +161,8 @@ def test_whose_request_it_is_is_said_each_time_and_that_it_is_new_only_once(ledg
 
 
 def test_a_caller_s_abort_is_about_its_own_requests(ledger: RequestTracker) -> None:
-    ledger.submit(order("a-0", label="red", caller="ann"), 0.0)
-    ledger.submit(order("b-0", label="red", caller="bob"), 0.0)
+    ledger.submit(order("a-0", client_request_id="red", caller="ann"), 0.0)
+    ledger.submit(order("b-0", client_request_id="red", caller="bob"), 0.0)
     assert ledger.matching_names(["a", "b", "red"], False, "ann") == {"a", "red"}
     actions = ledger.abort_by_name(9, ["a", "b", "red", "later"], False, 0.0, "ann")
     assert [one.request_id for one in actions.deliver] == ["a-0"]
@@ -329,7 +331,7 @@ def test_an_abort_by_somebody_else_is_an_error_of_its_own(ledger: RequestTracker
 
 def test_an_abort_by_name_asks_the_engine_and_ends_our_own_at_once(ledger: RequestTracker) -> None:
     for name, label in (("a-0", "red"), ("a-1", "red"), ("b-0", "blue"), ("c-0", "")):
-        ledger.submit(order(name, label=label), 0.0)
+        ledger.submit(order(name, client_request_id=label), 0.0)
     assert ledger.matching_names(["red", "b", "", "x", "re"], everything=False) == {"red", "b"}
     assert ledger.matching_names([], everything=True) == {"a", "b", "c"}
     actions = ledger.abort_by_name(9, ["red", "b", "", "x", "re"], False, 0.0)
@@ -355,7 +357,7 @@ def test_an_abort_is_said_again_to_a_new_engine_for_others_may_resubmit_what_it_
     ledger.submit(order("mine-0"), 0.0)
     ledger.abort_by_name(9, ["theirs", "label"], False, 1.0)
     ledger.engine_gone("engine-1", 2.0)
-    again = {"ask_id": 9, "names": ["label", "theirs"], "everything": False}
+    again = {"query_id": 9, "names": ["label", "theirs"], "abort_all": False}
     first, submit = ledger.engine_up("engine-2", 3.0).send
     assert isinstance(first, AbortByName) and isinstance(submit, Submit)
     assert {name: getattr(first, name) for name in again} == again
@@ -372,10 +374,10 @@ def test_an_abort_is_said_again_to_a_new_engine_for_others_may_resubmit_what_it_
 
 def test_an_attempt_that_comes_after_the_abort_of_its_id_is_not_begun(ledger: RequestTracker) -> None:
     ledger.abort_by_name(9, ["a", "label"], False, 0.0)
-    actions = ledger.submit(order("a-0", attempt=2), 1.0)
+    actions = ledger.submit(order("a-0", attempt_epoch=2), 1.0)
     assert (actions.send, [one.error for one in actions.deliver], len(ledger)) == ([], [ABORTED], 0)
-    assert only_submit(ledger.submit(order("b-0", label="label"), 1.0)), "a label may be another's by now"
-    assert only_submit(ledger.submit(order("a-1", attempt=3), ABORT_REPLAY_S))
+    assert only_submit(ledger.submit(order("b-0", client_request_id="label"), 1.0)), "a label may be another's by now"
+    assert only_submit(ledger.submit(order("a-1", attempt_epoch=3), ABORT_REPLAY_S))
 
 
 def test_only_so_many_aborts_are_remembered(ledger: RequestTracker) -> None:
@@ -385,7 +387,7 @@ def test_only_so_many_aborts_are_remembered(ledger: RequestTracker) -> None:
 
 
 def test_the_label_goes_along_with_every_attempt(ledger: RequestTracker) -> None:
-    assert only_submit(ledger.submit(order(label="mine"), 0.0)).client_request_id == "mine"
+    assert only_submit(ledger.submit(order(client_request_id="mine"), 0.0)).client_request_id == "mine"
     assert only_submit(ledger.engine_up("engine-2", 1.0)).client_request_id == "mine"
 
 
@@ -420,9 +422,9 @@ def test_the_end_of_an_attempt_is_not_taken_for_that_of_a_later_one_with_the_sam
     ledger: RequestTracker,
 ) -> None:
     """Its client saw nothing of the first, and so came back with the same cursor."""
-    ledger.submit(order(attempt=2), 0.0)
+    ledger.submit(order(attempt_epoch=2), 0.0)
     [aborted] = ledger.abort("a-0").send
-    [again] = ledger.submit(order(attempt=2), 0.0).send
+    [again] = ledger.submit(order(attempt_epoch=2), 0.0).send
     assert again.epoch > aborted.epoch
     end = delta(0, finish_reason="abort", epoch=aborted.epoch)
     assert ledger.receive("engine-1", end, 0.0) == TrackerActions()
@@ -450,12 +452,12 @@ def test_a_reschedule_that_comes_behind_a_users_abort_is_not_heard(ledger: Reque
 
 
 def test_logprobs_to_be_told_again_are_asked_for_until_they_have_come(ledger: RequestTracker) -> None:
-    given = order(generated_token_ids=[5, 6, 7], score_from=1)
+    given = order(generated_token_ids=[5, 6, 7], rescore_from=1)
     assert only_submit(ledger.submit(given, 0.0)).rescore_from == 1
     assert only_submit(ledger.engine_up("engine-2", 1.0)).rescore_from == 1
     without = delta(3, 8, epoch=2)
     assert only_submit(ledger.receive("engine-2", without, 1.0)).rescore_from == 1, "tokens never overtake them"
-    [one] = ledger.receive("engine-2", delta(3, 8, epoch=3, rescored=logprobs(1, 2)), 1.0).deliver
+    [one] = ledger.receive("engine-2", delta(3, 8, epoch=3, rescored_logprobs=logprobs(1, 2)), 1.0).deliver
     assert (one.token_ids, one.rescored_logprobs) == ([8], logprobs(1, 2))
     submit = only_submit(ledger.engine_up("engine-3", 2.0))
     assert (submit.generated_token_ids, submit.rescore_from) == ([5, 6, 7, 8], None)

@@ -21,14 +21,14 @@ def document(instance: Instance) -> dict[str, Any]:
 
 def test_every_field_that_is_read_is_told(document: dict[str, Any]) -> None:
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert body == {"$ref": "#/components/schemas/ChatRequest"}
-    schema = document["components"]["schemas"]["ChatRequest"]
+    assert body == {"$ref": "#/components/schemas/ChatCompletionRequest"}
+    schema = document["components"]["schemas"]["ChatCompletionRequest"]
     assert list(schema["properties"]) == list(ChatCompletionRequest.__struct_fields__)
     assert schema["required"] == ["model"], "token ids may stand instead of messages"
 
 
 def test_the_model_that_is_served_is_named(document: dict[str, Any], instance: Instance) -> None:
-    assert document["components"]["schemas"]["TokenRequest"]["properties"]["model"]["enum"] == [instance.model.name]
+    assert document["components"]["schemas"]["GenerateRequest"]["properties"]["model"]["enum"] == [instance.model.name]
 
 
 def test_every_route_but_those_between_instances_is_told(document: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ def test_a_clients_template_occupies_no_thread_that_texts_need(model: PreparedMo
 
         own = [asyncio.ensure_future(prepared("a", body_of(chat_template="{{ x }}"))) for _ in range(8)]
         for caller in ("a", "b"):
-            assert (await prepared(caller, body_of())).prompts
+            assert (await prepared(caller, body_of())).prompt_token_ids
         assert templates.num_running == TEMPLATE_LIMITS.running_per_caller
         assert not any(one.done() for one in own)
         for one in own:

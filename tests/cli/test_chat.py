@@ -65,7 +65,7 @@ def test_a_speed_is_shown_only_where_there_are_tokens_enough_to_have_one(num_wor
     class Words:
         name = "words"
 
-        def answer(self, messages: Messages) -> Iterator[ReplyDelta]:
+        def stream_reply(self, messages: Messages) -> Iterator[ReplyDelta]:
             yield from (ReplyDelta("word ") for _ in range(num_words))
             yield ReplyDelta("", num_words)
 

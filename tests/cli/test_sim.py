@@ -113,7 +113,7 @@ def test_a_second_call_goes_on_where_the_first_one_ended(capsys: Shown, monkeypa
         ran.append(scenario.seed)
         return original(scenario)
 
-    monkeypatch.setattr(batch, "run", noted)
+    monkeypatch.setattr(batch, "run_scenario", noted)
     assert run([*call, "7"]) == 0
     assert ran == [4, 5, 6]
     assert "7 runs in" in capsys.readouterr().out
@@ -229,7 +229,7 @@ def test_a_failure_of_the_simulator_itself_is_never_taken_for_a_finding(
     def fail(scenario: Scenario) -> RunResult:
         raise RuntimeError("the simulator has a bug")
 
-    monkeypatch.setattr(batch, "run", fail)
+    monkeypatch.setattr(batch, "run_scenario", fail)
     assert run(["sim", "--runs", "3", "--shape", "engine", "--jobs", "1"]) == 4
     shown = capsys.readouterr().out
     assert "the simulator itself failed" in shown

@@ -65,7 +65,7 @@ def _request(rng: random.Random) -> dict:
         "cache_salt": rng.choice(["", "salt"]),
         "logprobs": rng.choice([None, 3]),
         "prompt_logprobs": rng.choice([None, 1]),
-        "deadline_s": rng.choice([None, None, 2.0]),
+        "deadline_in_s": rng.choice([None, None, 2.0]),
     }
 
 
@@ -77,7 +77,7 @@ def test_recorded_traffic_is_answered_alike_on_every_wire(seed: int, tmp_path: P
 
 @pytest.mark.parametrize("seed", range(4))
 def test_recorded_traffic_with_drafts_is_answered_alike_on_every_wire(seed: int, tmp_path: Path) -> None:
-    messages = through_every_wire(tmp_path, SHAPE | {"num_drafts": 3}, recorded(seed, 300))
+    messages = through_every_wire(tmp_path, SHAPE | {"num_draft_tokens": 3}, recorded(seed, 300))
     deltas = [delta for message in map(_deltas, messages) for delta in message]
     assert any(delta.num_draft_tokens and len(delta.token_ids) > 1 for delta in deltas), "some drafts were accepted"
     assert any(delta.num_draft_tokens and len(delta.token_ids) == 1 for delta in deltas), "and some were not"

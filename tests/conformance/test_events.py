@@ -68,7 +68,7 @@ def test_how_many_were_guessed_is_counted_on_every_wire(connect: Connect) -> Non
     harness = connect(max_steps_in_flight=1)
     client = harness.submit("a", [1, 2, 3], max_tokens=9)
     harness.plan()
-    said = lambda e: SlotTokens(e.slot, e.epoch, 0, 3, [5, 6, 7], num_draft_tokens=4, draft_token_ids=[8, 9])  # noqa: E731
+    said = lambda e: SlotTokens(e.slot, e.slot_epoch, 0, 3, [5, 6, 7], num_draft_tokens=4, draft_token_ids=[8, 9])  # noqa: E731
     harness.answer(replace(harness, "a", said))
     assert client.tokens == [5, 6, 7], "guesses take no position"
     assert harness.core.metrics.drafts.totals == (4, 2, 1)

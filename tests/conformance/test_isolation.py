@@ -11,7 +11,7 @@ from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from tests.conformance.conftest import Connect
 
-NOT_STAGES = {"_isolate", "_process_isolated", "take_remote", "give_up", "_on_embedding"}
+NOT_STAGES = {"_fail_isolated", "_process_isolated", "commit_peer_tokens", "reschedule", "_on_embedding"}
 """What isolates, what begins elsewhere than with a worker's event, and what no request for tokens meets."""
 
 
@@ -22,7 +22,7 @@ def _stages() -> list[tuple[type, str]]:
         for name, function in inspect.getmembers(TokenProcessor, inspect.isfunction)
         if "request" in inspect.signature(function).parameters and name not in NOT_STAGES
     ]
-    return [*own, (Scheduler, "publish_computed"), (Scheduler, "requeue_preempted"), (ApiOutbox, "delta")]
+    return [*own, (Scheduler, "publish_computed"), (Scheduler, "requeue_preempted"), (ApiOutbox, "add_delta")]
 
 
 class Breaks:

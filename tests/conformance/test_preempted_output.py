@@ -20,7 +20,7 @@ def test_a_preempted_request_s_output_equals_the_undisturbed_one_s(
             max_num_seqs=8,
             max_num_batched_tokens=max_num_batched_tokens,
             prefix_caching=prefix_caching,
-            num_drafts=num_drafts,
+            num_draft_tokens=num_drafts,
         )
         for i in range(10):
             prompt = [i % 3 + 1] * 6 + list(range(i + 4))

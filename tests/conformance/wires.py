@@ -25,7 +25,7 @@ Change = Callable[[list[SlotEvent]], list[SlotEvent]]
 
 
 class PairedWire:
-    """Both ends of a wire between processes. The worker's side acts when its result is asked for, as `InprocWire`."""
+    """Both ends of a wire between processes. The worker's side acts when its result is asked for, as `InprocWorkerWire`."""
 
     def __init__(self, description: WorkerWireAddress, fds: list[int], runner: StepRunner, hello: WorkerHello) -> None:
         self._runner = runner

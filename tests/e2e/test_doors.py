@@ -257,11 +257,11 @@ def test_a_killed_shelf_disturbs_no_stream_and_the_next_one_keeps_what_is_left_l
         await asyncio.to_thread(estate.wait_for_record)
         async with listening(direct, "bob", OTHER, running) as hear:
             await hear(5)
-            [shelf] = estate.pids("shelf")
+            [shelf] = estate.pids("stream_store")
             os.kill(shelf, signal.SIGKILL)
             await hear(None)
         assert running.answer() == expected[OTHER.name]
-        wait_for(lambda: estate.pids("shelf") not in ([], [shelf]), "another shelf")
+        wait_for(lambda: estate.pids("stream_store") not in ([], [shelf]), "another shelf")
         assert lost.place is not None
         async with client_of(direct, "ann") as client:
             answer = await client.get(QUESTION.path, headers={"Last-Event-ID": lost.place})
@@ -280,7 +280,7 @@ def test_padded_bodies_of_one_tenant_remove_nothing_of_another(
     estate: Estate, expected: dict[str, Any], at: int
 ) -> None:
     url = estate.urls[at]
-    [store] = estate.pids("shelf")
+    [store] = estate.pids("stream_store")
 
     async def scenario() -> None:
         hearing = Hearing()

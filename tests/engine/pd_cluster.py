@@ -104,14 +104,14 @@ class Cluster:
                 self.peers[address].core.receive_from_decode(
                     self.decode.core.incarnation, message, self.peers[address].now_s
                 )
-                moved |= type(message).__name__ not in ("Ping", "Heartbeat")
+                moved |= type(message).__name__ not in ("Ping", "HandoffHeartbeat")
         for _ in range(len(self.to_decode)):
             address, message = self.to_decode.popleft()
             if self.holds(message):
                 self.to_decode.append((address, message))
             elif self.decode.alive:
                 self.decode.core.receive_from_prefill(address, message, self.decode.now_s)
-                moved |= type(message).__name__ not in ("Pong", "Heartbeat")
+                moved |= type(message).__name__ not in ("Pong", "HandoffHeartbeat")
         return moved
 
     def report(self) -> bool:

@@ -71,7 +71,7 @@ def test_tokens_that_a_client_has_brought_along_do_not_open_the_door() -> None:
     harness = crowded(max_queue=1)
     harness.submit("a", [1])
     assert harness.submit("b", [1], generated=[5, 6]).error_code == "overloaded"
-    assert harness.submit("c", [1], epoch=1 << 20, asks_anew=True).error_code == "overloaded"
+    assert harness.submit("c", [1], epoch=1 << 20, admit_as_new=True).error_code == "overloaded"
 
 
 def test_before_anything_was_measured_clients_are_told_to_come_back_soon() -> None:
@@ -183,7 +183,7 @@ def test_a_newer_epoch_of_a_request_takes_its_place_and_is_not_one_more() -> Non
     harness = Harness()
     client = harness.submit("a-0", [1, 2], **limits(1, 1000))
     harness.resubmit(client)
-    assert harness.submit("a-0", [1, 2], epoch=5, asks_anew=True, **limits(1, 1000)).accepted
+    assert harness.submit("a-0", [1, 2], epoch=5, admit_as_new=True, **limits(1, 1000)).accepted
     harness.run_until_idle()
     assert harness.submit("b-0", [1, 2], **limits(1, 1000)).accepted
 
@@ -191,7 +191,7 @@ def test_a_newer_epoch_of_a_request_takes_its_place_and_is_not_one_more() -> Non
 def test_a_newer_epoch_that_is_turned_away_leaves_the_older_one_running() -> None:
     harness = Harness()
     client = harness.submit("a-0", [1] * 50, max_tokens=5, **limits(tokens_per_minute=20))
-    refused = harness.submit("a-0", [1] * 50, epoch=5, asks_anew=True, **limits(tokens_per_minute=20))
+    refused = harness.submit("a-0", [1] * 50, epoch=5, admit_as_new=True, **limits(tokens_per_minute=20))
     assert refused.error_code == "rate_limited"
     harness.clients["a-0"] = client
     harness.run_until_idle()
@@ -201,7 +201,7 @@ def test_a_newer_epoch_that_is_turned_away_leaves_the_older_one_running() -> Non
 def test_nobody_takes_over_the_stream_of_another_caller() -> None:
     harness = Harness()
     client = harness.submit("a-0", [1, 2, 3], max_tokens=5, caller="ann")
-    thief = harness.submit("a-0", [1, 2, 3], max_tokens=5, epoch=9, asks_anew=True, caller="bob")
+    thief = harness.submit("a-0", [1, 2, 3], max_tokens=5, epoch=9, admit_as_new=True, caller="bob")
     assert (thief.error_code, thief.error and thief.error.status) == ("stream_unknown", 404)
     harness.clients["a-0"] = client
     harness.run_until_idle()
@@ -265,8 +265,8 @@ def test_idle_callers_are_forgotten() -> None:
 
 def test_a_caller_aborts_its_own_requests_and_nobody_else_s() -> None:
     harness = Harness()
-    mine = harness.submit("a-0", [1, 2], caller="ann", label="red")
-    yours = harness.submit("b-0", [1, 2], caller="bob", label="red")
+    mine = harness.submit("a-0", [1, 2], caller="ann", client_request_id="red")
+    yours = harness.submit("b-0", [1, 2], caller="bob", client_request_id="red")
     nobodys = harness.submit("c-0", [1, 2])
     answer = harness.abort_by_name("a", "b", "c", "red", caller="ann")
     assert (answer.aborted, answer.unknown) == (["a", "red"], ["b", "c"])

@@ -114,7 +114,7 @@ def test_an_abort_that_is_said_again_spares_what_came_after_it() -> None:
     harness = Harness()
     harness.now_s = 25.0
     for name, waited_s in (("old-0", 15.0), ("new-0", 5.0)):
-        harness.submit(name, [1, 2], max_tokens=9, label="mine", waited_s=waited_s)
+        harness.submit(name, [1, 2], max_tokens=9, client_request_id="mine", waited_s=waited_s)
     for names, everything in ((["mine"], False), ([], True)):
         harness.core.receive_from_api(API, AbortByName(harness.seq, 0, names, everything, 10.0), harness.now_s)
         harness.deliver()
@@ -232,8 +232,8 @@ def test_a_full_queue_refuses_new_requests_but_not_resumed_ones() -> None:
 
 def test_a_deadline_ends_a_request_wherever_it_is() -> None:
     harness = Harness(max_num_seqs=1)
-    running = harness.submit("a", [1, 2], max_tokens=50, deadline_s=1.0)
-    waiting = harness.submit("b", [1, 2], max_tokens=50, deadline_s=2.0)
+    running = harness.submit("a", [1, 2], max_tokens=50, deadline_in_s=1.0)
+    waiting = harness.submit("b", [1, 2], max_tokens=50, deadline_in_s=2.0)
     harness.plan()
     harness.answer()
     harness.now_s = 1.5
@@ -342,7 +342,7 @@ def test_a_request_charged_twice_runs_alone_in_its_step() -> None:
 def test_a_suspect_that_finds_no_room_does_not_hold_up_the_one_that_has_it() -> None:
     """After an engine's death they may come back in any order: the later one runs already when the first one comes."""
     harness = Harness(num_blocks=8, max_num_batched_tokens=8)
-    suspect = {"max_tokens": 4, "crash_charges": 2, "epoch": 2}
+    suspect = {"max_tokens": 4, "worker_crashes": 2, "epoch": 2}
     harness.submit("later", list(range(1, 20)), waited_s=0.0, **suspect)
     harness.plan()
     harness.answer()
@@ -390,7 +390,10 @@ def test_what_the_engine_holds_is_told_behind_the_tokens_that_led_there() -> Non
     harness.core.commit(harness.worker.step(harness.plans.popleft()), 2.0)
     harness.core.tick(2.0)
     # Were the list read first, the api would take the finished request for lost and send it again.
-    assert [type(message).__name__ for _, message in harness.core.take_api_messages()] == ["Deltas", "Holding"]
+    assert [type(message).__name__ for _, message in harness.core.take_api_messages()] == [
+        "TokenDeltas",
+        "HeldRequestsReport",
+    ]
 
 
 def test_the_requests_of_a_dead_api_process_are_aborted() -> None:

@@ -56,7 +56,7 @@ def test_every_client_gets_exactly_its_tokens_whatever_happens(shape: dict, acti
             "max_num_seqs": st.integers(2, 8),
             "max_num_batched_tokens": st.sampled_from([8, 11, 32]),
             "output_caching": st.booleans(),
-            "num_drafts": st.sampled_from([0, 4]),
+            "num_draft_tokens": st.sampled_from([0, 4]),
         }
     ),
     st.lists(CALM, min_size=12, max_size=50),
@@ -93,7 +93,7 @@ def test_a_request_resubmitted_at_any_token_goes_on_as_if_nothing_had_happened(
 ) -> None:
     harness = Harness(**(shape | {"num_blocks": 70, "block_size": 4}))
     actor = Actor(harness)
-    actor.act(("submit", request | {"deadline_s": None}))
+    actor.act(("submit", request | {"deadline_in_s": None}))
     harness.run_until_idle()
     [first] = harness.clients.values()
     cut = min(cut, len(first.tokens))

@@ -22,12 +22,12 @@ def waiting() -> tuple[Harness, Client]:
     harness = Harness(max_num_seqs=1)
     harness.submit("first", [9, 8, 7], max_tokens=40)
     harness.plan()
-    return harness, harness.submit("late", [1, 2], max_tokens=40, deadline_s=DEADLINE_S)
+    return harness, harness.submit("late", [1, 2], max_tokens=40, deadline_in_s=DEADLINE_S)
 
 
 def running() -> tuple[Harness, Client]:
     harness = Harness()
-    client = harness.submit("late", [1, 2], max_tokens=40, deadline_s=DEADLINE_S)
+    client = harness.submit("late", [1, 2], max_tokens=40, deadline_in_s=DEADLINE_S)
     harness.plan()
     harness.answer()
     harness.plan()
@@ -36,7 +36,7 @@ def running() -> tuple[Harness, Client]:
 
 def prefilling() -> tuple[Harness, Client]:
     harness = Harness(max_num_batched_tokens=8)
-    client = harness.submit("late", [1] * 30, max_tokens=40, deadline_s=DEADLINE_S)
+    client = harness.submit("late", [1] * 30, max_tokens=40, deadline_in_s=DEADLINE_S)
     harness.plan()
     harness.answer()
     harness.plan()
@@ -45,7 +45,7 @@ def prefilling() -> tuple[Harness, Client]:
 
 def preempting() -> tuple[Harness, Client]:
     harness = Harness(max_num_seqs=1)
-    client = harness.submit("late", [1, 2, 3], max_tokens=30, priority=3, deadline_s=DEADLINE_S)
+    client = harness.submit("late", [1, 2, 3], max_tokens=30, priority=3, deadline_in_s=DEADLINE_S)
     harness.plan()
     harness.answer()
     harness.submit("urgent", [4, 5], max_tokens=5)
@@ -97,7 +97,7 @@ def test_a_deadline_passes_while_the_worker_is_away(status: RequestStatus) -> No
 
 def test_a_deadline_that_has_passed_on_the_way_ends_the_request_before_it_costs_anything() -> None:
     harness = Harness()
-    client = harness.submit("late", [1, 2], deadline_s=0.0)
+    client = harness.submit("late", [1, 2], deadline_in_s=0.0)
     harness.tick(0.0)
     check_ended(client)
     assert harness.plan() is None
@@ -131,7 +131,7 @@ HOLD_UPS = {
 def test_a_deadline_ends_a_request_whose_prompt_is_at_a_peer(hold_up: Callable[[Cluster], None]) -> None:
     cluster = Cluster(local_prefill=False)
     hold_up(cluster)
-    client = cluster.submit("late", list(range(1, 23)), max_tokens=6, deadline_s=DEADLINE_S)
+    client = cluster.submit("late", list(range(1, 23)), max_tokens=6, deadline_in_s=DEADLINE_S)
     cluster.settle()
     assert cluster.decode.core._live["late"].status is HOLD_UPS[hold_up]
     cluster.pass_time(LATER_S)
@@ -163,7 +163,7 @@ AT_THE_PEER = {in_its_queue: RequestStatus.WAITING, offered: RequestStatus.OFFER
 def test_a_peer_ends_a_prompt_at_its_deadline_though_nobody_takes_it_back(place: Callable[[Cluster], None]) -> None:
     cluster = Cluster(prefill={"max_num_seqs": 1, "max_num_batched_tokens": 100}, local_prefill=False)
     place(cluster)
-    client = cluster.submit("late", list(range(1, 23)), max_tokens=6, deadline_s=DEADLINE_S)
+    client = cluster.submit("late", list(range(1, 23)), max_tokens=6, deadline_in_s=DEADLINE_S)
     cluster.settle()
     assert late_at(cluster.prefill) is AT_THE_PEER[place]
     cluster.loses = lambda message: isinstance(message, CancelHandoff)

@@ -19,7 +19,7 @@ def drafts_of(harness: Harness) -> tuple[float, float, float]:
 
 def test_outputs_equal_those_without_drafts_and_need_fewer_steps() -> None:
     def run(count: int) -> Harness:
-        harness = Harness(num_drafts=count)
+        harness = Harness(num_draft_tokens=count)
         for i in range(3):
             harness.submit(f"r{i}", PROMPT[i:], max_tokens=40, seed=i, temperature=1.0, end=(5,), min_tokens=4 * i)
         harness.run_until_idle()
@@ -37,14 +37,14 @@ def test_outputs_equal_those_without_drafts_and_need_fewer_steps() -> None:
 
 def test_a_request_says_how_many_it_wants_within_what_the_instance_does() -> None:
     for wanted, allowed in ((0, 0), (1, 1), (99, 3), (None, 3)):
-        harness = Harness(num_drafts=3)
-        harness.submit("r", PROMPT, max_tokens=30, max_drafts=wanted)
+        harness = Harness(num_draft_tokens=3)
+        harness.submit("r", PROMPT, max_tokens=30, max_draft_tokens=wanted)
         harness.run_until_idle()
         assert max(run.max_draft_tokens for plan in harness.all_plans for run in plan.run) == allowed
 
 
 def test_no_draft_lies_beyond_the_longest_output() -> None:
-    harness = Harness(num_drafts=7)
+    harness = Harness(num_draft_tokens=7)
     client = harness.submit("r", PROMPT, max_tokens=9)
     while (plan := harness.plan()) is not None or harness.plans:
         if plan is None:
@@ -56,7 +56,7 @@ def test_no_draft_lies_beyond_the_longest_output() -> None:
 
 
 def test_a_stop_inside_an_accepted_run_cuts_what_follows() -> None:
-    harness = Harness(num_drafts=4)
+    harness = Harness(num_draft_tokens=4)
     client = harness.submit("r", PROMPT, max_tokens=30)
     harness.run_until_idle()
     tokens = client.tokens
@@ -71,7 +71,7 @@ def test_a_stop_inside_an_accepted_run_cuts_what_follows() -> None:
 
 def test_nobody_is_preempted_for_the_sake_of_a_guess() -> None:
     for count in (0, 6):
-        harness = Harness(num_blocks=12, num_drafts=count)
+        harness = Harness(num_blocks=12, num_draft_tokens=count)
         for i in range(3):
             harness.submit(f"r{i}", PROMPT[:4], max_tokens=8, seed=i, temperature=1.0)
         harness.run_until_idle()
@@ -80,7 +80,7 @@ def test_nobody_is_preempted_for_the_sake_of_a_guess() -> None:
 
 
 def test_a_request_whose_drafts_may_have_used_up_its_blocks_waits_for_the_result() -> None:
-    harness = Harness(num_blocks=5, block_size=4, num_drafts=6, max_num_seqs=2)
+    harness = Harness(num_blocks=5, block_size=4, num_draft_tokens=6, max_num_seqs=2)
     first = harness.submit("first", [1, 2, 3], max_tokens=16)
     harness.run_until_idle()
     assert len(first.tokens) == 16
@@ -89,7 +89,7 @@ def test_a_request_whose_drafts_may_have_used_up_its_blocks_waits_for_the_result
 
 
 def test_preempted_in_mid_draft_it_goes_on_as_if_nothing_had_happened() -> None:
-    harness = Harness(num_blocks=14, num_drafts=4)
+    harness = Harness(num_blocks=14, num_draft_tokens=4)
     clients = [harness.submit(f"r{i}", PROMPT[:5], max_tokens=24, seed=i, temperature=1.0) for i in range(3)]
     harness.run_until_idle()
     assert harness.core.metrics.preemptions.value() > 0
@@ -98,7 +98,7 @@ def test_preempted_in_mid_draft_it_goes_on_as_if_nothing_had_happened() -> None:
 
 
 def test_a_crash_in_mid_draft_costs_no_token_and_doubles_none() -> None:
-    harness = Harness(num_drafts=4)
+    harness = Harness(num_draft_tokens=4)
     clients = [harness.submit(f"r{i}", PROMPT, max_tokens=30, seed=i, temperature=1.0) for i in range(3)]
     for crash in (harness.crash_worker, harness.crash_engine, harness.crash_worker):
         for _ in range(4):
@@ -112,7 +112,7 @@ def test_a_crash_in_mid_draft_costs_no_token_and_doubles_none() -> None:
 
 
 def test_an_abort_in_mid_draft_frees_everything_behind_its_fence() -> None:
-    harness = Harness(num_drafts=4)
+    harness = Harness(num_draft_tokens=4)
     harness.submit("r", PROMPT, max_tokens=30)
     for _ in range(3):
         while harness.plan() is not None:
@@ -126,7 +126,7 @@ def test_an_abort_in_mid_draft_frees_everything_behind_its_fence() -> None:
 
 
 def test_the_cache_has_what_was_accepted_and_nothing_that_was_wrong() -> None:
-    harness = Harness(num_drafts=5, block_size=4)
+    harness = Harness(num_draft_tokens=5, block_size=4)
     first = harness.submit("first", PROMPT, max_tokens=30)
     harness.run_until_idle()
     again = harness.submit("again", [*PROMPT, *first.tokens[:25]], max_tokens=5)
@@ -136,7 +136,7 @@ def test_the_cache_has_what_was_accepted_and_nothing_that_was_wrong() -> None:
 
 
 def test_the_prefill_side_hands_its_guesses_over_and_the_decode_side_verifies_them_first() -> None:
-    cluster = Cluster(num_drafts=4, prefill={"num_drafts": 3})
+    cluster = Cluster(num_draft_tokens=4, prefill={"num_draft_tokens": 3})
     for i in range(6):
         cluster.submit(f"r{i}", list(range(1, 3 + 5 * i)), max_tokens=12, seed=i, temperature=1.0)
     cluster.settle()
@@ -151,7 +151,7 @@ def test_the_prefill_side_hands_its_guesses_over_and_the_decode_side_verifies_th
 
 
 def test_what_a_peer_has_guessed_is_verified_also_where_guessing_would_not_pay() -> None:
-    cluster = Cluster(num_drafts=4, prefill={"num_drafts": 4})
+    cluster = Cluster(num_draft_tokens=4, prefill={"num_draft_tokens": 4})
     cluster.decode.core.scheduler.draft_cost = 9.0
     for i in range(6):
         cluster.submit(f"r{i}", list(range(1, 3 + 5 * i)), max_tokens=12, seed=i, temperature=1.0)
@@ -169,7 +169,7 @@ def test_what_a_peer_has_guessed_is_verified_also_where_guessing_would_not_pay()
 
 @pytest.mark.parametrize("which", ["decode", "prefill"])
 def test_where_only_one_side_drafts_the_other_is_not_disturbed(which: str) -> None:
-    drafting = {"num_drafts": 4}
+    drafting = {"num_draft_tokens": 4}
     cluster = Cluster(prefill=drafting) if which == "prefill" else Cluster(**drafting)
     cluster.submit("r", list(range(1, 20)), max_tokens=12)
     cluster.settle()
@@ -180,7 +180,7 @@ def test_where_only_one_side_drafts_the_other_is_not_disturbed(which: str) -> No
 
 def test_the_request_s_line_and_the_scheduler_s_tell_how_drafts_fare(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    harness = Harness(num_drafts=4)
+    harness = Harness(num_draft_tokens=4)
     harness.tick(0.0)
     harness.submit("r", PROMPT, max_tokens=40)
     harness.run_until_idle()
@@ -194,7 +194,7 @@ def test_the_request_s_line_and_the_scheduler_s_tell_how_drafts_fare(caplog: pyt
 
 
 def test_counters_tell_each_place_behind_the_newest_token_apart() -> None:
-    harness = Harness(num_drafts=4)
+    harness = Harness(num_draft_tokens=4)
     harness.submit("r", PROMPT, max_tokens=60)
     harness.run_until_idle()
     figures = harness.core.metrics.drafts
@@ -254,7 +254,7 @@ def test_who_has_given_up_tries_again_after_a_rest() -> None:
 
 
 def test_a_prompt_that_waits_comes_before_guesses() -> None:
-    harness = Harness(num_drafts=4, max_num_batched_tokens=8, max_num_seqs=4)
+    harness = Harness(num_draft_tokens=4, max_num_batched_tokens=8, max_num_seqs=4)
     harness.submit("r", PROMPT, max_tokens=60)
     for _ in range(6):
         while harness.plan() is not None:
@@ -271,7 +271,7 @@ def test_a_prompt_that_waits_comes_before_guesses() -> None:
 
 def test_while_the_next_in_line_waits_for_blocks_the_others_go_on_guessing() -> None:
     """It has a slot, but no prompt will fill the step."""
-    harness = Harness(num_blocks=16, block_size=4, num_drafts=4)
+    harness = Harness(num_blocks=16, block_size=4, num_draft_tokens=4)
     harness.submit("running", PROMPT, max_tokens=50)
     while harness.plan() is not None:
         pass

@@ -18,9 +18,9 @@ def _run(seed: int) -> Cluster:
         prefill={
             "num_blocks": chance.choice([16, 40]),
             "max_num_batched_tokens": chance.choice([8, 16, 32]),
-            "num_drafts": chance.choice([0, 3]),
+            "num_draft_tokens": chance.choice([0, 3]),
         },
-        num_drafts=chance.choice([0, 4]),
+        num_draft_tokens=chance.choice([0, 4]),
         num_blocks=chance.choice([14, 24, 64]),
         local_prefill_tokens=chance.choice([0, 6]),
         kv_checksums=chance.random() < 0.5,

@@ -11,7 +11,7 @@ NUM_TURNS = 12
 @pytest.mark.parametrize("num_blocks", [64, 12], ids=["room for all", "too small"])
 def test_whatever_is_said_of_a_request_that_was_just_aborted_harms_nobody(num_turns: int, num_blocks: int) -> None:
     cluster = Cluster(num_blocks=num_blocks)
-    fields = {"max_tokens": 6, "may_move": True}
+    fields = {"max_tokens": 6, "is_routed": True}
     ended = [cluster.submit(f"ended{i}", [i + 1] * 14, **fields) for i in range(4)]
     other = cluster.submit("other", list(range(40, 54)), max_tokens=6)
     for _ in range(num_turns):

@@ -58,7 +58,7 @@ def test_the_next_peer_is_asked_when_one_fails() -> None:
 
 def test_without_any_peer_that_works_the_prompt_is_computed_here_or_refused_with_an_error() -> None:
     for local_prefill in (True, False):
-        cluster = Cluster(local_prefill=local_prefill, handover_timeout_s=5.0)
+        cluster = Cluster(local_prefill=local_prefill, handoff_timeout_s=5.0)
         cluster.prefill.kill()
         client = cluster.submit("r", list(range(1, 23)))
         cluster.settle(seconds=8.0)
@@ -83,7 +83,7 @@ def test_a_request_may_name_its_own_peers() -> None:
 def test_what_cannot_be_computed_again_here_goes_elsewhere_with_its_tokens() -> None:
     """Preempted where prompts may not be computed: with somebody above who can move it, it is given up at once."""
     cluster = Cluster(num_blocks=12, local_prefill=False)
-    clients = [cluster.submit(f"r{i}", [i + 1] * 14, max_tokens=24, may_move=True) for i in range(3)]
+    clients = [cluster.submit(f"r{i}", [i + 1] * 14, max_tokens=24, is_routed=True) for i in range(3)]
     cluster.settle(seconds=2.0)
     given_up = [client for client in clients if client.finish_reason == "pd_reschedule"]
     assert given_up
@@ -101,8 +101,8 @@ def test_logprobs_of_given_tokens_are_scored_again_by_the_peer_and_here_alike() 
         take = cluster.decode._take
         cluster.decode._take = lambda delta, take=take, told=told: (told.append(delta), take(delta))  # type: ignore[method-assign]
         prompt, given = list(range(1, 20)), [7, 8, 9, 10]
-        cluster.submit("r", prompt, generated=given, max_tokens=8, logprobs=2, score_from=1)
-        cluster.submit("p", prompt, generated=given, max_tokens=8, logprobs=2, prompt_logprobs=1, score_from=-1)
+        cluster.submit("r", prompt, generated=given, max_tokens=8, logprobs=2, rescore_from=1)
+        cluster.submit("p", prompt, generated=given, max_tokens=8, logprobs=2, prompt_logprobs=1, rescore_from=-1)
         cluster.settle()
         first = {one: next(d for d in told if d.request_id == one and d.token_ids) for one in ("r", "p")}
         assert first["r"].rescored_logprobs == [expected_logprobs(token, 2) for token in given[1:]]

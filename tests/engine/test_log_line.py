@@ -113,7 +113,7 @@ def test_requests_that_never_had_a_token_have_no_time_to_it(caplog: pytest.LogCa
     with caplog.at_level(logging.INFO):
         harness.submit("gone", [1, 2, 3])
         harness.abort("gone")
-        harness.submit("late", [1, 2, 3], deadline_s=0.5)
+        harness.submit("late", [1, 2, 3], deadline_in_s=0.5)
         harness.core.tick(1.0)
         harness.submit("resumed", [1, 2, 3], epoch=2, generated=[4, 5], max_tokens=3)
         harness.run_until_idle()

@@ -74,8 +74,8 @@ def eventful_run(path: Path, **config: object) -> RecordedHarness:
         harness.submit(f"limited{index}-0", [2] * 9, max_tokens=9, caller="ann", caller_limits=limits)
     harness.abort_by_name("r4", caller="ann")
     harness.submit("vector-0", [7, 8, 9, 7, 8, 9], max_tokens=1, pooling="mean")
-    harness.submit("moved-0", [1] * 5, max_tokens=3, epoch=7, asks_anew=True, caller="ann", caller_limits=limits)
-    harness.submit("late-0", [1, 2, 3], max_tokens=60, deadline_s=0.2, cache_salt="tenant")
+    harness.submit("moved-0", [1] * 5, max_tokens=3, epoch=7, admit_as_new=True, caller="ann", caller_limits=limits)
+    harness.submit("late-0", [1, 2, 3], max_tokens=60, deadline_in_s=0.2, cache_salt="tenant")
     for turn in range(1000):
         while harness.plan() is not None:
             pass
@@ -173,7 +173,7 @@ def test_a_core_that_forgets_a_message_is_found(tmp_path: Path, monkeypatch: pyt
     difference = replayed(tmp_path / "run").difference
     assert difference is not None
     assert difference.where == "messages"
-    assert "Charged" in difference.recorded
+    assert "WorkerCrashReport" in difference.recorded
 
 
 def test_without_the_table_no_token_of_the_traffic_is_in_the_recording(tmp_path: Path) -> None:
@@ -469,3 +469,23 @@ def test_random_traffic_replays_with_the_same_answers(tmp_path: Path, seed: int)
     outcome = replayed(tmp_path / "run")
     assert outcome.difference is None
     assert outcome.num_answers > 100
+
+
+def test_a_recording_of_the_schema_before_names_were_changed_is_replayed() -> None:
+    outcome = replay(RecordingReader(Path(__file__).parent / "recordings" / "schema-5.rec"))
+    assert outcome.difference is None and outcome.num_records > 100
+    assert outcome.begun.schema_version == 5
+
+
+def test_the_config_of_an_older_recording_keeps_its_values(tmp_path: Path) -> None:
+    harness = RecordedHarness(tmp_path / "new", num_draft_tokens=3)
+    harness.writer.close()
+    first, *rest = map(bytes, RecordingReader(tmp_path / "new"))
+    fields = msgspec.msgpack.decode(first)
+    [config] = [one for one in fields if isinstance(one, dict) and "num_draft_tokens" in one]
+    config["num_drafts"] = config.pop("num_draft_tokens")
+    config["handover_timeout_s"] = config.pop("handoff_timeout_s") + 1.5
+    fields[1] = 5
+    outcome = replay([msgspec.msgpack.encode(fields), *rest])
+    assert outcome.begun.config.num_draft_tokens == 3
+    assert outcome.begun.config.handoff_timeout_s == EngineConfig().handoff_timeout_s + 1.5

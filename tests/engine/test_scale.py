@@ -49,7 +49,7 @@ def test_a_peer_that_cannot_be_reached_is_sent_one_message_in_a_turn() -> None:
 def test_nothing_is_left_in_the_indexes_when_all_requests_have_ended() -> None:
     harness = Harness()
     for index in range(4):
-        harness.submit(f"r{index}-0", [1, 2, 3], label=f"label-{index}", caller="ann", deadline_s=100.0)
+        harness.submit(f"r{index}-0", [1, 2, 3], client_request_id=f"label-{index}", caller="ann", deadline_in_s=100.0)
     harness.run_until_idle()
     live = harness.core._live
     indexes = {name: value for name, value in vars(live).items() if isinstance(value, Sized) and len(value)}
@@ -78,8 +78,8 @@ def test_a_timer_wakes_at_the_earliest_of_its_times_and_once() -> None:
 
 def test_a_request_is_found_by_its_name_by_its_label_and_by_its_caller() -> None:
     harness = Harness()
-    harness.submit("r-0", [1, 2, 3], label="mine", caller="ann")
-    harness.submit("r-1", [1, 2, 3], label="mine", caller="ann")
+    harness.submit("r-0", [1, 2, 3], client_request_id="mine", caller="ann")
+    harness.submit("r-1", [1, 2, 3], client_request_id="mine", caller="ann")
     live: LiveRequests = harness.core._live
     both = {"r-0", "r-1"}
     assert {r.request_id for r in live.find_by_name("r", None)} == both

@@ -146,7 +146,7 @@ def test_what_lies_ready_is_taken_although_the_worker_has_stopped_since() -> Non
     cluster.prefill.stop_worker()
     other = cluster.submit("other", PROMPT[::-1])
     pass_time(cluster, WORKER_SILENCE_TIMEOUT_S + 2)
-    assert all(message.handover != 1 for message in sent(cluster, CancelHandoff))
+    assert all(message.handoff_id != 1 for message in sent(cluster, CancelHandoff))
     cluster.holds = lambda message: False
     cluster.settle(seconds=1.0)
     assert client.tokens == cluster.decode.expected(client)

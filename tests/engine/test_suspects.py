@@ -7,7 +7,7 @@ from onward.proto.step import StepPlan
 from tests.engine.harness import Client, Harness
 from tests.engine.pd_cluster import Cluster
 
-SUSPECT: dict[str, Any] = {"crash_charges": 2, "epoch": 2}
+SUSPECT: dict[str, Any] = {"worker_crashes": 2, "epoch": 2}
 MAX_STEPS = 200
 
 
@@ -135,7 +135,7 @@ def test_a_suspect_of_a_higher_priority_takes_the_place_of_lower_ones() -> None:
 
 def test_a_suspect_whose_prompt_is_computed_here_is_not_passed_by_those_whose_prompts_peers_compute() -> None:
     """A decode instance: the suspect's only peer is gone, and a peer that works brings the KV of later requests."""
-    cluster = Cluster(num_prefill=2, num_blocks=32, prefill={"num_blocks": 256}, handover_timeout_s=5.0)
+    cluster = Cluster(num_prefill=2, num_blocks=32, prefill={"num_blocks": 256}, handoff_timeout_s=5.0)
     cluster.peers["p1"].kill()
     big = cluster.submit("big", list(range(1, 81)), max_tokens=9, prefill_peers=["p1"], **SUSPECT)
     request = cluster.decode.core._live["big"]
@@ -194,7 +194,7 @@ def test_a_preempted_request_is_charged_for_an_earlier_step_in_flight_in_which_i
 def test_a_request_under_which_two_engines_died_runs_alone_until_it_has_a_token() -> None:
     harness = Harness()
     harness.submit("other", [1] * 5, max_tokens=4)
-    suspect = harness.submit("suspect", [2] * 5, max_tokens=4, engine_deaths=2, epoch=3)
+    suspect = harness.submit("suspect", [2] * 5, max_tokens=4, engine_crashes=2, epoch=3)
     names: list[str | None] = []
     while not suspect.tokens:
         names.append(harness.core.next_isolated_id())

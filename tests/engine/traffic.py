@@ -21,7 +21,7 @@ REQUESTS = st.fixed_dictionaries(
         "cache_salt": st.sampled_from(["", "salt"]),
         "logprobs": st.sampled_from([None, None, 2]),
         "prompt_logprobs": st.sampled_from([None, None, 0]),
-        "deadline_s": st.sampled_from([None, None, None, 0.5]),
+        "deadline_in_s": st.sampled_from([None, None, None, 0.5]),
     }
 )
 WHICH = st.integers(0, 30)
@@ -46,7 +46,7 @@ SHAPES = st.fixed_dictionaries(
         "max_steps_in_flight": st.sampled_from([2, 2, 1, 3]),
         "prefix_caching": st.booleans(),
         "output_caching": st.booleans(),
-        "num_drafts": st.sampled_from([0, 3, 7]),
+        "num_draft_tokens": st.sampled_from([0, 3, 7]),
     }
 )
 

@@ -372,7 +372,7 @@ def test_f15_a_name_matches_itself_and_nothing_else() -> None:
     """Exact ids."""
     harness = Harness()
     for name in ("chat-1-0", "chat-1-1", "chat-11-0"):
-        harness.submit(name, [1, 2], max_tokens=9, label="mine" if name == "chat-11-0" else "")
+        harness.submit(name, [1, 2], max_tokens=9, client_request_id="mine" if name == "chat-11-0" else "")
     answer = harness.abort_by_name("", "c", "chat", "chat-", "min")
     assert (answer.aborted, answer.unknown) == ([], ["", "c", "chat", "chat-", "min"])
     harness.abort("chat-1")
@@ -400,7 +400,7 @@ def test_f16_an_exception_in_one_slot_costs_the_others_nothing(monkeypatch: pyte
     harness.run_until_idle()
     assert (bad.error_code, len(bad.tokens)) == ("internal_error", 2)
     assert all(client.tokens == harness.expected(client) for client in good)
-    assert harness.metric("faults") == 1
+    assert harness.metric("isolated_errors") == 1
     harness.core.audit_idle()
 
 

@@ -1,5 +1,5 @@
-"""What a browser sends for a web page (`Host`, `Origin`, `Sec-Fetch-Site`, `Content-Type`), and the names and origins that
-an operator allows.
+"""What a browser sends for a web page (`Host`, `ClientRequest`, `Sec-Fetch-Site`, `Content-Type`), and the names and
+origins that an operator allows.
 
 The expected decisions come from other parsers than the server's: `urllib` and `ipaddress` for hosts, the algorithm of the
 Fetch standard for types that a page may send without a preflight.

@@ -1,4 +1,4 @@
-"""A whole model in the int8 scheme, written with `kernels.reference` only, one token list at a time."""
+"""A whole model in the int8 scheme, written with `kernels.numpy_reference` only, one token list at a time."""
 
 from collections.abc import Mapping
 

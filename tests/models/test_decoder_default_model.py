@@ -126,7 +126,7 @@ def test_int8_logits_are_the_same_bits_in_any_batch(alone: np.ndarray) -> None:
                 done[slot] += count
         if not spans:
             continue
-        logits = many.runner.logits_of(spans)
+        logits = many.runner.compute_logits(spans)
         row = 0
         for span in spans:
             if span.slot == 0:
@@ -142,7 +142,7 @@ def test_int8_logits_are_the_same_bits_after_a_prefix_hit(alone: np.ndarray, num
     ours.step(assign=[first], run=[RunSlot(0, first.slot_epoch, 100)])
     blocks = first.block_ids[: num_shared // 16] + ours.blocks_for(100 - num_shared)
     ours.step(assign=[ours.assign(9, token_ids, blocks=blocks, num_computed=num_shared)])
-    logits = ours.runner.logits_of([TokenSpan(9, num_shared, 100 - num_shared, is_sampled=True)])
+    logits = ours.runner.compute_logits([TokenSpan(9, num_shared, 100 - num_shared, is_sampled=True)])
     np.testing.assert_array_equal(logits, alone[num_shared:])
 
 

@@ -74,11 +74,11 @@ def test_every_hand_over_ends_once_and_cleanly_on_both_sides(
 def test_when_the_faults_are_over_hand_overs_arrive_again(seed: int, weather: Weather) -> None:
     world = World(seed, 2, 0.03)
     survive(world, weather)
-    arrived = world.seen["Arrived"]
+    arrived = world.seen["KvArrived"]
     for address in world.prefills:
         world.decode.ask(address)
     world.run(CALM, 2.0)
-    assert world.seen["Arrived"] == arrived + 2
+    assert world.seen["KvArrived"] == arrived + 2
 
 
 @settings(max_examples=150, deadline=None)
@@ -91,7 +91,7 @@ def test_lost_and_late_messages_alone_cost_time_and_no_hand_over(seed: int, loss
         world.run(Weather(loss=loss, doubling=0.3, max_delay_s=delay_s), 3.0)
     world.run(CALM, LONG_ENOUGH_S)
     world.check_nothing_is_left()
-    assert world.seen["Arrived"] == 3
+    assert world.seen["KvArrived"] == 3
 
 
 def test_every_fault_and_every_kind_of_end_was_really_there() -> None:
@@ -101,7 +101,7 @@ def test_every_fault_and_every_kind_of_end_was_really_there() -> None:
         survive(world, STORM)
         seen += world.seen
     faults = ["lost", "doubled", "paused", "prefill restarted", "decode restarted"]
-    ends = ["Arrived", "Finished", "Dropped", "pd_transfer_failed", "pd_prefill_failed"]
+    ends = ["KvArrived", "HandoffCompleted", "HandoffCancelled", "pd_transfer_failed", "pd_prefill_failed"]
     ends += ["pd_lease_expired", "pd_no_decode_blocks"]
     assert [name for name in faults + ends if seen[name] < 5] == []
 

@@ -159,7 +159,7 @@ def test_a_grant_for_what_we_do_not_have_is_cancelled() -> None:
     side = PrefillInstance()
     side.receive("D1", grant(number=9), 1.0)
     [cancel] = side.said(CancelHandoff)
-    assert (cancel.handover, cancel.incarnation) == (9, "P1")
+    assert (cancel.handoff_id, cancel.incarnation) == (9, "P1")
     assert side.take_events() == []
 
 

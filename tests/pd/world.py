@@ -239,7 +239,7 @@ class DecodeInstance(Instance):
                 assert number not in self.leases, "offered again after it was granted"
                 self.offers[number] = event.num_blocks
             case KvArrived():
-                self.world.seen["Arrived"] += 1
+                self.world.seen["KvArrived"] += 1
                 self._take(number, event.ready)
             case HandoffFailed():
                 self.world.seen[event.error.code] += 1

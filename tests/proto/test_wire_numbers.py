@@ -61,11 +61,17 @@ WIRES: dict[str, Any] = {
 }
 LOGPROBS = {"TokenLogprobs.logprob", "TokenLogprobs.top[][1]"}
 """What the model said, whatever it was: it is only shown to the client, where what is no number is null."""
-WORDS = {"Sampling.seed", "Attempt.seed", "Ready.checksums[]", "Counted.checksums[]", "Sent.checksums[]"}
+WORDS = {
+    "SamplingParams.seed",
+    "Attempt.seed",
+    "PrefillDone.checksums[]",
+    "WritesComplete.checksums[]",
+    "PushComplete.checksums[]",
+}
 """Any 64 bits are one, and msgpack has no longer integers."""
-PLACES = {f"{name}.places[][{index}]" for name in ("Incoming", "Wrote") for index in (0, 1)}
+PLACES = {f"{name}.byte_ranges[][{index}]" for name in ("PayloadHeader", "PagesWritten") for index in (0, 1)}
 """The receiver holds each against its memory, and ends the lease by an answer (`tests/worker/transfer/test_rules.py`)."""
-METRICS = {"Series.value", "Series.sum", "Series.buckets[]", "Family.bounds[]"}
+METRICS = {"MetricSeries.value", "MetricSeries.sum", "MetricSeries.buckets[]", "MetricFamily.bounds[]"}
 """The supervisor leaves out the series and takes the rest of the snapshot (`tests/supervisor/test_child_numbers.py`)."""
 UNBOUNDED = LOGPROBS | WORDS | PLACES | METRICS
 NOT_FINITE = [math.nan, math.inf, -math.inf]
@@ -128,9 +134,9 @@ def test_an_attempt_whose_arrival_is_no_time_is_refused(value: float) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        *({"deadline_s": value} for value in NOT_FINITE),
-        {"epoch": -1},
-        {"epoch": 1 << 63},
+        *({"deadline_in_s": value} for value in NOT_FINITE),
+        {"attempt_epoch": -1},
+        {"attempt_epoch": 1 << 63},
         {"created_s": -1},
         {"num_cached_tokens": -1},
         {"prompt_token_ids": [1, -1]},

@@ -109,7 +109,7 @@ def test_what_is_not_given_is_fixed_by_the_router() -> None:
             answer = await router.post(body, headers={"x-request-id": "mine"})
             attempts = a.attempts + b.attempts
             assert len(attempts) == 2
-            for name in ("seed", "created_s", "request_id", "label", "body", "path"):
+            for name in ("seed", "created_s", "request_id", "client_request_id", "body", "path"):
                 assert len({getattr(attempt, name) for attempt in attempts}) == 1
             seed = attempts[0].seed
             assert 0 <= seed < 2**53 and attempts[0].client_request_id == "mine"
@@ -768,7 +768,7 @@ def test_resumes_are_told_only_when_asked_for() -> None:
         for tells in (False, True):
             a, b = two_instances()
             first_fails(Behaviour(cut_after_bytes=1000), a, b)
-            async with running_router(a, b, tell_resumes=tells) as router:
+            async with running_router(a, b, report_resumes=tells) as router:
                 streamed = await router.post(STREAM)
                 assert (b": resumes 1\n\ndata: [DONE]\n\n" in streamed.body) == tells
                 whole = await router.post(BODY)

@@ -59,7 +59,7 @@ class World:
             arrived_at_s=1.0,
             path="/v1/completions",
             body=b"{}",
-            **({"streams": True} | fields),
+            **({"is_streaming": True} | fields),
         )
         return self.core.open_stream(origin, self.now_s)
 
@@ -250,7 +250,7 @@ def test_an_error_that_is_not_retryable_is_the_end() -> None:
 def test_exclude_decode_keeps_the_last_instance_out_unless_it_is_the_only_one() -> None:
     for policy in ("round_robin", "least_loaded", "random", "session"):
         world = World("a", "b", policy=policy, preempt_retry_exclude_decode=True)
-        route = world.open(session="s")
+        route = world.open(session_key="s")
         for _ in range(6):
             last = world.start(route, tokens=1)
             world.fail(route, FailureCause.ERROR, NO_BLOCKS)
@@ -522,16 +522,16 @@ def test_streams_of_an_instance_that_is_gone_move_unless_they_move_by_themselves
 
 def test_a_live_label_is_taken_and_free_after_its_stream() -> None:
     world = World("a")
-    route = world.open(label="mine")
+    route = world.open(client_request_id="mine")
     with pytest.raises(Conflict):
-        world.open(label="mine")
+        world.open(client_request_id="mine")
     world.core.close_stream(route, world.now_s, keep=True)
-    world.open(label="mine")
+    world.open(client_request_id="mine")
 
 
 def test_an_aborted_stream_ends_once_and_cannot_come_back() -> None:
     world = World("a", "b")
-    route = world.open(label="mine")
+    route = world.open(client_request_id="mine")
     world.start(route, tokens=1)
     aborted = world.core.abort(["mine", "other"], world.now_s)
     assert (aborted.running, aborted.known_names) == ([route], {"mine"})
@@ -549,7 +549,7 @@ def test_an_aborted_stream_ends_once_and_cannot_come_back() -> None:
 def test_a_whole_answer_that_came_before_an_abort_is_told(reason: str | None, is_told: bool) -> None:
     """With all of its choices ended. One that was given up is not: the client would send it again."""
     world = World("a")
-    route = world.open(streams=False)
+    route = world.open(is_streaming=False)
     world.start(route, tokens=1)
     route.stream.choices[0].finish_reason = reason
     route.stream.on_event(CompleteBody(b"{}"), world.now_s)
@@ -560,7 +560,7 @@ def test_a_whole_answer_that_came_before_an_abort_is_told(reason: str | None, is
 
 def test_an_abort_reaches_a_stream_whose_client_has_gone() -> None:
     world = World("a")
-    route = world.open(label="mine")
+    route = world.open(client_request_id="mine")
     world.start(route, tokens=1)
     world.core.close_stream(route, world.now_s, keep=True)
     aborted = world.core.abort(["mine"], world.now_s)
@@ -572,7 +572,7 @@ def test_an_abort_reaches_a_stream_whose_client_has_gone() -> None:
 
 def test_an_abort_of_all_means_streams_whose_client_has_gone_too() -> None:
     world = World("a")
-    gone, running = world.open(label="gone"), world.open(label="running")
+    gone, running = world.open(client_request_id="gone"), world.open(client_request_id="running")
     world.start(gone, tokens=1)
     world.core.close_stream(gone, world.now_s, keep=True)
     aborted = world.core.abort(None, world.now_s)

@@ -242,7 +242,7 @@ CROSSING: dict[str, Callable[[ClientStream], object]] = {
 @pytest.mark.parametrize("crossing", CROSSING)
 def test_f50_an_abort_that_crosses_another_end_stays_an_abort(crossing: str) -> None:
     world = World("a", "b")
-    route = world.open(label="mine")
+    route = world.open(client_request_id="mine")
     world.start(route, tokens=1)
     CROSSING[crossing](route.stream)
     assert world.core.abort(["mine"], world.now_s).running == [route]

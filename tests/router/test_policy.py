@@ -81,12 +81,12 @@ a_replica = st.builds(
     handoff_address=st.sampled_from(["", "tcp://somewhere:1"]),
     max_tokens=st.sampled_from([0, 50, 100, 200]),
     load=loads,
-    booked=st.integers(0, 20),
-    broken_until_s=st.sampled_from([0.0, BROKEN]),
+    num_reserved=st.integers(0, 20),
+    circuit_open_until_s=st.sampled_from([0.0, BROKEN]),
 )
 some_replicas = st.lists(a_replica, unique_by=lambda one: one.instance_id, max_size=8)
 like_ones = st.lists(
-    st.builds(replica, names, load=loads, booked=st.integers(0, 20)),
+    st.builds(replica, names, load=loads, num_reserved=st.integers(0, 20)),
     unique_by=lambda one: one.instance_id,
     min_size=1,
     max_size=8,
@@ -97,8 +97,8 @@ some_facts = st.builds(
     max_output=st.sampled_from([None, 10, 60]),
     session=st.sampled_from(["", "a-session"]),
     prompt_hashes=st.sampled_from([[], [b"1", b"2"]]),
-    avoid=st.frozensets(names),
-    exclude=st.frozensets(names, max_size=2),
+    avoided_instances=st.frozensets(names),
+    excluded_instances=st.frozensets(names, max_size=2),
     fingerprint=st.sampled_from([None, "this"]),
 )
 
@@ -156,7 +156,8 @@ class TestRules:
         assert chosen(RoutingCriteria(), replica("a", state=state)) is None
 
     @pytest.mark.parametrize(
-        "worse", [{"state": InstanceState.RESTARTING}, {"state": InstanceState.SUSPECT}, {"broken_until_s": BROKEN}]
+        "worse",
+        [{"state": InstanceState.RESTARTING}, {"state": InstanceState.SUSPECT}, {"circuit_open_until_s": BROKEN}],
     )
     def test_others_only_if_nobody_is_ready(self, worse: dict[str, object]) -> None:
         ready = replica("ready", load=busy(9, waiting=99))
@@ -168,7 +169,7 @@ class TestRules:
         assert chosen(RoutingCriteria(), replica("a", state=InstanceState.SUSPECT), restarting) == "restarting"
 
     def test_a_breaker_whose_pause_is_over_is_no_obstacle(self) -> None:
-        assert chosen(RoutingCriteria(), replica("a", broken_until_s=NOW_S), replica("b", load=busy(1))) == "a"
+        assert chosen(RoutingCriteria(), replica("a", circuit_open_until_s=NOW_S), replica("b", load=busy(1))) == "a"
 
     def test_a_request_goes_only_where_it_fits(self) -> None:
         small, large = replica("small", max_tokens=100), replica("large", max_tokens=200, load=busy(9))
@@ -224,7 +225,7 @@ class TestPairs:
         assert prefills(facts, decode, prefiller("p", max_tokens=60), prefiller("q", max_tokens=59)) == ["p"]
 
     def test_doubtful_peers_are_named_only_where_all_are(self) -> None:
-        decode, doubtful = replica("d", role="decode"), prefiller("p", broken_until_s=BROKEN)
+        decode, doubtful = replica("d", role="decode"), prefiller("p", circuit_open_until_s=BROKEN)
         assert prefills(RoutingCriteria(), decode, doubtful, prefiller("q", load=busy(9))) == ["q"]
         assert prefills(RoutingCriteria(), decode, doubtful) == ["p"]
 
@@ -294,16 +295,16 @@ class TestLeastLoaded:
         assert chosen(RoutingCriteria(), replica("a", load=busy(1, waiting=4)), replica("b", load=busy(2))) == "b"
 
     def test_bookings_count_before_the_instance_reports_them(self) -> None:
-        assert chosen(RoutingCriteria(), replica("a", booked=3), replica("b", load=busy(2))) == "b"
+        assert chosen(RoutingCriteria(), replica("a", num_reserved=3), replica("b", load=busy(2))) == "b"
 
     def test_what_is_booked_and_reported_counts_once(self) -> None:
         """Else an instance looks twice as busy the moment it has told of its streams, and the next ones all avoid it."""
-        told = replica("a", booked=3, booked_at_report=3, load=busy(3))
-        assert chosen(RoutingCriteria(), told, replica("b", booked=4)) == "a"
-        assert relative_load(told) == relative_load(replica("a", booked=3))
+        told = replica("a", num_reserved=3, num_reserved_at_report=3, load=busy(3))
+        assert chosen(RoutingCriteria(), told, replica("b", num_reserved=4)) == "a"
+        assert relative_load(told) == relative_load(replica("a", num_reserved=3))
 
     def test_streams_that_ended_since_the_report_count_no_more(self) -> None:
-        ended = replica("a", booked=1, booked_at_report=4, load=busy(4))
+        ended = replica("a", num_reserved=1, num_reserved_at_report=4, load=busy(4))
         assert chosen(RoutingCriteria(), ended, replica("b", load=busy(2))) == "a"
 
     def test_equal_loads_are_settled_by_free_blocks(self) -> None:

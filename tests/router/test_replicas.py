@@ -115,20 +115,20 @@ class TestRegistering:
     def test_another_layout_is_refused_among_those_that_pass_kv(self, first: dict[str, object]) -> None:
         replicas = of()
         replicas.register(registration("a", **first), 0.0)
-        other = registration("b", role="decode", layout=msgspec.structs.replace(LAYOUT, block_size=32))
+        other = registration("b", role="decode", kv_layout=msgspec.structs.replace(LAYOUT, block_size=32))
         assert replicas.register(other, 0.0).error == "block_size is 16 here and 32 there"
 
     def test_a_mixed_instance_that_passes_no_kv_may_compute_in_its_own_way(self) -> None:
         replicas = of("a")
         other = msgspec.structs.replace(LAYOUT, dtype="float32")
-        assert not replicas.register(registration("b", layout=other), 0.0).error
-        assert not replicas.register(registration("c", role="decode", layout=other), 0.0).error
+        assert not replicas.register(registration("b", kv_layout=other), 0.0).error
+        assert not replicas.register(registration("c", role="decode", kv_layout=other), 0.0).error
 
     def test_a_layout_that_is_only_known_once_it_has_started_is_compared_then(self) -> None:
         replicas = of()
         replicas.register(registration("a", role="prefill"), 0.0)
-        assert not replicas.register(registration("b", role="decode", state="starting", layout=None), 0.0).error
-        ready = registration("b", role="decode", layout=msgspec.structs.replace(LAYOUT, dtype="float32"))
+        assert not replicas.register(registration("b", role="decode", state="starting", kv_layout=None), 0.0).error
+        ready = registration("b", role="decode", kv_layout=msgspec.structs.replace(LAYOUT, dtype="float32"))
         assert replicas.register(ready, 1.0).error.startswith("dtype is ")
         assert replicas.get("b") is None
         assert replicas.tick(1.0) == ["b"]

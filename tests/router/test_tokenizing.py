@@ -272,7 +272,7 @@ def test_a_text_that_no_instance_can_hold_is_passed_on_as_it_came() -> None:
 
 def origin(body: bytes = b"{}", **fields: Any) -> ClientRequest:
     fixed: dict[str, Any] = {"request_id": "0" * 32, "seed": 1, "created_s": 1, "arrived_at_s": 1.0}
-    return ClientRequest(**(fixed | {"path": COMPLETIONS, "body": body, "streams": True} | fields))
+    return ClientRequest(**(fixed | {"path": COMPLETIONS, "body": body, "is_streaming": True} | fields))
 
 
 def dispatched(core: RouterCore, route: Any) -> Attempt:
@@ -283,20 +283,20 @@ def dispatched(core: RouterCore, route: Any) -> Attempt:
 
 def test_an_instance_that_comes_later_gets_no_ids_of_another_tokenizer() -> None:
     core = RouterCore(RouterConfig(policy="prefix"), "router-1", Registry(), lambda n: 0)
-    core.register(registration("a", text_hash="another"), 0.0)
-    route = core.open_stream(origin(prompt_token_ids=[1, 2], known_prompt=[1, 2], text_hash="ours"), 0.0)
+    core.register(registration("a", tokenizer_hash="another"), 0.0)
+    route = core.open_stream(origin(prompt_token_ids=[1, 2], routing_token_ids=[1, 2], tokenizer_hash="ours"), 0.0)
     assert dispatched(core, route).prompt_token_ids is None
 
 
 def test_a_stream_that_has_begun_with_ids_goes_on_with_them_anywhere() -> None:
     core = RouterCore(RouterConfig(policy="prefix"), "router-1", Registry(), lambda n: 0)
-    core.register(registration("a", text_hash="ours"), 0.0)
-    route = core.open_stream(origin(prompt_token_ids=[1, 2], known_prompt=[1, 2], text_hash="ours"), 0.0)
+    core.register(registration("a", tokenizer_hash="ours"), 0.0)
+    route = core.open_stream(origin(prompt_token_ids=[1, 2], routing_token_ids=[1, 2], tokenizer_hash="ours"), 0.0)
     assert dispatched(core, route).prompt_token_ids == [1, 2]
     core.on_accepted(route, 0.0)
     route.stream.on_event(TokenEvent(b"", Cursor("0" * 32, 1, 1, [ChoiceCursor(1)], {0: [5]}), True), 0.0)
     core.register(registration("a", state="leaving"), 0.0)
-    core.register(registration("b", text_hash="another"), 0.0)
+    core.register(registration("b", tokenizer_hash="another"), 0.0)
     route.stream.fail_lost(FailureCause.LOST, "the connection was lost")
     core.on_attempt_ended(route, 0.0)
     attempt = dispatched(core, route)

@@ -7,10 +7,10 @@ from onward.proto.stream_store import StoreEntry
 
 def record_of(name: str, **fields: Any) -> StoreEntry:
     usual: dict[str, Any] = {
-        "names": (),
+        "aliases": (),
         "caller": "",
         "kind": "detached",
-        "epoch": 1,
+        "attempt_epoch": 1,
         "data": b"tokens",
         "ttl_s": 60.0,
     }

@@ -30,7 +30,7 @@ def shelf_of(*apis: str) -> StreamStoreCore:
 
 def test_what_one_process_has_put_another_finds_at_once() -> None:
     core = shelf_of("a", "b")
-    record = record_of("r", epoch=2)
+    record = record_of("r", attempt_epoch=2)
     assert core.receive("a", PutEntry(record), 0.0) == []
     assert core.receive("b", FindEntry(1, "r", attempt_epoch=2), 0.0) == [("b", FindReply(1, record))]
     assert core.receive("b", FindEntry(2, "r", attempt_epoch=1), 0.0) == [("b", FindReply(2, record))]
@@ -56,19 +56,19 @@ def test_a_stream_that_runs_in_another_process_is_shown_and_goes_on() -> None:
 
 def test_a_record_of_an_earlier_attempt_is_not_enough_for_who_has_seen_a_later_one() -> None:
     core = shelf_of("a", "b")
-    core.receive("a", PutEntry(record_of("r", epoch=1)), 0.0)
+    core.receive("a", PutEntry(record_of("r", attempt_epoch=1)), 0.0)
     [(_, show)] = core.receive("b", FindEntry(1, "r", attempt_epoch=2), 0.0)
     assert isinstance(show, QueryLiveStream)
-    later = record_of("r", epoch=2)
+    later = record_of("r", attempt_epoch=2)
     assert core.receive("a", LiveStreamReply(show.query_id, later), 0.0) == [("b", FindReply(1, later))]
 
 
 def test_who_knows_no_epoch_gets_the_latest_there_is() -> None:
     core = shelf_of("a", "b")
-    kept = record_of("r", epoch=3)
+    kept = record_of("r", attempt_epoch=3)
     core.receive("a", PutEntry(kept), 0.0)
     core.receive("b", FindEntry(1, "r"), 0.0)
-    assert core.receive("a", LiveStreamReply(1, record_of("r", epoch=2)), 0.0) == [("b", FindReply(1, kept))]
+    assert core.receive("a", LiveStreamReply(1, record_of("r", attempt_epoch=2)), 0.0) == [("b", FindReply(1, kept))]
 
 
 def test_a_stream_that_is_left_while_it_is_looked_for_is_found() -> None:
@@ -136,10 +136,10 @@ def test_of_two_that_claim_at_once_the_first_wins_unless_the_second_is_later() -
 
 def test_what_somebody_is_about_to_end_is_not_taken_up_meanwhile() -> None:
     core = shelf_of("a")
-    core.receive("a", PutEntry(record_of("r", kind="response", epoch=1)), 0.0)
+    core.receive("a", PutEntry(record_of("r", kind="response", attempt_epoch=1)), 0.0)
     assert core.receive("a", ClaimAttempt(1, "r", 2, "", to_finalize=True), 0.0) == [("a", ClaimReply(1))]
     assert core.receive("a", ClaimAttempt(2, "r", 2, ""), 0.0) == [("a", ClaimReply(2, 2))]
-    core.receive("a", PutEntry(record_of("r", kind="response", epoch=2)), 0.0)
+    core.receive("a", PutEntry(record_of("r", kind="response", attempt_epoch=2)), 0.0)
     core.tick(FINALIZE_TIMEOUT_S + 1.0)
     assert core.receive("a", ClaimAttempt(3, "r", 2, ""), FINALIZE_TIMEOUT_S + 1.0) == [("a", ClaimReply(3, 2))]
     assert core.receive("a", ClaimAttempt(4, "r", 3, ""), FINALIZE_TIMEOUT_S + 1.0) == [("a", ClaimReply(4))]
@@ -147,7 +147,7 @@ def test_what_somebody_is_about_to_end_is_not_taken_up_meanwhile() -> None:
 
 def test_no_attempt_starts_once_a_response_is_cancelled_and_it_is_found_without_asking_others() -> None:
     core = shelf_of("a", "b")
-    cancelled = record_of("r", kind="response", epoch=2, ending="cancelled")
+    cancelled = record_of("r", kind="response", attempt_epoch=2, status="cancelled")
     core.receive("a", PutEntry(cancelled), 0.0)
     assert core.receive("b", ClaimAttempt(1, "r", 9, ""), 0.0) == [("b", ClaimReply(1, 9))]
     assert core.receive("b", FindEntry(2, "r"), 0.0) == [("b", FindReply(2, cancelled))]
@@ -180,7 +180,7 @@ def test_nobody_finds_what_is_anothers() -> None:
 
 def test_an_abort_drops_a_record_once() -> None:
     core = shelf_of("a", "b")
-    core.receive("a", PutEntry(record_of("r", names=("label",))), 0.0)
+    core.receive("a", PutEntry(record_of("r", aliases=("label",))), 0.0)
     assert core.receive("b", DropByName(1, ["label", "x"]), 0.0) == [("b", DropReply(1, ["label"]))]
     assert core.receive("a", DropByName(1, ["label"]), 0.0) == [("a", DropReply(1, []))]
 

@@ -68,16 +68,16 @@ def test_each_lives_as_long_as_it_may() -> None:
 
 def test_of_two_with_one_id_the_later_attempt_counts_whichever_comes_first() -> None:
     records = few()
-    records.put(record_of("a", epoch=3, kind="ended"), 0.0)
-    records.put(record_of("a", epoch=2), 0.0)
+    records.put(record_of("a", attempt_epoch=3, kind="ended"), 0.0)
+    records.put(record_of("a", attempt_epoch=2), 0.0)
     assert records.count() == {"detached": 0, "ended": 1}
-    records.put(record_of("a", epoch=4), 0.0)
+    records.put(record_of("a", attempt_epoch=4), 0.0)
     assert records.count() == {"detached": 1, "ended": 0}
 
 
 def test_an_earlier_attempt_is_forgotten_and_a_later_one_is_not() -> None:
     records = few()
-    records.put(record_of("a", epoch=3), 0.0)
+    records.put(record_of("a", attempt_epoch=3), 0.0)
     records.drop_superseded("a", 2, "", 0.0)
     assert records.get("a", 0.0) is not None
     records.drop_superseded("a", 3, "", 0.0)
@@ -86,8 +86,8 @@ def test_an_earlier_attempt_is_forgotten_and_a_later_one_is_not() -> None:
 
 def test_nobody_replaces_or_drops_what_is_anothers() -> None:
     records = few()
-    records.put(record_of("a", caller="anna", names=("mine",)), 0.0)
-    records.put(record_of("a", caller="ben", epoch=9), 0.0)
+    records.put(record_of("a", caller="anna", aliases=("mine",)), 0.0)
+    records.put(record_of("a", caller="ben", attempt_epoch=9), 0.0)
     records.drop_superseded("a", 9, "ben", 0.0)
     assert records.drop_by_name(["a", "mine"], False, "ben", 0.0) == set()
     assert records.drop_by_name([], True, "ben", 0.0) == set()
@@ -99,7 +99,7 @@ def test_nobody_replaces_or_drops_what_is_anothers() -> None:
 def test_a_record_is_dropped_by_its_id_or_its_name() -> None:
     records = few()
     for name, names in (("a", ("mine",)), ("b", ()), ("c", ())):
-        records.put(record_of(name, names=names), 0.0)
+        records.put(record_of(name, aliases=names), 0.0)
     assert records.drop_by_name(["mine", "b", "x", ""], False, None, 0.0) == {"mine", "b"}
     assert records.drop_by_name([], True, None, 0.0) == {"c"}
     assert records.count()["detached"] == 0
@@ -110,7 +110,7 @@ def test_an_abort_drops_no_stored_response_and_finds_those_that_have_not_ended()
     endings: dict[str, EntryStatus] = {"a": "open", "b": "open", "c": "complete", "d": "cancelled"}
     for name, ending in endings.items():
         kind = "detached" if name == "b" else "response"
-        records.put(record_of(name, kind=kind, names=("mine",), caller="anna", ending=ending, is_stored=True), 0.0)
+        records.put(record_of(name, kind=kind, aliases=("mine",), caller="anna", status=ending, is_stored=True), 0.0)
     for caller in (None, "anna"):
         assert records.drop_by_name(["mine", "c"], False, caller, 0.0) == set()
         assert records.open_named(["mine", "c", "x"], False, caller, 0.0) == {"a": ["mine"], "b": ["mine"]}
@@ -125,7 +125,9 @@ def test_a_deleted_response_does_not_come_back() -> None:
     assert not records.delete("a", "ben", 0.0)
     assert records.delete("a", "anna", 0.0)
     assert not records.delete("a", "anna", 0.0)
-    records.put(record_of("a", kind="response", caller="anna", epoch=9, ending="cancelled", is_stored=True), 0.0)
+    records.put(
+        record_of("a", kind="response", caller="anna", attempt_epoch=9, status="cancelled", is_stored=True), 0.0
+    )
     found = records.get("a", 0.0)
     assert found is not None and found.status == "deleted"
     assert records.open_named(["a"], False, None, 0.0) == {} and records.drop_by_name(["a"], False, None, 0.0) == set()
@@ -144,7 +146,7 @@ STEPS = st.lists(
 def test_the_bounds_hold_and_the_bytes_are_those_of_what_is_there(steps: list[tuple[str, str, int, int]]) -> None:
     records = few(3, 4000)
     for now_s, (name, kind, num_bytes, epoch) in enumerate(steps):
-        records.put(record_of(name, kind=kind, data=b"x" * num_bytes, epoch=epoch, ttl_s=7.0), now_s)
+        records.put(record_of(name, kind=kind, data=b"x" * num_bytes, attempt_epoch=epoch, ttl_s=7.0), now_s)
         kept = [one for one in (records.get(name, now_s) for name in "abcdef") if one is not None]
         assert sum(map(size_of, kept)) <= sum(records.num_bytes().values())
         assert all(count <= 3 for count in records.count().values())
@@ -156,11 +158,11 @@ def test_the_bounds_hold_and_the_bytes_are_those_of_what_is_there(steps: list[tu
 @pytest.mark.parametrize("ending", ["complete", "cancelled"])
 def test_a_record_that_has_ended_is_never_replaced(ending: EntryStatus) -> None:
     records = EntryTable()
-    ended = record_of("a", kind="response", epoch=2, ending=ending)
+    ended = record_of("a", kind="response", attempt_epoch=2, status=ending)
     records.put(ended, 0.0)
     for later in (
-        record_of("a", kind="detached", epoch=3),
-        record_of("a", kind="response", epoch=3, ending="complete"),
+        record_of("a", kind="detached", attempt_epoch=3),
+        record_of("a", kind="response", attempt_epoch=3, status="complete"),
     ):
         assert records.put(later, 1.0) == 0
         assert records.get("a", 1.0) == ended
@@ -169,9 +171,9 @@ def test_a_record_that_has_ended_is_never_replaced(ending: EntryStatus) -> None:
 def test_a_response_is_kept_until_a_later_attempt_replaces_its_record() -> None:
     records = EntryTable()
     for kind in ("detached", "response"):
-        records.put(record_of(kind, kind=kind, epoch=1), 0.0)
+        records.put(record_of(kind, kind=kind, attempt_epoch=1), 0.0)
         records.drop_superseded(kind, 2, "", 0.0)
     assert records.get("detached", 0.0) is None
     assert records.get("response", 0.0) is not None
-    records.put(later := record_of("response", kind="response", epoch=2), 0.0)
+    records.put(later := record_of("response", kind="response", attempt_epoch=2), 0.0)
     assert records.get("response", 0.0) == later

@@ -79,7 +79,7 @@ def a_choice_that_was_given_up_runs_again(patch: Patches) -> None:
         return original(attempt, request, msgspec.structs.replace(cursor, choices=choices))
 
     patch.around(resume, "_stream_start", start)
-    patch.around(request_builder, "made_again", made_again)
+    patch.around(request_builder, "regenerated_attempt", made_again)
 
 
 def the_end_of_a_choice_that_is_made_again_is_told(patch: Patches) -> None:
@@ -93,7 +93,7 @@ def the_end_of_a_choice_that_is_made_again_is_told(patch: Patches) -> None:
 
     patch.around(RequestOutput, "_take_skipped", take_skipped)
     # Seldom needed before: a router now asks around for a record that reaches to the client's place.
-    patch.put(generation, "reaches", lambda stream, place: True)
+    patch.put(generation, "covers_cursor", lambda stream, place: True)
 
 
 def the_first_word_to_an_engine_is_not_repeated(patch: Patches) -> None:
@@ -149,7 +149,7 @@ def a_response_is_lost_with_the_instance_that_finished_it(patch: Patches) -> Non
 
 
 def a_response_that_was_given_up_cannot_be_told(patch: Patches) -> None:
-    patch.put(response_view, "GIVEN_UP", None)
+    patch.put(response_view, "PD_PREEMPTED", None)
 
 
 def who_comes_back_by_a_place_is_behind_who_followed_by_the_id(patch: Patches) -> None:
@@ -212,7 +212,7 @@ def a_failure_passes_tokens_that_wait_for_scores(patch: Patches) -> None:
     patch.put(
         ResponseFormatter,
         "format_error",
-        lambda self, info: [response_formatters.event_bytes(self._teller.failed(info))],
+        lambda self, info: [response_formatters.event_bytes(self._teller.fail(info))],
     )
 
 

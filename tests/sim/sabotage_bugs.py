@@ -183,7 +183,7 @@ def a_late_offer_is_granted(patch: Patches) -> None:
     def receive_offer(original: Callable, self: DecodeSide, peer: str, offer: PrefillOffer, now_s: float) -> None:
         over = ended.pop((id(self), offer.handoff_id), None)
         if over is not None and offer.handoff_id not in self._live:
-            over.state, over.grant, over.ready, over.counted = DecodeHandoffState.ASKED, None, None, None
+            over.state, over.grant, over.ready, over.received_checksums = DecodeHandoffState.ASKED, None, None, None
             self._live[offer.handoff_id] = over
         original(self, peer, offer, now_s)
 
@@ -317,4 +317,4 @@ def a_router_s_wall_clock_counts(patch: Patches) -> None:
     ) -> ClientRequest:
         return replace(original(path, body, arrival, place), arrived_at_s=arrival.arrived_wall_s - EPOCH_S)
 
-    patch.around(router_generation, "origin_of", origin_of)
+    patch.around(router_generation, "build_client_request", origin_of)

@@ -168,7 +168,7 @@ def test_a_failure_of_the_simulator_itself_is_told_with_its_traceback(monkeypatc
     def fail(scenario: Scenario) -> RunResult:
         raise RuntimeError(f"seed {scenario.seed} is unlucky")
 
-    monkeypatch.setattr(batch, "run", fail)
+    monkeypatch.setattr(batch, "run_scenario", fail)
     part = run_range(SeedRange("engine", 3, 9))
     assert part.stopping_run is not None and part.stopping_run.violation is None
     assert "Traceback" in part.stopping_run.failure and "seed 3 is unlucky" in part.stopping_run.failure
@@ -181,7 +181,7 @@ def test_a_run_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
         while True:
             pass
 
-    monkeypatch.setattr(batch, "run", turn_in_circles)
+    monkeypatch.setattr(batch, "run_scenario", turn_in_circles)
     monkeypatch.setattr(batch, "MAX_RUN_S", 0.05)
     part = run_range(SeedRange("engine", 0, 5))
     assert part.stopping_run is not None

@@ -13,8 +13,8 @@ SEEDS: dict[Shape, range] = {"engine": range(8), "pd": range(5), "cluster": rang
 IN_ANOTHER_PROCESS = """
 import hashlib, sys
 from onward.sim import http, wire
-from onward.sim.scenario_generator import scenario_of
-from onward.sim.simulation import run
+from onward.sim.scenario_generator import generate_scenario
+from onward.sim.simulation import run_scenario
 
 def hashed(owner, name):
     original = getattr(owner, name)
@@ -23,12 +23,12 @@ def hashed(owner, name):
         original(self, data)
     setattr(owner, name, call)
 
-hashed(wire.Wire, "_arrive")
-hashed(http.Response, "feed")
+hashed(wire.SimWire, "_arrive")
+hashed(http.SimHttpResponse, "feed")
 for word in sys.argv[1:]:
     shape, seed = word.split("/")
     contents = hashlib.sha256()
-    outcome = run(scenario_of(int(seed), shape), keeps_lines=True, keeps_messages=True)
+    outcome = run_scenario(generate_scenario(int(seed), shape), keeps_lines=True, keeps_messages=True)
     print(word, outcome.digest, contents.hexdigest(), *outcome.trace, sep="\\n")
 """
 

@@ -188,7 +188,7 @@ def test_instances_do_not_outlive_a_cluster_that_is_killed() -> None:
     code = (
         "from tests.supervisor.test_cluster import *\n"
         f"plan = instance('mixed-0', {f'{READY}; {WAIT}'!r})\n"
-        "cluster_of(plan, on_ready=lambda c: print(c.instances[0].process.pid, flush=True)).run()"
+        "cluster_of(plan, on_ready=lambda c: print(c.members[0].process.pid, flush=True)).run()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]

@@ -124,7 +124,7 @@ def test_a_decode_instance_with_a_router_needs_no_peers_to_say_how_kv_comes_to_i
         (ServeConfig(handoff_port=70000), "--handoff-port 70000"),
         (ServeConfig(lease_s=0), "--lease-s"),
         (ServeConfig(offer_hold_s=-1), "--offer-hold-s"),
-        (ServeConfig(handoff_timeout_s=float("inf")), "--handover-timeout-s"),
+        (ServeConfig(handoff_timeout_s=float("inf")), "--handoff-timeout-s"),
         (ServeConfig(local_prefill_tokens=-1), "--local-prefill-tokens"),
     ],
 )

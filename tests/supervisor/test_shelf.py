@@ -42,7 +42,7 @@ def test_a_shelf_that_dies_is_announced_and_replaced_by_another() -> None:
             again = apis_end.receive()
             assert isinstance(again, StreamStoreUp) and again.incarnation != first.incarnation
             assert again.address != told.address, "nothing meant for the dead one can reach it"
-            assert supervisor._instance_view(1).restarts["shelf"] == 1
+            assert supervisor._instance_view(1).restarts["stream_store"] == 1
             wait_until_ready(supervisor)
 
 

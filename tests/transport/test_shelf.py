@@ -26,7 +26,7 @@ from onward.transport.stream_store_sockets import StreamStoreClientSocket
 from onward.transport.zmq_sockets import SocketPoller
 from tests.shelf.records import record_of
 
-RECORD = record_of("r", names=("mine",), caller="anna", epoch=3, data=bytes(range(256)))
+RECORD = record_of("r", aliases=("mine",), caller="anna", attempt_epoch=3, data=bytes(range(256)))
 TO_SHELF: list[ToStreamStore] = [
     StoreHeartbeat(5),
     PutEntry(RECORD),

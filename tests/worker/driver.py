@@ -90,7 +90,7 @@ class Driver:
         self.step(assign=[request])
         parts, start = [], 0
         for count in chunks:
-            parts.append(self.runner.logits_of([TokenSpan(slot, start, count, is_sampled=True)]))
+            parts.append(self.runner.compute_logits([TokenSpan(slot, start, count, is_sampled=True)]))
             start += count
         self.give_back(request.block_ids)
         return np.concatenate(parts)

@@ -111,7 +111,9 @@ def mixed_with_others(driver: Driver, token_ids: list[int]) -> np.ndarray:
             done[other.slot] += width
         at = step % len(spans)
         before = sum(span.count for span in spans[:at])
-        logits = driver.runner.logits_of([*spans[:at], TokenSpan(TARGET, start, count, is_sampled=True), *spans[at:]])
+        logits = driver.runner.compute_logits(
+            [*spans[:at], TokenSpan(TARGET, start, count, is_sampled=True), *spans[at:]]
+        )
         parts.append(logits[before : before + count])
         start += count
     for request in (mine, *others):
@@ -126,13 +128,13 @@ def prefix_cached(driver: Driver, token_ids: list[int]) -> np.ndarray:
     first = driver.assign(0, token_ids)
     driver.step(assign=[first])
     head = np.concatenate(
-        [driver.runner.logits_of([TokenSpan(0, start, 16, is_sampled=True)]) for start in range(0, shared, 16)]
+        [driver.runner.compute_logits([TokenSpan(0, start, 16, is_sampled=True)]) for start in range(0, shared, 16)]
     )
     own = driver.blocks_for(len(token_ids) - shared)
     blocks = first.block_ids[: shared // size] + own
     second = driver.assign(TARGET, token_ids, blocks=blocks, num_computed=shared)
     driver.step(assign=[second])
-    tail = driver.runner.logits_of([TokenSpan(TARGET, shared, len(token_ids) - shared, is_sampled=True)])
+    tail = driver.runner.compute_logits([TokenSpan(TARGET, shared, len(token_ids) - shared, is_sampled=True)])
     driver.give_back(first.block_ids + own)
     return np.concatenate([head, tail])
 
@@ -144,7 +146,7 @@ def resumed(driver: Driver, token_ids: list[int]) -> np.ndarray:
     again = driver.assign(TARGET, token_ids)
     driver.step(assign=[again])
     parts = [
-        driver.runner.logits_of([TokenSpan(TARGET, start, count, is_sampled=True)])
+        driver.runner.compute_logits([TokenSpan(TARGET, start, count, is_sampled=True)])
         for start, count in ((0, half), (half, 1), (half + 1, len(token_ids) - half - 1))
     ]
     driver.give_back(again.block_ids)

@@ -30,7 +30,7 @@ def run(
 def all_logits(tokens: list[int]) -> np.ndarray:
     driver = small_int8.driver()
     driver.step(assign=[driver.assign(0, tokens)])
-    return driver.runner.logits_of([TokenSpan(0, 0, len(tokens), is_sampled=False)])
+    return driver.runner.compute_logits([TokenSpan(0, 0, len(tokens), is_sampled=False)])
 
 
 def test_logprobs_are_those_of_the_model_s_own_logits() -> None:

@@ -137,7 +137,7 @@ def test_new_blocks_extend_the_table() -> None:
 def test_a_request_that_cannot_be_assigned_fails_alone(change: dict, code: str) -> None:
     driver = small_int8.driver()
     good = driver.assign(0, PROMPT, room=1)
-    fields = {f: getattr(good, f) for f in AssignSlot.__struct_fields__} | {"slot": 1, "epoch": 99} | change
+    fields = {f: getattr(good, f) for f in AssignSlot.__struct_fields__} | {"slot": 1, "slot_epoch": 99} | change
     runs = [RunSlot(1, 99, 5), RunSlot(0, good.slot_epoch, 7)]
     events = driver.step(assign=[AssignSlot(**fields), good], run=runs)
     assert [(type(e), e.slot, e.slot_epoch) for e in events] == [(SlotFailed, 1, 99), (SlotTokens, 0, good.slot_epoch)]

@@ -1,4 +1,4 @@
-"""`POST /v1/abort`: ends requests by name (see `web.aborts`), whichever api process serves them.
+"""`POST /v1/abort`: ends requests by name (see `web.openai_api.abort_request`), whichever api process serves them.
 
 An aborted request is answered by what was generated of it, and each choice that was open ends with `abort`; a response is
 `cancelled`. The record of a stream whose client has gone is dropped, and that of a stored response is cancelled. Asking
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from onward.api.endpoints.cluster_auth import ClusterAuth
 from onward.api.engine_link.engine_client import EngineClient
 from onward.api.lifecycle.stream_registry import AbortOutcome, StreamRegistry
-from onward.proto.router import AbortReply
+from onward.proto.router import InstanceAbortReply
 from onward.web.auth import audit_log
 from onward.web.auth.authenticator import check_admin, get_caller
 from onward.web.openai_api.abort_request import abort_response, decode_routed_abort, read_abort_names, without_id_prefix
@@ -42,7 +42,7 @@ class AbortEndpoints:
         ids, caller = decode_routed_abort(await self._proven.authenticated_body(request, self._max_body_bytes))
         ended = await self._end(ids, caller, leaves_idle=True)
         aborted, _ = _in_words_of(ids, ended.names)
-        answer = AbortReply(aborted, ended.idle)
+        answer = InstanceAbortReply(aborted, ended.idle)
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     async def _end(self, ids: list[str] | None, caller: str | None, *, leaves_idle: bool = False) -> AbortOutcome:

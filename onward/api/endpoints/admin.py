@@ -23,11 +23,11 @@ from onward.web.http_responses import health_response, json_response, metrics_re
 MAX_STALL_S = 30.0
 """Work without a completed step for this long is no progress."""
 MAX_DRAIN_BYTES = 4096
-PROCESS_ROLES = ("supervisor", "shelf", "api", "engine", "worker")
+PROCESS_ROLES = ("supervisor", "stream_store", "api", "engine", "worker")
 
 
 class SupervisorQueries(Protocol):
-    """What `SupervisorLink` does."""
+    """What `SupervisorClient` does."""
 
     async def query_instance(self) -> InstanceView: ...
     def request_drain(self) -> None: ...

@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EngineTransport(Protocol):
-    """What `transport.zmq.EngineSocket` does."""
+    """What `transport.zmq_sockets.EngineClientSocket` does."""
 
     def send(self, message: ToEngine) -> bool: ...
     async def receive(self) -> FromEngine: ...
@@ -181,7 +181,7 @@ class EngineClient:
     def submit(
         self, specs: list[SubmitSpec], *, is_new: bool = True, wake_each_second: bool = False
     ) -> OutputCollector:
-        """`is_new`: not an earlier request that goes on, so nothing else may have its label. `with_nudges`: whoever
+        """`is_new`: not an earlier request that goes on, so nothing else may have its label. `wake_each_second`: whoever
         waits for it wants to be woken each second."""
         if self._stopping:
             raise RequestFailed(STOPPING)
@@ -284,7 +284,7 @@ class EngineClient:
 
     def _execute(self, actions: TrackerActions) -> None:
         for message in actions.send:
-            # What is refused here counts as lost: the engine's next `Holding` shows it.
+            # What is refused here counts as lost: the engine's next `HeldRequestsReport` shows it.
             if self._transport is not None and not self._transport.send(message):
                 _logger.warning(log.event("engine queue full", lost=type(message).__name__))
         for delivery in actions.deliver:

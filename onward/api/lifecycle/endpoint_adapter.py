@@ -1,5 +1,5 @@
-"""What differs between the endpoints that generate: how a request is read (`Dialect`), and how the answer to one is written
-(`Writer`)."""
+"""What differs between the endpoints that generate: how a request is read (`EndpointAdapter`), and how the answer to one is
+written (`Writer`)."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol

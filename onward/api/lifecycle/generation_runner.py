@@ -270,7 +270,7 @@ class GenerationEndpoint:
             raise STREAM_UNKNOWN
 
     async def _record(self, identity: RequestContext, cursor: Cursor, *, must_answer: bool) -> StreamRecord | None:
-        """The record of the stream, if the client may see it. `must_answer`: the stream cannot be made again, so a shelf
+        """The record of the stream, if the client may see it. `require_reply`: the stream cannot be made again, so a shelf
         that does not reply is an error and not "unknown"."""
         caller = identity.caller.access_filter
         record = await self._streams.find(cursor.request_id, cursor.attempt_epoch, caller, require_reply=must_answer)

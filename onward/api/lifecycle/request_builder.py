@@ -322,8 +322,8 @@ class RequestBuilder:
 
     def _check(self, attempt: Attempt, request: GenerationRequest) -> None:
         if not 1 <= attempt.attempt_epoch <= MAX_ATTEMPT:
-            raise field_error("epoch", f"must be between 1 and {MAX_ATTEMPT}, got {attempt.attempt_epoch}")
-        for name, given in (("choices", attempt.choices), ("skip_to", attempt.reader_positions)):
+            raise field_error("attempt_epoch", f"must be between 1 and {MAX_ATTEMPT}, got {attempt.attempt_epoch}")
+        for name, given in (("choices", attempt.choices), ("reader_positions", attempt.reader_positions)):
             if given and len(given) != request.num_choices:
                 raise field_error(name, f"must be one per choice ({request.num_choices}), got {len(given)}")
         if attempt.reader_positions and not self._backend.model.is_exact:

@@ -56,7 +56,7 @@ class OutputUpdate(msgspec.Struct):
 
 class RequestOutput:
     """Every prompt has equally many choices, one behind the other. `is_all_or_nothing`: if one choice is given up, so is
-    the answer. `shows_text`: the client reads text, not token ids."""
+    the answer. `returns_text`: the client reads text, not token ids."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Where an attempt's choices go on from, given what was made before, by whom, and what the client has of it.
 
 An attempt goes on with a stream that is held somewhere (`continued`), or makes one again that nobody holds
-(`made_again`). Takes and returns data; asks nobody.
+(`regenerated_attempt`). Takes and returns data; asks nobody.
 """
 
 from collections.abc import Collection, Sequence

@@ -3,8 +3,8 @@
 Not streamed: each choice has `completion_token_ids`, all of its tokens, and `num_text_tokens`, how many of them its text
 covers; each that was given up has the `error`; beside the choices stand the `seed` and `resume`. Streamed: a choice that
 was cut, or ends after another one was, has its ids on its last chunk; the stream's last chunk has `seed` and `resume`
-beside its choice. With an error, the same stands in `partial` next to `error` (`of_failed_stream`; a whole answer has all
-of its usual form there).
+beside its choice. With an error, the same stands in `partial` next to `error` (`partial_stream_body`; a whole answer has
+all of its usual form there).
 
     "resume": {"seed": 7, "generated_token_ids": [[5, 6], [9]], "generated_finish_reasons": ["stop", null]}
 

@@ -161,7 +161,7 @@ class StreamRegistry:
         self, request_id: str, epoch: int = 0, caller: str | None = None, *, require_reply: bool = False
     ) -> StreamRecord | None:
         """Whichever process runs it, or has left it; of this caller, None: of anybody. Whoever asks has seen this epoch; 0:
-        it does not know. `must_answer`: raises `Unavailable` where the others cannot be asked."""
+        it does not know. `require_reply`: raises `Unavailable` where the others cannot be asked."""
         live = self._live.get(request_id)
         if live is not None:
             return self._record_of(live, is_live=True) if caller in (None, live.attempt.caller) else None

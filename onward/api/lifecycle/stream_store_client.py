@@ -44,7 +44,8 @@ MAX_OPEN_QUERIES = 256
 DROP_TRIES = 3
 """An abort must not be forgotten."""
 MAX_UNACKNOWLEDGED_BYTES = 32 << 20
-"""Of records that are on their way, of all callers. What exceeds a caller's share (`shares.fits`) is not kept."""
+"""Of records that are on their way, of all callers. What exceeds a caller's share (`fair_share.within_fair_share`) is not
+kept."""
 HEARTBEAT_AFTER_BYTES = 4 << 20
 """So much on its way is asked about before the next second."""
 
@@ -52,7 +53,7 @@ _logger = logging.getLogger(__name__)
 
 
 class StreamStoreTransport(Protocol):
-    """What `transport.shelf.ShelfSocket` does."""
+    """What `transport.stream_store_sockets.StreamStoreClientSocket` does."""
 
     def send(self, message: ToStreamStore) -> bool: ...
     async def receive(self) -> FromStreamStore: ...
@@ -142,7 +143,7 @@ class StreamStoreClient:
     async def find(
         self, record_id: str, epoch: int, caller: str | None, *, require_reply: bool = False
     ) -> StoreEntry | None:
-        """`must_answer`: silence is no "unknown", but `Unavailable`."""
+        """`require_reply`: silence is no "unknown", but `Unavailable`."""
         answer = await self._query(FindEntry(next(self._ask_ids), record_id, epoch, caller))
         if isinstance(answer, FindReply):
             return answer.entry

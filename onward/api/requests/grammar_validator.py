@@ -28,7 +28,7 @@ MAX_VALIDATED = 64
 
 class GrammarCheck(Protocol):
     def check(self, grammar: Grammar) -> None:
-        """Raises `GrammarRefused`."""
+        """Raises `InvalidGrammar`."""
         ...
 
 

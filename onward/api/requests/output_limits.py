@@ -54,7 +54,7 @@ def check_fits(num_tokens: int, worker: WorkerHello, param: str) -> None:
 def find_end(
     token_ids: Sequence[int], sampling: SamplingParams, grammar_end: int | None = None
 ) -> tuple[int, str] | None:
-    """If these tokens have ended an output: how many of them belong to it, and why it ended. `grammar_end` of them
+    """If these tokens have ended an output: how many of them belong to it, and why it ended. `grammar_completed_at` of them
     complete its grammar."""
     for position, token_id in enumerate(token_ids):
         if position >= sampling.min_tokens and token_id in sampling.end_token_ids:

@@ -29,8 +29,8 @@ def build_reasoning_params(
     has_grammar: bool,
     continues_message: bool = False,
 ) -> ReasoningParams | None:
-    """None where nobody needs to follow the thinking: only a budget, and a grammar for what comes behind it, do. `goes_on`:
-    with a message that has begun in the prompt."""
+    """None where nobody needs to follow the thinking: only a budget, and a grammar for what comes behind it, do.
+    `continues_message`: with a message that has begun in the prompt."""
     if form is None or tokenizer is None:
         if budget is not None:
             raise field_error("thinking_budget", "this model does not mark its thinking, or --reasoning-parser is none")

@@ -1,7 +1,7 @@
 """A response's request as the chat that it is, with what only responses have beside it.
 
 Everything behind this sees a chat: prompt, sampling, grammar, tools and thinking are made as for one. Complaints are turned
-back into the words of the client's fields by `in_its_words`.
+back into the words of the client's fields by `with_response_field_names`.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, as clients use it. The routes of one response are `web.response_endpoint`."""
+"""`POST /v1/responses`, as clients use it. The routes of one response are `web.openai_api.response_endpoint`."""
 
 from functools import partial
 

@@ -7,7 +7,7 @@ from onward.text.message_events import ContentText, EndEvents, MessageEvent, Tok
 
 
 class PerTokenTextStream:
-    """Around any other. Its events are one `TokenTold` for each token and an `EndTold`."""
+    """Around any other. Its events are one `TokenEvents` for each token and an `EndEvents`."""
 
     __slots__ = ("_steps", "_text")
 

@@ -30,7 +30,7 @@ RESUME_WAIT_S = 1.0
 
 
 class InstanceResponseStore:
-    """`Responses` of `web.response_endpoint`, in one instance."""
+    """`Responses` of `web.openai_api.response_endpoint`, in one instance."""
 
     poll_interval_s = 0.05
 

@@ -32,6 +32,9 @@ from onward.proto.engine import FromEngine
 
 MAX_SHOWN_CHARS = 300
 
+READABLE_SCHEMAS = frozenset({5, SCHEMA_VERSION})
+"""Schema 6 has other names than 5, and the same messages."""
+RENAMED_CONFIG_FIELDS = {"handover_timeout_s": "handoff_timeout_s", "num_drafts": "num_draft_tokens"}
 _decoder = msgspec.msgpack.Decoder(Record)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -155,16 +158,31 @@ class Replayer:
 
 def replay(records: Iterable[memoryview | bytes]) -> ReplayResult:
     """Takes encoded records. A recording begins with what the core was made from."""
-    decoded = map(_decode, records)
-    begun = next(decoded, None)
+    encoded = iter(records)
+    first = next(encoded, None)
+    begun = None if first is None else _decode(_with_new_names(first))
     if not isinstance(begun, RecordingHeader):
         raise InvalidRequest("the recording has no beginning")
-    if begun.schema_version != SCHEMA_VERSION:
+    if begun.schema_version not in READABLE_SCHEMAS:
         raise InvalidRequest(f"the recording speaks schema {begun.schema_version}, this version {SCHEMA_VERSION}")
     run = Replayer(begun)
-    if not any(run.replay_record(record) for record in decoded):
+    if not any(run.replay_record(_decode(record)) for record in encoded):
         run.finish()
     return run.outcome
+
+
+def _with_new_names(header: memoryview | bytes) -> bytes:
+    """The header of a recording. Its config is the only part of a recording that has names of fields; those of schema 5 are
+    replaced by today's."""
+    try:
+        fields = msgspec.msgpack.decode(header)
+    except msgspec.DecodeError:
+        return bytes(header)
+    if isinstance(fields, list):
+        for config in (one for one in fields if isinstance(one, dict)):
+            for old in RENAMED_CONFIG_FIELDS.keys() & config.keys():
+                config[RENAMED_CONFIG_FIELDS[old]] = config.pop(old)
+    return msgspec.msgpack.encode(fields)
 
 
 def _decode(record: memoryview | bytes) -> Record:

@@ -121,7 +121,7 @@ class BlockPool:
         return hits, available
 
     def acquire_cached(self, names: Sequence[BlockHash]) -> list[int]:
-        """Takes a share of known blocks, all of which `hit_length` has just counted.
+        """Takes a share of known blocks, all of which `count_cached_prefix` has just counted.
 
         A fence is no obstacle: a block with a name is computed to its end, and steps in flight write behind that.
         """
@@ -198,7 +198,7 @@ class BlockPool:
         self.release(blocks, fence_step)
 
     def find_cached(self, names: Sequence[BlockHash]) -> list[int]:
-        """The blocks of these names, all of which `hit_length` has just counted."""
+        """The blocks of these names, all of which `count_cached_prefix` has just counted."""
         return [self._by_hash[name] for name in names]
 
     def estimate_reclaim(self, kept: Collection[int] = ()) -> "ReclaimEstimate":

@@ -237,7 +237,7 @@ class Scheduler:
         for request in behind:
             self._admit_waiting(draft, now_s, before=request)
             if request.status is RequestStatus.RUNNING and draft.token_budget:
-                self._plan_run(draft, request, request.num_to_plan)
+                self._plan_run(draft, request, request.num_plannable_tokens)
 
     def _step_load(self) -> scheduling_policy.StepLoad:
         """Of the step that is about to be planned, drafts not counted."""
@@ -373,7 +373,7 @@ class Scheduler:
         return None
 
     def _preempt_to_admit(self, draft: StepPlanBuilder, request: Request, room: PlannedAllocation) -> None:
-        """Asks for as much as `may_seat` will: what is not enough for that would be taken in vain."""
+        """Asks for as much as `leaves_room_for_earlier` will: what is not enough for that would be taken in vain."""
         kept = [
             self.allocator.plan_allocation(other).num_blocks_consumed + 1 for other in self._in_line_before(request)
         ]

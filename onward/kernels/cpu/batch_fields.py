@@ -1,4 +1,5 @@
-"""What every kernel over a batch is told about rows and KV: the fields of `layers.rows.Rows` and `layers.paged_kv`.
+"""What every kernel over a batch is told about rows and KV: the fields of `models.layers.forward_batch.ForwardBatch` and
+`models.layers.paged_kv`.
 
 Addresses are int64; what lies there is said beside them.
 """

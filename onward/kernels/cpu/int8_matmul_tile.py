@@ -1,4 +1,4 @@
-"""The inner loop of int8 products: a few rows times 32 outputs, in registers. `kernels.packing` draws the weights.
+"""The inner loop of int8 products: a few rows times 32 outputs, in registers. `kernels.weight_packing` draws the weights.
 
 For each group of 32 inputs an integer sum, exact in any order, then, in this order and without fusing:
 

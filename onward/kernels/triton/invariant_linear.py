@@ -53,7 +53,7 @@ def _linear(
         if GATE:
             acc_up = tl.dot(a, weight.load([num_outputs + column, at]).T, acc_up, input_precision="ieee")
     if GATE:
-        # Rounded as if the product had been stored: the bits of a product and `silu_gate` behind it.
+        # Rounded as if the product had been stored: the bits of a product and `silu_and_mul` behind it.
         acc = gated(acc.to(out.dtype.element_ty).to(tl.float32), acc_up.to(out.dtype.element_ty).to(tl.float32))
     rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, OUTPUTS)
     is_in = (rows < num_rows)[:, None] & (columns < num_outputs)[None, :]

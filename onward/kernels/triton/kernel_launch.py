@@ -1,7 +1,7 @@
 """Every launch of a kernel, so that all kernels of a step can be compiled before the first one runs, by several processes.
 
 Triton compiles a kernel when it is first launched, in about half a second that other threads cannot use. Within
-`compiling_share` nothing is launched; of the kernels that would have been, every n-th is compiled into Triton's cache.
+`compile_share` nothing is launched; of the kernels that would have been, every n-th is compiled into Triton's cache.
 """
 
 # Triton is not installed everywhere.

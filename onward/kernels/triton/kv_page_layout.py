@@ -3,7 +3,7 @@
     one layer   bfloat16 [num_blocks, 2, num_kv_heads, block_size, head_dim]        0: keys, 1: values
     a page      one block of one layer: keys of head 0, of head 1, …, then values likewise; contiguous
 
-The order of layers, blocks and bytes is that of the CPU's pool (`worker.transfer.geometry`), so a page is one copy when KV
+The order of layers, blocks and bytes is that of the CPU's pool (`pd.transfer.page_geometry`), so a page is one copy when KV
 moves between machines. Within a page a head's keys are one run of block_size * head_dim elements (4 KiB for blocks of 16
 and heads of 128): an attention program, which works for one KV head, reads whole runs and nothing of its neighbours'.
 """

@@ -83,7 +83,7 @@ class SenderLink:
         self.num_blocks = 0
 
     def connect(self) -> None:
-        """To be called until `is_connected`, whenever the socket can be written. Raises `LinkLost`."""
+        """To be called until `is_connected`, whenever the socket can be written. Raises `LinkClosed`."""
         code = self._sock.connect_ex(self._address)
         if code in (errno.EINPROGRESS, errno.EALREADY):
             return
@@ -103,7 +103,7 @@ class SenderLink:
         return not self._is_connected or self.channel.wants_to_write
 
     def messages(self) -> Iterator[Any]:
-        """What has come since the invitation, a bounded number at a time. Raises `LinkLost`."""
+        """What has come since the invitation, a bounded number at a time. Raises `LinkClosed`."""
         for _ in range(_MESSAGES_PER_TURN):
             message = self.channel.receive()
             if message is None:
@@ -151,7 +151,7 @@ class ReceiverLink:
         self.is_refused = False
 
     def messages(self, num_blocks: int) -> Iterator[Any]:
-        """What has come since the invitation, a bounded number at a time. Raises `LinkLost`."""
+        """What has come since the invitation, a bounded number at a time. Raises `LinkClosed`."""
         for _ in range(_MESSAGES_PER_TURN):
             message = self.channel.receive()
             if message is None or self.is_refused:

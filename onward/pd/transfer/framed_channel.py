@@ -76,7 +76,7 @@ class FramedChannel:
             self._enqueue(view, ())
 
     def flush(self) -> None:
-        """Sends what the socket takes now. Raises `LinkLost`, also if too much is waiting."""
+        """Sends what the socket takes now. Raises `LinkClosed`, also if too much is waiting."""
         left = _BYTES_PER_TURN
         if self.num_bytes_queued - self.num_bytes_sent > _MAX_QUEUED_BYTES:
             raise LinkClosed("the peer does not read")
@@ -92,7 +92,7 @@ class FramedChannel:
             raise LinkClosed(f"the connection failed: {fault}") from fault
 
     def receive(self) -> Any | None:
-        """The next message, `BytesTaken`, or None if nothing whole is there yet. Raises `LinkLost`."""
+        """The next message, `PayloadReceived`, or None if nothing whole is there yet. Raises `LinkClosed`."""
         try:
             while True:
                 if self._takes is not None:
@@ -122,7 +122,7 @@ class FramedChannel:
             self._takes.clear()
 
     def discard_input(self) -> None:
-        """Reads what is there, and keeps nothing. Raises `LinkLost` at the end of the stream."""
+        """Reads what is there, and keeps nothing. Raises `LinkClosed` at the end of the stream."""
         try:
             for _ in range(_BYTES_PER_TURN // _SCRATCH_BYTES):
                 if not self._sock.recv(_SCRATCH_BYTES):

@@ -75,7 +75,7 @@ class IncomingLease:
         return None
 
     def mark_written(self, places: ByteRanges, now_s: float) -> None:
-        """They have been written, and `why_not` had nothing against it."""
+        """They have been written, and `write_error` had nothing against it."""
         self.first_s = now_s if self.first_s is None else self.first_s
         self.last_s = now_s
         layers, blocks = self.geometry.pages_in(places)

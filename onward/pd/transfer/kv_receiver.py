@@ -90,7 +90,7 @@ class KvReceiver:
         return overdue
 
     def receive(self, writer: int, message: Any, now_s: float) -> None:
-        """Raises `RuleBroken` if the writer is not to be talked to any longer."""
+        """Raises `ProtocolViolation` if the writer is not to be talked to any longer."""
         match message:
             case OpenPush():
                 self._on_open_push(writer, message)

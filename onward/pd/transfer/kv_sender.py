@@ -87,7 +87,7 @@ class KvSender:
             self._jobs[fed.lease_id].add_blocks(fed)
 
     def stop_push(self, lease_id: str) -> None:
-        """Answered by `PushQuiet`: at once, or when nothing of it is under way."""
+        """Answered by `PushQuiesced`: at once, or when nothing of it is under way."""
         self._stopped[lease_id] = None
         while len(self._stopped) > _MAX_STOPPED:
             self._stopped.popitem(last=False)

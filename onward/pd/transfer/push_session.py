@@ -88,7 +88,7 @@ class PushSession:
             job.on_layers_done(layers_done)
 
     def on_socket_ready(self) -> None:
-        """The socket is ready. Raises `LinkLost` or `TransferFailed`."""
+        """The socket is ready. Raises `LinkClosed` or `TransferFailed`."""
         if not self.link.is_connected:
             self.link.connect()
         if self.link.is_connected:
@@ -98,7 +98,7 @@ class PushSession:
             self.link.channel.flush()
 
     def run_once(self, now_s: float) -> None:
-        """Starts and completes what can be. Raises `LinkLost` or `TransferFailed`."""
+        """Starts and completes what can be. Raises `LinkClosed` or `TransferFailed`."""
         if self._writer is not None:
             self._complete_batches(self._writer, now_s)
             self._start_batches(self._writer, now_s)

@@ -1,6 +1,6 @@
-"""`POST /v1/abort`: ends requests by name (see `web.aborts`), whichever instance has them, and so that no attempt brings
-them back. Names that are unknown here are asked for at the instances. To a caller that is no admin the names of other
-callers are unknown, and it may not end all requests.
+"""`POST /v1/abort`: ends requests by name (see `web.openai_api.abort_request`), whichever instance has them, and so that no
+attempt brings them back. Names that are unknown here are asked for at the instances. To a caller that is no admin the names
+of other callers are unknown, and it may not end all requests.
 """
 
 import asyncio

@@ -13,8 +13,8 @@ PROMPT_END_TOKENS = 16
 def starts_in_reasoning(
     form: ReasoningFormat, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, continues_message: bool = False
 ) -> bool:
-    """Whether an output begins inside the thinking. `goes_on`: its message has begun in the prompt, and whoever wrote that
-    has said so if it is thinking."""
+    """Whether an output begins inside the thinking. `continues_message`: its message has begun in the prompt, and whoever
+    wrote that has said so if it is thinking."""
     end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
     return form.prompt_ends_inside(end) if continues_message else form.output_starts_inside(end)
 

@@ -27,7 +27,7 @@ _TCP_CLOSE_WAIT = 8
 
 
 def note_response_start(scope: Scope, start: Message) -> None:
-    """Of a response, for `probe_of`."""
+    """Of a response, for `skippable_bytes`."""
     types = (value for name, value in start.get("headers", []) if name.lower() == b"content-type")
     scope[_EVENT_STREAM] = next(types, b"").startswith(b"text/event-stream")
 

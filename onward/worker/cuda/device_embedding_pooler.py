@@ -1,4 +1,4 @@
-"""One vector of many rows, on the device: `worker.pooling`, to the bit where rows have the same bits."""
+"""One vector of many rows, on the device: `worker.embedding_pooler`, to the bit where rows have the same bits."""
 
 import torch
 

@@ -1,4 +1,5 @@
-"""Biases, bad words and penalties on the device: the rules of `worker.penalties`, without asking the host for a token.
+"""Biases, bad words and penalties on the device: the rules of `worker.logits_processors.penalties`, without asking the host
+for a token.
 
 Rare, so each row has launches of its own.
 """

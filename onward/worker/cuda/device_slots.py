@@ -109,7 +109,7 @@ class DeviceSlotState:
         return self.grammar is not None or self.thinking is not None
 
     def accept_token(self, token_id: int) -> bool:
-        """Tells its rules what was drawn. Whether nothing can follow. Raises `GrammarFault`."""
+        """Tells its rules what was drawn. Whether nothing can follow. Raises `SlotGrammarError`."""
         self.num_tokens_on_host += 1
         is_done = constraints.advance(self, token_id)
         if self.grammar is None and self.thinking is not None and self.thinking.phase is ThinkingStage.BEHIND:

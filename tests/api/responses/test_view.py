@@ -59,7 +59,9 @@ def record_of(kind: str, num_tokens: int | None = None) -> StreamRecord:
     reason = ("stop" if tokens[-1:] == [EOS] else "length") if num_tokens is None else None
     given = tokens if num_tokens is None else tokens[:num_tokens]
     scores = [TokenLogprobs(-float(at), 1, [(token, -float(at))]) for at, token in enumerate(given)]
-    attempt = attempt_of(PATH, body_of(kind), choices=[ChoiceSnapshot(given, reason)], epoch=1, num_cached_tokens=3)
+    attempt = attempt_of(
+        PATH, body_of(kind), choices=[ChoiceSnapshot(given, reason)], attempt_epoch=1, num_cached_tokens=3
+    )
     return StreamRecord(
         attempt=attempt, is_live=num_tokens is not None, logprobs=scores if "include" in body_of(kind) else []
     )

@@ -9,9 +9,9 @@ rules = st.builds(
     ReasoningParams,
     begin_token_ids=st.sampled_from([(1,), BEGIN]),
     end_token_ids=st.sampled_from([(4,), END]),
-    begins_inside=st.booleans(),
+    starts_in_reasoning=st.booleans(),
     budget=st.none() | st.integers(0, 12),
-    lead_token_ids=st.sampled_from([(), (7,), (7, 3)]),
+    forced_prefix_token_ids=st.sampled_from([(), (7,), (7, 3)]),
 )
 choices = st.lists(st.integers(0, 7), max_size=40)
 

@@ -62,7 +62,7 @@ class DeviceDriver(Driver):
         self.step(assign=[request])
         parts, start = [], 0
         for count in chunks:
-            parts.append(self.runner.logits_of(slot, start, count).float().cpu().numpy())
+            parts.append(self.runner.compute_logits(slot, start, count).float().cpu().numpy())
             start += count
         self.give_back(request.block_ids)
         return np.concatenate(parts)

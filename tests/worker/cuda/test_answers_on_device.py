@@ -21,8 +21,8 @@ OBJECT = STRUCTURES["object"].grammar
 KINDS: list[SamplingParams] = [
     *(sampling(structure.grammar) for structure in STRUCTURES.values()),
     sampling(OBJECT, repetition_penalty=1.3, logprobs=2, top_p=0.9),
-    sampling(None, thinking=RULE, bad_words=((STOP,),)),
-    sampling(OBJECT, thinking=RULE, bad_words=((STOP,),)),
+    sampling(None, reasoning=RULE, bad_words=((STOP,),)),
+    sampling(OBJECT, reasoning=RULE, bad_words=((STOP,),)),
     sampling(None),
 ]
 

@@ -32,11 +32,14 @@ KINDS: dict[str, SamplingParams] = {
     **{name: sampling(structure.grammar) for name, structure in STRUCTURES.items()},
     "penalties": sampling(OBJECT, repetition_penalty=1.3, logprobs=2, top_p=0.9),
     "eager": sampling(STRUCTURES["open-regex"].grammar, logit_bias=((END, 100.0),), min_tokens=9),
-    "budget": sampling(None, thinking=RULE, bad_words=((STOP,),)),
-    "no budget": sampling(None, thinking=ReasoningParams((BEGIN,), (STOP,), starts_in_reasoning=True)),
-    "thoughtful": sampling(OBJECT, thinking=RULE, bad_words=((STOP,),)),
+    "budget": sampling(None, reasoning=RULE, bad_words=((STOP,),)),
+    "no budget": sampling(None, reasoning=ReasoningParams((BEGIN,), (STOP,), starts_in_reasoning=True)),
+    "thoughtful": sampling(OBJECT, reasoning=RULE, bad_words=((STOP,),)),
     "opened": sampling(
-        OBJECT, thinking=ReasoningParams((BEGIN,), (STOP,), budget=3), logit_bias=((BEGIN, 20.0),), bad_words=((STOP,),)
+        OBJECT,
+        reasoning=ReasoningParams((BEGIN,), (STOP,), budget=3),
+        logit_bias=((BEGIN, 20.0),),
+        bad_words=((STOP,),),
     ),
 }
 
@@ -160,7 +163,7 @@ def test_a_grammar_that_fails_fails_its_request_and_nobody_else() -> None:
 
 def test_an_end_tag_that_min_tokens_forbids_is_a_fault_of_the_request_and_not_of_the_model() -> None:
     driver = spoken_driver(AtOnce())
-    made = sampling(None, thinking=RULE, min_tokens=40, end_token_ids=(END, STOP))
+    made = sampling(None, reasoning=RULE, min_tokens=40, end_token_ids=(END, STOP))
     [event] = driver.step(assign=[driver.assign(0, PROMPT, room=8, sampling=made)])
     assert isinstance(event, SlotFailed)
     assert event.code == "invalid_request"
@@ -176,7 +179,7 @@ def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
 def _embedded(driver: Any, kind: str, prompt: list[int], chunks: list[int]) -> tuple[list[SlotEvent], np.ndarray]:
     request = driver.assign(0, prompt, sampling=SamplingParams(seed=0, pooling=kind))
     driver.step(assign=[request])
-    events = [event for count in chunks for event in driver.step(run=[RunSlot(0, request.epoch, count)])]
+    events = [event for count in chunks for event in driver.step(run=[RunSlot(0, request.slot_epoch, count)])]
     assert isinstance(events[-1], SlotEmbedding)
     driver.give_back(request.block_ids)
     return events, np.frombuffer(events[-1].vector, "<f4")

@@ -125,9 +125,9 @@ def test_deterministic_tokens_are_the_same_alone_in_any_batch_and_after_a_resume
 
 
 def _resume(driver: DeviceDriver, request: Any, count: int) -> list[int]:
-    events = driver.step(assign=[request], run=[RunSlot(request.slot, request.epoch, len(request.token_ids))])
+    events = driver.step(assign=[request], run=[RunSlot(request.slot, request.slot_epoch, len(request.token_ids))])
     for _ in range(count - 1):
-        events += driver.step(run=[RunSlot(request.slot, request.epoch, 1)])
+        events += driver.step(run=[RunSlot(request.slot, request.slot_epoch, 1)])
     return [event.token_ids[0] for event in events if isinstance(event, SlotTokens)]
 
 

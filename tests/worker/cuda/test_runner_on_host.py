@@ -74,7 +74,7 @@ def test_given_tokens_are_scored_again_where_that_is_asked_for() -> None:
     for driver in (cpu_driver(), DeviceDriver()):
         sampling = SamplingParams(seed=1, temperature=0.0, logprobs=1)
         fields = driver.assign(0, PROMPTS[2], room=4, sampling=sampling, num_prompt=10)
-        request = AssignSlot(**{f: getattr(fields, f) for f in AssignSlot.__struct_fields__} | {"score_from": 15})
+        request = AssignSlot(**{f: getattr(fields, f) for f in AssignSlot.__struct_fields__} | {"rescore_from": 15})
         driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 14)])
         (event,) = driver.step(run=[RunSlot(0, request.slot_epoch, 50)])
         assert isinstance(event, SlotTokens) and event.prompt_logprobs is not None
@@ -183,7 +183,7 @@ def test_logits_that_are_no_numbers_fail_their_request_and_void_what_it_has_in_f
 def test_a_request_that_cannot_be_assigned_fails_alone(change: dict[str, Any], code: str) -> None:
     driver = DeviceDriver()
     good = driver.assign(0, PROMPT, room=1)
-    fields = {f: getattr(good, f) for f in AssignSlot.__struct_fields__} | {"slot": 1, "epoch": 99} | change
+    fields = {f: getattr(good, f) for f in AssignSlot.__struct_fields__} | {"slot": 1, "slot_epoch": 99} | change
     events = driver.step(assign=[AssignSlot(**fields), good], run=[RunSlot(1, 99, 5), RunSlot(0, good.slot_epoch, 7)])
     assert [(type(e), e.slot, e.slot_epoch) for e in events] == [(SlotFailed, 1, 99), (SlotTokens, 0, good.slot_epoch)]
     assert isinstance(events[0], SlotFailed) and events[0].code == code
@@ -207,7 +207,7 @@ def test_warming_up_leaves_no_trace() -> None:
     driver = DeviceDriver()
     said: list[str] = []
     driver.runner.warm_up(said.append)
-    driver.runner.rehearse_all()
+    driver.runner.run_all_dummy_steps()
     assert said
     assert _tokens(driver, 5) == _tokens(DeviceDriver(), 5)
 
@@ -234,4 +234,4 @@ def test_hello_names_no_kv_that_a_peer_could_write() -> None:
         256,
         CONFIG.vocab_size,
     )
-    assert (hello.layout, hello.kv_endpoint) == (None, None)
+    assert (hello.kv_layout, hello.kv_endpoint) == (None, None)

@@ -13,6 +13,6 @@ class LittleSlot:
     num_prompt: int
     num_tokens: int
     sampling: SamplingParams
-    rules: LogitsProcessor | None = None
+    logits_processor: LogitsProcessor | None = None
     grammar: SlotGrammar | None = None
     thinking: ReasoningTracker | None = None

@@ -31,8 +31,8 @@ def test_an_output_under_a_grammar_is_the_same_with_drafts(name: str, wrong_at: 
 
 @pytest.mark.parametrize("wrong_at", [0, 2, 99])
 def test_thinking_within_a_budget_is_the_same_with_drafts(wrong_at: int) -> None:
-    check(sampling(OBJECT.grammar, thinking=THINKING, bad_words=((41,),)), wrong_at)
-    check(sampling(None, thinking=THINKING, bad_words=((41,),)), wrong_at)
+    check(sampling(OBJECT.grammar, reasoning=THINKING, bad_words=((41,),)), wrong_at)
+    check(sampling(None, reasoning=THINKING, bad_words=((41,),)), wrong_at)
 
 
 def test_threads_that_make_masks_change_nothing() -> None:

@@ -109,7 +109,7 @@ def test_over_shm_a_stopped_writer_that_goes_on_stops_writing_before_its_lease_i
 
 
 def test_over_nixl_a_stopped_writer_is_shut_out(start: Start, spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onward.pd.transfer.kv_receiver.STOP_S", 0.3)
+    monkeypatch.setattr("onward.pd.transfer.kv_receiver.STOP_TIMEOUT_S", 0.3)
     theirs, writer = start("nixl", seed=2), spawn()
     begun(writer, theirs)
     writer.signal(signal.SIGSTOP)
@@ -135,7 +135,7 @@ def test_over_tcp_a_stopped_writer_s_lease_is_quiet_at_once(start: Start, spawn:
 def test_a_stopped_receiver_holds_up_nobody_else_and_its_pushes_end(
     start: Start, spawn: Spawn, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onward.pd.transfer.push_session.PROGRESS_S", 0.5)
+    monkeypatch.setattr("onward.pd.transfer.push_session.PROGRESS_TIMEOUT_S", 0.5)
     ours, theirs, stuck = start(num_blocks=MANY, seed=1), start(backend, seed=2), spawn(backend)
     stuck.expect([0], "first")
     stuck.expect(list(range(1, MANY)))
@@ -159,7 +159,7 @@ def test_a_stopped_receiver_holds_up_nobody_else_and_its_pushes_end(
 def test_a_receiver_that_is_stopped_before_it_lets_anybody_in_is_given_up(
     start: Start, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onward.pd.transfer.push_session.HANDSHAKE_S", 0.3)
+    monkeypatch.setattr("onward.pd.transfer.push_session.HANDSHAKE_TIMEOUT_S", 0.3)
     ours, stuck = start(), spawn("tcp")
     stuck.signal(signal.SIGSTOP)
     ours.push(stuck.endpoint, [0])

@@ -112,10 +112,10 @@ def test_bytes_of_a_lease_that_is_revoked_while_they_come_stay_outside(start: St
 @pytest.mark.parametrize(
     ("place", "why"),
     [
-        ((lambda g: (g.page_at(0, 5), PAGE_BYTES)), "block 5 is not part of the lease"),
-        ((lambda g: (g.page_at(0, 4) + 1, PAGE_BYTES)), "not whole pages"),
-        ((lambda g: (g.page_at(0, 4), PAGE_BYTES + 1)), "not whole pages"),
-        ((lambda g: (g.page_at(0, 4), 2 * PAGE_BYTES)), "block 5 is not part of the lease"),
+        ((lambda g: (g.page_offset(0, 5), PAGE_BYTES)), "block 5 is not part of the lease"),
+        ((lambda g: (g.page_offset(0, 4) + 1, PAGE_BYTES)), "not whole pages"),
+        ((lambda g: (g.page_offset(0, 4), PAGE_BYTES + 1)), "not whole pages"),
+        ((lambda g: (g.page_offset(0, 4), 2 * PAGE_BYTES)), "block 5 is not part of the lease"),
         ((lambda g: (g.num_bytes, PAGE_BYTES)), "not whole pages"),
         ((lambda g: (0, g.num_bytes)), "more bytes than the lease is for"),
     ],
@@ -207,7 +207,7 @@ def test_after_nonsense_a_shm_lease_is_quiet_only_when_its_writer_is_gone(
 
 
 def test_strangers_that_say_nothing_are_shown_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onward.pd.transfer.kv_server.HANDSHAKE_S", 0.1)
+    monkeypatch.setattr("onward.pd.transfer.kv_server.HANDSHAKE_TIMEOUT_S", 0.1)
     theirs = start("tcp")
     host, _, port = theirs.endpoint.address.removeprefix("tcp:").rpartition(":")
     with socket.create_connection((host, int(port)), TIMEOUT_S) as stranger:

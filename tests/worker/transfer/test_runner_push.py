@@ -31,7 +31,7 @@ class Worker:
             KvMemoryRegion(pool.data, pool.fd, pool.geometry, runner.layout), backend=backend, host="127.0.0.1",
             incarnation=name, cluster_key="", layers_done=runner.layers_done,
         )  # fmt: skip
-        runner.kv_feed = self.plane
+        runner.kv_pusher = self.plane
         engines, workers = make_private_address(f"push-{name}-{id(self)}")
         self._wires, plane_wires = SocketPoller(), SocketPoller()
         self._port = self._wires.engine_kv_wire_end(engines)
@@ -147,7 +147,7 @@ def test_each_layer_has_arrived_before_the_forward_pass_is_over(
     request = ours.driver.assign(1, PROMPT[:20])
 
     def pages(worker: Worker, layer: int, block: int) -> bytes:
-        at = worker.pool.geometry.page_at(layer, block)
+        at = worker.pool.geometry.page_offset(layer, block)
         return worker.pool.data[at : at + worker.pool.geometry.page_bytes].tobytes()
 
     def arrived(layer: int) -> bool:
@@ -182,6 +182,6 @@ def test_a_runner_without_a_data_plane_fails_a_request_that_is_to_be_pushed() ->
 
 def test_a_worker_says_how_its_kv_is_laid_out() -> None:
     hello = small_int8.driver().runner.hello("w", "e")
-    assert hello.layout is not None and hello.kv_endpoint is None
-    assert (hello.layout.dtype, hello.layout.block_size, hello.layout.num_layers) == ("int8", 16, 2)
-    assert (hello.layout.fingerprint, hello.layout.num_kv_heads, hello.layout.head_dim) == ("test", 2, 32)
+    assert hello.kv_layout is not None and hello.kv_endpoint is None
+    assert (hello.kv_layout.dtype, hello.kv_layout.block_size, hello.kv_layout.num_layers) == ("int8", 16, 2)
+    assert (hello.kv_layout.fingerprint, hello.kv_layout.num_kv_heads, hello.kv_layout.head_dim) == ("test", 2, 32)

@@ -1,8 +1,8 @@
 """Ways to run a model's layers over some rows, which differ in their matrix products alone.
 
-`run_plain`       the matrix library's products, in the way that it finds fastest for a batch
-`run_invariant`   products whose bits do not depend on the batch; also the fastest for some rows of a small model
-`run_one_row`     for a single row: norms, gate and residual on the way
+`forward_library`     the matrix library's products, in the way that it finds fastest for a batch
+`forward_invariant`   products whose bits do not depend on the batch; also the fastest for some rows of a small model
+`forward_single_row`  for a single row: norms, gate and residual on the way
 
 Each takes the rows that lie in `buffers.residual` and calls `attend(layer, qkv, attended)` between its products. The first
 two leave the last norm's output in `buffers.normed`, the third the residual stream, which is normed with the head.
