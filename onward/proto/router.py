@@ -259,7 +259,7 @@ class QueryResponse(msgspec.Struct, frozen=True, kw_only=True):
     """`whole`, `rest`: a response that is over, for the client that it is written to, stored or not: as it is shown, or the
     events that are missing. `context`: its items, for one that goes on from it. `keep` it as it is; if it is cancelled,
     whatever runs of it at the instance ends. The answer is the record that is kept, which may have completed before.
-    `resume`: it is to be made to its end. `delete` it, and end what runs of it."""
+    `take_up`: the instance generates the rest. `delete` it, and end what runs of it."""
     record: StreamRecord
     after_event: SerialOrNone = -1
     """The number of the last event that the client has."""

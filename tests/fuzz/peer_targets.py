@@ -13,6 +13,7 @@ from onward.engine.scheduling.request_queue import RequestQueue
 from onward.errors import ClientError
 from onward.obs.metrics import merge, usable
 from onward.pd.handoff import DecodeSide, GrantedLease, HandoffTimeouts, PrefillSide
+from onward.pd.handoff_events import OfferReceived, PrefillRequested
 from onward.pd.transfer import transfer_messages as link
 from onward.pd.transfer.authenticated_link import ReceiverLink
 from onward.pd.transfer.backend import RemoteMemoryInfo
@@ -135,7 +136,7 @@ def _to_prefill(data: bytes) -> None:
         side.receive("d", message, now_s=turn * 0.5)
         for event in side.take_events():
             if key := getattr(event, "key", None):
-                side.offer(key, 1, now_s=turn * 0.5) if hasattr(event, "prefill") else None
+                side.offer(key, 1, now_s=turn * 0.5) if isinstance(event, PrefillRequested) else None
         side.tick(turn * 0.5 + 0.1)
         _sendable(side.take_messages())
     side.tick(1e6)
@@ -162,8 +163,8 @@ def _to_decode(data: bytes) -> None:
         now_s = turn * 0.5
         side.receive("p-address", message, now_s)
         for event in side.take_events():
-            if hasattr(event, "num_blocks"):
-                number = getattr(event, "handover", 0)
+            if isinstance(event, OfferReceived):
+                number = event.handoff_id
                 side.grant(number, GrantedLease(f"l{number}-{turn}", ENDPOINT, 0, [1], True), now_s)
                 side.on_kv_received(f"l{number}-{turn}", [9], now_s)
         side.tick(now_s + 0.1)

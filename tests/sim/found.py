@@ -14,7 +14,7 @@ from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.cursor_tracker import CursorTracker
 from onward.api.lifecycle.generation_runner import GenerationEndpoint
 from onward.api.lifecycle.request_output import OutputUpdate, RequestOutput
-from onward.api.lifecycle.resume import STREAM_UNKNOWN
+from onward.api.lifecycle.resume import STREAM_UNKNOWN, resumed_attempt
 from onward.api.requests.schemas import GenerationRequest
 from onward.api.responses import response_formatters, response_view
 from onward.api.responses.response_formatters import ResponseFormatter
@@ -56,9 +56,10 @@ def the_usage_has_no_place_in_the_stream(patch: Patches) -> None:
 def a_short_record_is_all_there_is(patch: Patches) -> None:
     async def generate(original: Callable, self: GenerationEndpoint, *args: Any) -> None:
         identity, body, cursor, _ = args
-        if cursor is not None and await self._next_attempt(identity, cursor, must_answer=False) is None:
-            record = await self._streams.find(cursor.request_id)
-            if record is not None and record.attempt.body == compact_json(body):
+        if cursor is not None:
+            record = await self._record(identity, cursor, must_answer=False)
+            is_meant = record is not None and record.attempt.body == compact_json(body)
+            if record is not None and is_meant and resumed_attempt(record.attempt, cursor) is None:
                 raise STREAM_UNKNOWN
         await original(self, *args)
 
