@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
@@ -35,6 +36,8 @@ from onward.web.template_sandbox import TemplateSandboxPool
 M_MMAP_THRESHOLD = -3
 """As `malloc.h` has it."""
 LARGE_BYTES = 1 << 20
+_THREAD_SWITCH_INTERVAL_S = 0.0005
+"""How long the event loop waits for a thread that decodes or tokenizes. Python's default of 5 ms would delay every token."""
 
 
 async def _serve(start: StartApi, channel: ControlChannel, prompts: TextProcessor) -> None:
@@ -93,6 +96,7 @@ def main() -> None:
         channel.send(StartFailed(error.message))
         raise SystemExit(1) from error
     _return_large_buffers()
+    sys.setswitchinterval(_THREAD_SWITCH_INTERVAL_S)
     # What is here now stays: a look for garbage among the tokenizer's tables would hold up every stream.
     gc.collect()
     gc.freeze()

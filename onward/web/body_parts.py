@@ -15,7 +15,7 @@ _MARKS = (b"[", b"{", b":")
 
 def check_parts(body: bytes) -> None:
     """Raises `InvalidRequest`. What is no JSON may pass: that is for the decoder to say."""
-    if len(body) > MAX_PARTS and _count(body) > MAX_PARTS and num_parts(body) > MAX_PARTS:
+    if len(body) > MAX_PARTS and _has_many_marks(body) and num_parts(body) > MAX_PARTS:
         problem = f"the body: has more than {MAX_PARTS} lists, objects and members of objects, the limit of this server"
         raise InvalidRequest(problem)
 
@@ -33,6 +33,16 @@ def num_parts(body: bytes) -> int:
         is_inside ^= len(between) % 2 == 0
         start = end
     return total
+
+
+def _has_many_marks(body: bytes) -> bool:
+    """Counts marks inside strings too, so the result is an upper bound. `in` is a memchr, forty times as fast as `count`:
+    a slice of a long text without marks costs next to nothing."""
+    total = 0
+    for start in range(0, len(body), SLICE_BYTES):
+        part = body[start : start + SLICE_BYTES]
+        total += sum(part.count(mark) for mark in _MARKS if mark in part)
+    return total > MAX_PARTS
 
 
 def _count(text: bytes) -> int:
