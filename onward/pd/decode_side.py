@@ -109,8 +109,9 @@ class DecodeSide:
 
     def request_prefill(self, peer: str, prefill: PrefillRequest, now_s: float) -> None:
         """`prefill` carries a number of ours that was not used before."""
-        assert 0 < prefill.handoff_id <= self._last_number
-        assert prefill.handoff_id not in self._live
+        assert 0 < prefill.handoff_id <= self._last_number, "a handoff id comes from next_handoff_id"
+        assert prefill.handoff_id not in self._live, "a live handoff id is not requested again"
+        assert prefill.handoff_id not in self._finished, "a finished handoff id is not used again"
         self._live[prefill.handoff_id] = _DecodeHandoff(
             peer,
             prefill,
@@ -127,8 +128,9 @@ class DecodeSide:
         found = self._live.get(handover)
         if found is None or found.state is not DecodeHandoffState.OFFERED:
             return False
-        assert found.incarnation is not None
-        assert lease.lease_id not in self._by_lease
+        assert found.incarnation is not None, "an offer names the incarnation that made it"
+        assert found.grant is None, "an offered handoff has no lease yet"
+        assert lease.lease_id not in self._by_lease, "a lease belongs to one handoff"
         found.state = DecodeHandoffState.GRANTED
         found.grant = LeaseGrant(
             handover,
@@ -201,6 +203,7 @@ class DecodeSide:
         if self._resend_due_s.pop(peer, None) is None:
             return
         for number in self._unanswered.get(peer, ()):
+            assert self._live[number].incarnation is None, "an unanswered handoff has not heard of its peer"
             self._live[number].resend_at_s = now_s
             self._timers.set_earliest(number, now_s)
 
@@ -322,6 +325,7 @@ class DecodeSide:
     def _complete_if_verified(self, number: int) -> None:
         """P has said that it is done, and we have counted: only both together are an arrival."""
         handover = self._live[number]
+        assert handover.state is DecodeHandoffState.GRANTED, "only a granted handoff completes"
         ready, counted, grant = handover.ready, handover.received_checksums, handover.grant
         if ready is None or counted is None or grant is None:
             return
@@ -330,12 +334,14 @@ class DecodeSide:
                 number, handoff_errors.transfer_failed(_checksum_message(ready.checksums, counted))
             )
             return
+        assert handover.incarnation == grant.incarnation, "the KV comes from the incarnation that has the grant"
         self._remove(number, UNKNOWN_TO_DECODE, taken_from=handover.incarnation)
         self._send(handover.peer, PrefillTaken(number))
         self._events[number] = (KvArrived(number, ready), grant.lease_id)
 
     def _refuse_held(self, number: int) -> None:
         handover = self._live[number]
+        assert handover.state is DecodeHandoffState.OFFERED, "only an offer is refused for lack of blocks"
         error = handoff_errors.no_decode_blocks("the decode instance has no free blocks")
         self._send(handover.peer, RefuseHandoff(number, error, handover.incarnation or ""))
         self._fail_without_telling_peer(number, error)
@@ -357,6 +363,7 @@ class DecodeSide:
     def _remove(self, number: int, error: ErrorInfo, *, taken_from: str | None = None) -> _DecodeHandoff:
         handover = self._live.pop(number)
         if handover.lease_id is not None:
+            assert self._by_lease[handover.lease_id] == number, "a lease belongs to the handoff that it was granted to"
             del self._by_lease[handover.lease_id]
         self._timers.cancel(number)
         self._mark_answered(handover.peer, number)
@@ -383,6 +390,7 @@ class DecodeSide:
             if unanswered is None:
                 del self._resend_due_s[peer]
                 continue
+            assert unanswered, "a peer without unanswered handoffs has no entry"
             self._resend_due_s[peer] = now_s + RESEND_INTERVAL_S
             self._send(peer, self._live[next(iter(unanswered))].prefill)
 
@@ -415,4 +423,5 @@ def _checksum_message(sent: list[int], counted: list[int]) -> str:
     if len(sent) != len(counted):
         return f"{len(sent)} blocks were sent and {len(counted)} have arrived"
     differing = [place for place, (ours, theirs) in enumerate(zip(counted, sent, strict=True)) if ours != theirs]
+    assert differing, "two lists of checksums that are not equal differ in some block"
     return f"the checksums of {len(differing)} of {len(sent)} blocks differ, first that of block {differing[0]}"

@@ -21,9 +21,9 @@ class HandoffTimeouts:
     """How long one hand-over may take in all, P's queue included."""
 
     def __post_init__(self) -> None:
-        assert self.lease_s > 0
-        assert self.offer_hold_s >= 0
-        assert self.handoff_timeout_s > 0
+        assert self.lease_s > 0, "a lease has a duration"
+        assert self.offer_hold_s >= 0, "an offer is not held for a negative time"
+        assert self.handoff_timeout_s > 0, "a handoff has time to complete"
 
     @property
     def lease_margin_s(self) -> float:

@@ -118,7 +118,8 @@ class PrefillSide:
         found = self._get(key)
         if found is None:
             return
-        assert found.state is PrefillHandoffState.QUEUED
+        assert found.state is PrefillHandoffState.QUEUED, "only a queued handoff is offered"
+        assert found.unanswered_message is None, "a queued handoff has no message to repeat"
         found.state = PrefillHandoffState.OFFERED
         found.offered_s = now_s
         self._send_until_answered(key, found, PrefillOffer(key.handoff_id, self.incarnation, num_blocks), now_s)
@@ -146,7 +147,8 @@ class PrefillSide:
         found = self._get(key)
         if found is None:
             return
-        assert found.state is PrefillHandoffState.GRANTED
+        assert found.state is PrefillHandoffState.GRANTED, "only a granted handoff becomes ready"
+        assert found.unanswered_message is None, "a granted handoff has no message to repeat"
         found.state = PrefillHandoffState.READY
         ready = PrefillDone(
             key.handoff_id,
@@ -168,11 +170,13 @@ class PrefillSide:
 
     def reset(self, incarnation: str, now_s: float) -> None:
         """Our KV memory is gone, and with it everything under way."""
+        assert incarnation != self.incarnation, "new KV memory has a new incarnation"
         error = handoff_errors.prefill_failed("the prefill instance has lost its KV memory")
         self._send_gone()
         for key in self._keys():
             self._remove(key, error)
             self._events.append(HandoffCancelled(key, error))
+        assert not self._decode_peers, "a reset leaves no handoff behind"
         self.incarnation = incarnation
 
     def close(self) -> None:
@@ -267,6 +271,8 @@ class PrefillSide:
             self._start_lease(key, found, grant, now_s)
 
     def _start_lease(self, key: HandoffKey, handover: _PrefillHandoff, grant: LeaseGrant, now_s: float) -> None:
+        assert handover.state is PrefillHandoffState.OFFERED, "only an offer is granted"
+        assert handover.offered_s > -inf, "the lease counts from the time of the offer"
         decode = self._decode_peers[key.decode_incarnation]
         _remove_lease_duration(decode, handover)
         handover.state = PrefillHandoffState.GRANTED
@@ -289,6 +295,7 @@ class PrefillSide:
             # It was taken from an incarnation before this one.
             self._cancel_without_telling_peer(key, NO_LONGER_WANTED)
             return
+        assert found.unanswered_message is not None, "a ready handoff is announced until it is taken"
         self._remove(key, None)
         self._events.append(HandoffCompleted(key))
 
@@ -350,6 +357,7 @@ class PrefillSide:
         _remove_lease_duration(decode, decode.handoffs.pop(key.handoff_id))
         self._timers.cancel(key)
         if not decode.handoffs:
+            assert not decode.lease_durations, "each counted lease duration belongs to a handoff"
             del self._decode_peers[key.decode_incarnation]
         self._finished.put(key, error)
 
@@ -374,10 +382,12 @@ class PrefillSide:
 
 def _heartbeat_period_s(decode: _DecodePeer, times: HandoffTimeouts) -> float:
     """As often as the shortest lease needs it; D's may be shorter than ours."""
+    assert decode.lease_durations, "a decode peer has at least one handoff"
     return min(times.heartbeat_interval_s, heartbeat_interval_s(min(decode.lease_durations)))
 
 
 def _remove_lease_duration(decode: _DecodePeer, handover: _PrefillHandoff) -> None:
+    assert decode.lease_durations[handover.lease_s] > 0, "the lease duration of each handoff is counted"
     decode.lease_durations[handover.lease_s] -= 1
     if not decode.lease_durations[handover.lease_s]:
         del decode.lease_durations[handover.lease_s]

@@ -16,6 +16,8 @@ Serial = Annotated[int, Meta(ge=0, le=MAX_SERIAL)]
 """An epoch, a step, the number of a message; also a size in bytes."""
 SerialOrNone = Annotated[int, Meta(ge=-1, le=MAX_SERIAL)]
 """A serial number; -1: before the first one."""
+LeaseId = Annotated[str, Meta(max_length=512)]
+"""Names a lease of KV blocks. Bounded, because replies and later messages repeat it, and those have a bound too."""
 Word64 = int
 """Any 64 bits, with or without a sign: a seed, a checksum, or a place in memory, which its owner holds against its own
 memory. msgpack has no longer integers."""

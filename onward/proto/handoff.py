@@ -14,7 +14,7 @@ its socket; P's messages carry P's. Anything may be lost, doubled, delayed or re
 import msgspec
 
 from onward.proto.engine import ErrorInfo
-from onward.proto.field_types import Count, Duration, Priority, Serial, SerialOrNone, TimeLeft, Word64
+from onward.proto.field_types import Count, Duration, LeaseId, Priority, Serial, SerialOrNone, TimeLeft, Word64
 from onward.proto.kv_transfer import KvEndpoint, KvLayout
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
@@ -61,7 +61,7 @@ class LeaseGrant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
     handoff_id: Serial
     incarnation: str
     """Of the P that it is for."""
-    lease_id: str
+    lease_id: LeaseId
     endpoint: KvEndpoint
     num_cached_tokens: Count
     block_ids: list[Count]

@@ -43,6 +43,7 @@ class BatchBuilder:
         tiles: list[tuple[int, int, int, int]] = []
         sampled: list[int] = []
         for span in spans:
+            assert span.count > 0, "a span has at least one token"
             self._fill(row, span)
             num_rows = span.num_rows
             for offset in range(0, num_rows, self._row_tile):
@@ -67,6 +68,7 @@ class BatchBuilder:
         """One token is the usual case, and slices cost more than scalars."""
         slot, start = span.slot, span.start
         count = span.num_rows
+        assert row + count <= len(self._token_ids), "the rows of a step fit into the buffers"
         if count == 1:
             self._token_ids[row] = self._tokens[slot, start]
             self._positions[row] = start

@@ -85,6 +85,10 @@ class SlotState:
     error: str | None = None
     """Its grammar failed behind the last token that it gave: it can give no more."""
 
+    def __post_init__(self) -> None:
+        assert self.num_prompt <= self.num_tokens, "the prompt is the beginning of the slot's tokens"
+        assert self.num_computed < self.num_tokens, "a new slot has at least one token to compute"
+
 
 class CpuModelRunner:
     def __init__(
@@ -207,7 +211,7 @@ class CpuModelRunner:
         """Logits of every row of these spans (at most `max_num_seqs` rows) of assigned slots, without sampling: what
         evaluations read and what exactness is asserted on."""
         rows = self._batch.build(spans)
-        assert rows.num_rows <= self._config.max_num_seqs
+        assert rows.num_rows <= self._config.max_num_seqs, "the logits buffer has room for every row"
         rows.logits_indices = np.arange(rows.num_rows)
         return self._decoder.forward(rows)[:, : self._model.config.vocab_size].copy()
 
@@ -396,11 +400,13 @@ class CpuModelRunner:
 
     def _slot(self, span: TokenSpan) -> SlotState:
         slot = self._slots[span.slot]
-        assert slot is not None, "a span belongs to a slot that runs"
+        assert slot is not None, "a span belongs to an assigned slot"
         return slot
 
     def _advance(self, span: TokenSpan, drawn: SamplerOutput) -> SlotEvent:
         slot = self._slot(span)
+        assert slot.num_computed == span.start, "a span starts where the slot's computed tokens end"
+        assert len(drawn.token_ids) <= 1 + len(span.drafts), "a step samples at most one token more than it has drafts"
         # Who could not draw needs its last logits again, and so counts its last token as not computed. Of the drafts
         # those count that were right; what was written for others is overwritten by what comes in their place.
         slot.num_computed += span.count - drawn.mask_pending + max(0, len(drawn.token_ids) - 1)
@@ -416,8 +422,10 @@ class CpuModelRunner:
             return SlotFailed(span.slot, slot.slot_epoch, fault.code, str(fault))
         slot.error = drawn.error
         position, end = slot.num_tokens - slot.num_prompt, slot.num_tokens + len(drawn.token_ids)
+        assert end <= self.max_model_len + 1, "the token table has room for one token behind the context"
         self._tokens[span.slot, slot.num_tokens : end] = drawn.token_ids
         slot.num_tokens = end
+        assert slot.num_computed == end - 1, "all tokens but the newest are computed after sampling"
         return SlotTokens(
             span.slot,
             slot.slot_epoch,

@@ -67,7 +67,8 @@ class DraftVerifier:
 
     def accept(self, token: int | None, raw: np.ndarray | None) -> None:
         """The token of the next row; None where its logits leave none. Moves what the slot knows behind it."""
-        assert not self.is_finished, "behind the end of a chain nothing is drawn"
+        assert not self.is_finished, "a finished verifier accepts no token"
+        assert self.depth <= len(self.drafts), "every token but the first follows an accepted draft"
         self.is_finished = True
         if token is None:
             self._on_no_token()
@@ -83,6 +84,7 @@ class DraftVerifier:
 
     def fail(self, fault: str) -> None:
         """Its grammar cannot say what may come next. Behind the first row that is the next step's to find."""
+        assert not self.is_finished, "a finished verifier cannot fail"
         self.is_finished = True
         if not self.token_ids:
             self.error = fault

@@ -21,4 +21,5 @@ class EmbeddingPooler:
         self._num_rows += len(rows)
 
     def vector(self) -> bytes:
+        assert self._num_rows > 0, "rows are added before the vector is read"
         return (self._sum / self._num_rows).astype("<f4").tobytes()

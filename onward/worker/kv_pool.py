@@ -44,6 +44,8 @@ class KvPool:
 def allocate_kv_pool(
     config: ModelConfig, dtype: np.dtype, num_blocks: int, block_size: int, *, is_shared: bool = False
 ) -> KvPool:
+    assert num_blocks > 0, "a pool has at least one block"
+    assert block_size % POSITIONS_PER_RECORD == 0, "a block consists of whole records"
     page_items = _page_items(config, dtype, block_size)
     geometry = PageGeometry(config.num_layers, num_blocks, page_items * dtype.itemsize)
     memory, fd = _map_shared(geometry.num_bytes) if is_shared else (_map_private(geometry.num_bytes), None)

@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--control-fd", type=int, required=True)
     channel = join_supervisor(parser.parse_args().control_fd)
     start = channel.wait_receive()
-    assert isinstance(start, StartWorker), "the first message says what to be"
+    assert isinstance(start, StartWorker), "the first message is StartWorker"
     log.configure("worker", start.config.log_level)
     try:
         process = WorkerProcess(start, channel)

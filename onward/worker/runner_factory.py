@@ -58,7 +58,12 @@ class SyncRunnerAdapter:
         self._plans.append(plan)
 
     def finish(self) -> StepResult | None:
-        return self._runner.step(self._plans.popleft()) if self._plans else None
+        if not self._plans:
+            return None
+        plan = self._plans.popleft()
+        result = self._runner.step(plan)
+        assert result.step == plan.step, "a result has the number of its plan"
+        return result
 
 
 def open_cpu_runner(

@@ -25,7 +25,7 @@ class SamplingRow:
 
 class Sampler:
     def __init__(self, vocab_size: int, max_rows: int, threads: ThreadPool) -> None:
-        self._threads = threads
+        self._threads, self._vocab_size = threads, vocab_size
         self._temperatures, self._min_ps = (np.zeros(max_rows, np.float32) for _ in range(2))
         self._top_ps = np.ones(max_rows, np.float64)
         self._top_ks, self._token_ids = (np.zeros(max_rows, np.int64) for _ in range(2))
@@ -43,7 +43,12 @@ class Sampler:
 
     def sample(self, logits: np.ndarray, draws: Sequence[SamplingRow]) -> list[int | None]:
         """One token per row, or None where the logits are not numbers. End tokens that are out of reach are marked so."""
-        assert logits.dtype == np.float32 and logits.flags.c_contiguous and logits.flags.writeable
+        assert logits.dtype == np.float32, "the kernel reads float32 logits"
+        assert logits.flags.c_contiguous, "the kernel reads contiguous rows"
+        assert logits.flags.writeable, "logits of forbidden tokens are overwritten in place"
+        assert logits.shape[1] >= self._vocab_size, "a row of logits covers the vocabulary"
+        assert len(draws) == len(logits), "every row of logits has one draw"
+        assert len(draws) <= len(self._token_ids), "the sampler's buffers have room for every row"
         for row, draw in enumerate(draws):
             self._set_row(row, draw)
             _mask_end_tokens(logits[row], draw)

@@ -50,6 +50,7 @@ def logprob_positions(slot: LogprobSlot, start: int, end: int) -> range | None:
     tokens   |---- prompt ----|---- generated ----|              row i tells of token i + 1
              0           num_prompt  score_from   num_tokens
     """
+    assert start < end, "a span has at least one token"
     if slot.score_from is not None:
         rows = range(max(start, slot.score_from - 1), min(end, slot.num_tokens - 1))
         return rows if rows else None

@@ -47,5 +47,6 @@ class SlotPush:
         end = self.num_blocks if is_all else num_computed // self.block_size
         if end <= self.num_sent_blocks:
             return None
+        assert end <= len(table), "the slot has a block for every computed token"
         first, self.num_sent_blocks = self.num_sent_blocks, end
         return ComputedBlocks(self.push.lease_id, first - self.push.first_block, table[first:end], layers_before)

@@ -54,6 +54,7 @@ class StepSampler:
                 # Asked once: a mask may become ready while we are at it.
                 chains[index] = chain if chain.pending_grammar is None else None
                 at += 1 + len(span.drafts)
+        assert at == len(logits), "every row of logits belongs to one span"
         self._sample_verifiers(logits[:at], [chain for chain in chains if chain is not None])
         return [
             SamplerOutput([], mask_pending=span.is_sampled, prompt_logprobs=prompt)
@@ -121,4 +122,5 @@ def _rows_at_once(chain: DraftVerifier) -> range:
 
 def _output_of(chain: DraftVerifier, prompt_logprobs: list[TokenLogprobs] | None) -> SamplerOutput:
     logprobs = None if chain.slot.sampling.logprobs is None else chain.logprobs
+    assert logprobs is None or len(logprobs) == len(chain.token_ids), "every sampled token has its logprobs"
     return SamplerOutput(chain.token_ids, logprobs, chain.grammar_done, chain.error, prompt_logprobs=prompt_logprobs)

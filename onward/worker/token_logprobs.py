@@ -32,6 +32,7 @@ def _log_sum_exp(logits: np.ndarray) -> float:
 
 def _log(x: float) -> float:
     """The natural logarithm of a positive number, by operations that IEEE 754 rounds."""
+    assert x > 0, "the sum of exponentials is positive"
     mantissa, exponent = math.frexp(x)
     if mantissa < math.sqrt(0.5):
         mantissa, exponent = 2.0 * mantissa, exponent - 1

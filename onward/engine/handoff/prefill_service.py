@@ -239,7 +239,7 @@ class PrefillService:
     def _collect_results(self, now_s: float) -> None:
         """What the token stages say of the prompts that we compute for others."""
         for result in self._outbox.take_peer_prefill_results():
-            assert result.request.handoff is not None
+            assert result.request.handoff is not None, "a prompt computed for a peer belongs to a handoff"
             job = self._tasks.get(result.request.handoff)
             if job is None:
                 continue

@@ -302,7 +302,8 @@ class RemotePrefillClient:
             self._metrics.unexpected_reports.inc()
             return
         lease, endpoint = errand.request.lease, self._endpoint
-        assert lease is not None and endpoint is not None, "a lease that is expected is on our own memory"
+        assert lease is not None, "a request whose lease is open holds it"
+        assert endpoint is not None, "a worker that opens leases has an endpoint"
         num_cached = lease.first_block * self._scheduler.pool.block_size
         granted = GrantedLease(lease_id, endpoint, num_cached, lease.block_ids, self._config.kv_checksums)
         self._side.grant(errand.handoff_id, granted, now_s)

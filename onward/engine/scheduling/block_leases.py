@@ -97,7 +97,8 @@ class BlockLeases:
     def revoke(self, request: Request) -> None:
         """The peer is out. What it may still write is quarantined until it is known to be quiet."""
         lease, slot, seating = request.lease, request.slot, self._seating
-        assert lease is not None and slot is not None, "granted"
+        assert lease is not None, "a granted request has a lease"
+        assert slot is not None, "a granted request has a slot"
         seating.awaiting_kv.remove(request)
         seating.slots.release(slot, None)
         seating.pool.release(request.block_ids[: lease.first_block], None)

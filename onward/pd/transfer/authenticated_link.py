@@ -84,6 +84,7 @@ class SenderLink:
 
     def connect(self) -> None:
         """To be called until `is_connected`, whenever the socket can be written. Raises `LinkClosed`."""
+        assert not self._is_connected, "a link is connected once"
         code = self._sock.connect_ex(self._address)
         if code in (errno.EINPROGRESS, errno.EALREADY):
             return
@@ -191,6 +192,8 @@ class ReceiverLink:
             self._open(num_blocks)
 
     def _open(self, num_blocks: int) -> None:
+        assert not self.is_open, "a link is opened once"
+        assert not self.is_refused, "a refused link is not opened"
         try:
             invitation = self._invite()
         except (TransferFailed, OnwardError) as fault:

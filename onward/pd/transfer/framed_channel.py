@@ -84,6 +84,7 @@ class FramedChannel:
             while self._queue and left > 0:
                 sent = self._send_some()
                 self.num_bytes_sent += sent
+                assert self.num_bytes_sent <= self.num_bytes_queued, "only queued bytes are sent"
                 left -= sent
                 self._forget(sent)
         except BlockingIOError:
@@ -108,6 +109,7 @@ class FramedChannel:
     def receive_payload_into(self, views: Sequence[memoryview]) -> None:
         """The bytes that come next go there."""
         assert self._takes is None, "bytes are taken one message at a time"
+        assert self._num_dropping == 0, "the bytes of the last message were discarded to their end"
         self._takes = deque(views)
 
     def discard_payload(self, count: int) -> None:
@@ -213,7 +215,7 @@ class FramedChannel:
 
     def _take(self) -> bool:
         """True when all announced bytes have come."""
-        assert self._takes is not None
+        assert self._takes is not None, "a message has announced the bytes that are taken"
         left = _BYTES_PER_TURN
         while self._takes or self._num_dropping:
             if left <= 0:

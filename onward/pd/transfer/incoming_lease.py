@@ -81,3 +81,4 @@ class IncomingLease:
         layers, blocks = self.geometry.pages_in(places)
         self._arrived[layers, self._index[blocks]] = True
         self.num_arrived_pages += len(blocks)
+        assert self.num_arrived_pages <= self.num_pages, "each page of a lease arrives once"

@@ -73,6 +73,7 @@ class KvReceiver:
                 self._revoke(lease_id)
 
     def add_sender(self, writer: int, channel: FramedChannel) -> None:
+        assert writer not in self._channels, "a writer has one channel"
         self._channels[writer] = channel
 
     def has_open_lease(self, writer: int) -> bool:
@@ -128,7 +129,8 @@ class KvReceiver:
             return
         if lease_id not in self._leases:
             blocks = expect.block_ids
-            assert not blocks or 0 <= min(blocks) <= max(blocks) < self._geometry.num_blocks, "blocks of our pool"
+            assert min(blocks, default=0) >= 0, "a leased block has a number"
+            assert max(blocks, default=-1) < self._geometry.num_blocks, "leased blocks are blocks of our pool"
             self._leases[lease_id] = IncomingLease(lease_id, blocks, expect.checksums, self._geometry)
         self._report(ExpectingWrites(lease_id))
 
@@ -174,6 +176,7 @@ class KvReceiver:
         lease = self._open_lease_of(writer, incoming.lease_id)
         if lease is not None and not self._may_write(lease, incoming.byte_ranges):
             lease = None
+        assert writer not in self._incoming_payloads, "a channel delivers one batch of bytes at a time"
         self._incoming_payloads[writer] = lease, incoming
         if lease is None:
             self.num_discarded_batches += 1
@@ -185,6 +188,7 @@ class KvReceiver:
             )
 
     def _on_payload_received(self, writer: int, now_s: float) -> None:
+        assert writer in self._incoming_payloads, "bytes are received for a batch that was announced"
         lease, incoming = self._incoming_payloads.pop(writer)
         if lease is not None:
             lease.mark_written(incoming.byte_ranges, now_s)
@@ -209,6 +213,7 @@ class KvReceiver:
         if not lease.is_complete:
             self._fail_lease(lease, f"its writer was done after {lease.num_arrived_pages} of {lease.num_pages} pages")
             return
+        assert not lease.is_received, "a lease is received once"
         lease.sender, lease.is_received = None, True
         self._send(writer, AllPagesAccepted(lease_id))
         checksums = []
@@ -223,6 +228,7 @@ class KvReceiver:
             self._on_sender_quiet(lease, "its writer gave up")
 
     def _on_sender_quiet(self, lease: IncomingLease, reason: str) -> None:
+        assert lease.sender is None, "a quiet lease has no writer"
         if lease.is_revoked:
             self._close_lease(lease.lease_id, "it was revoked")
             self._report(LeaseQuiesced(lease.lease_id))

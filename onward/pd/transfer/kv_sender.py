@@ -116,6 +116,7 @@ class KvSender:
             return self._peers[endpoint]
         if len(self._peers) >= MAX_SESSIONS:
             self._close_idle_session()
+            assert len(self._peers) < MAX_SESSIONS, "closing an idle session makes room for another"
         link = SenderLink(endpoint, self._layout, self._secret, self._has_key)
         peer = PushSession(endpoint, link, self._memory, self._geometry, report=self._report, now_s=self._now_s())
         try:

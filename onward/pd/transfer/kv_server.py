@@ -93,6 +93,7 @@ class KvServer:
             self._poller.watch(link.channel, lambda v=visitor: self._on_socket_ready(v))
 
     def _register_sender(self, number: int) -> RemoteMemoryInfo:
+        assert number in self._visitors, "a sender is registered while it is connected"
         invitation = self._receiver.register_sender(number)
         self._sink.add_sender(number, self._visitors[number].link.channel)
         return invitation
@@ -129,6 +130,7 @@ class KvServer:
 
     def _check_idle(self, visitor: _SenderConnection, now_s: float) -> None:
         received = visitor.link.channel.num_bytes_received
+        assert received >= visitor.num_received, "the number of received bytes only grows"
         if received != visitor.num_received:
             visitor.num_received, visitor.active_s = received, now_s
         if not visitor.link.is_open and now_s - visitor.since_s > HANDSHAKE_TIMEOUT_S:

@@ -70,6 +70,12 @@ class KvMemoryRegion:
     geometry: PageGeometry
     layout: KvLayout
 
+    def __post_init__(self) -> None:
+        assert self.pool.dtype == np.uint8, "the pool is an array of bytes"
+        assert self.pool.ndim == 1, "the pool is one range of bytes"
+        assert self.pool.nbytes == self.geometry.num_bytes, "the geometry covers the whole pool"
+        assert self.geometry.num_layers == self.layout.num_layers, "the geometry and the layout have the same layers"
+
 
 class _ReceiveSide:
     """What a worker has that peers write into."""
@@ -173,6 +179,7 @@ class KvTransferThread:
 
     def start(self, wires: SocketPoller, engine: EngineKvConnection) -> None:
         """From now on both belong to the plane's thread."""
+        assert self._thread is None, "the transfer thread is started once"
         wires.watch_fd(self._poller.fileno())
         self._engine = engine
         self._thread = threading.Thread(target=self._run, args=(wires, engine), name="kv-plane", daemon=True)

@@ -66,7 +66,7 @@ class NixlReceiverBackend:
         self._agents: dict[int, _NixlAgent] = {}
 
     def register_sender(self, writer: int) -> RemoteMemoryInfo:
-        assert writer not in self._agents
+        assert writer not in self._agents, "a writer has one agent"
         agent = self._agents[writer] = _NixlAgent(self._memory, self._loopback)
         pool = _NixlRemoteMemory(agent.metadata, agent.base, agent.num_bytes, self._loopback)
         return RemoteMemoryInfo(msgspec.msgpack.encode(pool))
@@ -170,7 +170,8 @@ class _NixlAgent:
     """
 
     def __init__(self, memory: np.ndarray, loopback: bool) -> None:
-        assert memory.flags.c_contiguous and memory.dtype == np.uint8
+        assert memory.flags.c_contiguous, "the pool is one range of memory"
+        assert memory.dtype == np.uint8, "the pool is an array of bytes"
         self.base: int = memory.ctypes.data
         self.num_bytes = memory.nbytes
         self._memory = memory
@@ -231,6 +232,7 @@ class _NixlAgent:
 
     def finish(self, handle: int) -> bool:
         """Whether it is complete; if so, `handle` is gone."""
+        assert handle in self._handles, "a transfer that is polled was posted and not released"
         try:
             status = self._agent.getXferStatus(handle)
             if status == self._nixl.NIXL_SUCCESS:

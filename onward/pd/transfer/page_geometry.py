@@ -17,6 +17,10 @@ class PageGeometry:
     num_blocks: int
     page_bytes: int
 
+    def __post_init__(self) -> None:
+        assert self.num_layers > 0, "a pool has layers"
+        assert self.page_bytes > 0, "a page has bytes"
+
     @property
     def num_bytes(self) -> int:
         return self.num_layers * self.num_blocks * self.page_bytes
@@ -41,7 +45,10 @@ def plan_copies(
 ) -> list[MemoryCopy]:
     """One layer of these blocks. What is consecutive in both pools is one copy."""
     assert ours.page_bytes == theirs.page_bytes, "equal layouts have equal pages"
+    assert 0 <= layer < ours.num_layers, "the layer is one of the model's"
+    assert len(source_ids) == len(target_ids), "each source block has a target block"
     sources, targets = np.array(source_ids, np.int64), np.array(target_ids, np.int64)
+    assert sources.max() < ours.num_blocks, "source blocks are blocks of our own pool"
     is_cut = (np.diff(sources) != 1) | (np.diff(targets) != 1)
     starts = np.concatenate([[0], np.flatnonzero(is_cut) + 1])
     sizes = np.diff(np.append(starts, len(sources))) * ours.page_bytes

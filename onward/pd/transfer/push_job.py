@@ -135,6 +135,7 @@ class PushJob:
             batch += plan_copies(self.ours, theirs, pages.layer, sources, self.push.block_ids[pages.first : pages.end])
             self._add_checksums(memory, pages, sources)
             self._num_pages_left -= pages.end - pages.first
+            assert self._num_pages_left >= 0, "each page of a push is sent once"
         return batch
 
     def _take_pages(self, room: int) -> Iterator[_PageRange]:

@@ -79,6 +79,8 @@ class PushSession:
         return any(job.is_computing for job in self._jobs.values())
 
     def open_push(self, job: PushJob) -> None:
+        assert not self.is_closed, "a push goes over an open session"
+        assert job.lease_id not in self._jobs, "a lease has one push at a time"
         self._jobs[job.lease_id] = job
         if self._writer is not None:
             self._send_open_push(job)
@@ -111,6 +113,7 @@ class PushSession:
 
     def close(self, reason: str) -> None:
         """The connection is over, and all pushes with it."""
+        assert not self.is_closed, "a session is closed once"
         self.is_closed = True
         if self._writer is not None:
             self._writer.close()  # from here on our memory is not read; theirs is shut by them, when the link is closed
@@ -127,6 +130,7 @@ class PushSession:
                     job.stage = PushStage.WRITING
             case AllPagesAccepted(lease_id):
                 if (job := self._jobs.get(lease_id)) and job.stage is PushStage.FINISHING:
+                    assert job.num_in_flight == 0, "a push that finishes has no batch in flight"
                     del self._jobs[lease_id]
                     self._report(PushComplete(lease_id, job.checksums, job.num_bytes, job.seconds))
             case StopWriting(lease_id, reason):
@@ -153,7 +157,8 @@ class PushSession:
                 self._send_open_push(job)
 
     def _send_open_push(self, job: PushJob) -> None:
-        assert self._theirs is not None
+        assert self._theirs is not None, "the peer's pool is known when a push is opened"
+        assert job.stage is PushStage.WAITING, "a push is opened once"
         blocks = job.push.block_ids
         if blocks and not 0 <= min(blocks) <= max(blocks) < self._theirs.num_blocks:
             job.stop("the lease names blocks that the peer does not have")
@@ -162,10 +167,11 @@ class PushSession:
         self.link.channel.send(OpenPush(job.lease_id, blocks))
 
     def _start_batches(self, writer: SenderBackend, now_s: float) -> None:
-        assert self._theirs is not None
+        assert self._theirs is not None, "the peer's pool is known when batches are started"
         for job in self._jobs.values():
             while job.stage is PushStage.WRITING and job.has_ready and len(self._batches) < MAX_BATCHES_IN_FLIGHT:
                 batch = job.next_batch(self._theirs, self._view)
+                assert batch, "a push with ready pages has a next batch"
                 places = [(copy.target_offset, copy.num_bytes) for copy in batch]
                 if self.endpoint.backend in IN_BAND:
                     self.link.channel.send(PayloadHeader(job.lease_id, places))
@@ -177,13 +183,17 @@ class PushSession:
     def _finish_pushes(self) -> None:
         for job in self._jobs.values():
             if job.stage is PushStage.WRITING and job.is_all_sent:
+                assert not job.has_ready, "a push that is all sent has no ready pages"
                 job.stage = PushStage.FINISHING
                 self.link.channel.send(AllPagesWritten(job.lease_id))
 
     def _complete_batches(self, writer: SenderBackend, now_s: float) -> None:
         complete = writer.poll()
+        assert complete >= self._num_complete, "the number of complete batches only grows"
+        assert complete - self._num_complete <= len(self._batches), "only batches that were started complete"
         for _ in range(complete - self._num_complete):
             job, places = self._batches.popleft()
+            assert job.num_in_flight > 0, "a batch that completes counts as in flight"
             job.num_in_flight -= 1
             job.last_s = now_s
             if self.endpoint.backend not in IN_BAND:

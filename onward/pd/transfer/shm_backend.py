@@ -57,6 +57,7 @@ class ShmSenderBackend:
         for source_at, target_at, count in copies:
             if target_at + count > len(self._target):
                 raise TransferFailed("a copy lies outside of the peer's memory")
+            assert source_at + count <= len(self._source), "a copy reads within our own pool"
             # numpy copies without holding up the other threads; a memoryview would not.
             self._target[target_at : target_at + count] = self._source[source_at : source_at + count]
         self._num_complete += 1

@@ -15,7 +15,7 @@ Left      ------------------------>                              at any time aft
 
 import msgspec
 
-from onward.proto.field_types import Count, Word64
+from onward.proto.field_types import Count, LeaseId, Word64
 from onward.proto.kv_transfer import KvLayout
 
 
@@ -53,53 +53,53 @@ class HandshakeRefused(msgspec.Struct, frozen=True, array_like=True, tag="refuse
 class OpenPush(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     """I am the one who writes under this lease."""
 
-    lease_id: str
+    lease_id: LeaseId
     block_ids: list[Count]
 
 
 class PushOpened(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
     """Write now, and not before: until then nobody could have told you that the lease is over."""
 
-    lease_id: str
+    lease_id: LeaseId
 
 
 class PayloadHeader(msgspec.Struct, frozen=True, array_like=True, tag="incoming"):
     """Bytes for these places (offset, length) of the receiver's memory follow this message."""
 
-    lease_id: str
+    lease_id: LeaseId
     byte_ranges: list[tuple[Word64, Word64]]
 
 
 class PagesWritten(msgspec.Struct, frozen=True, array_like=True, tag="wrote"):
     """These places of the receiver's memory have been written, by other means than this link."""
 
-    lease_id: str
+    lease_id: LeaseId
     byte_ranges: list[tuple[Word64, Word64]]
 
 
 class AllPagesWritten(msgspec.Struct, frozen=True, array_like=True, tag="written"):
     """That was all."""
 
-    lease_id: str
+    lease_id: LeaseId
 
 
 class AllPagesAccepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
     """The receiver has counted every page of the lease."""
 
-    lease_id: str
+    lease_id: LeaseId
 
 
 class StopWriting(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Write nothing more under this lease, and say so."""
 
-    lease_id: str
+    lease_id: LeaseId
     message: str
 
 
 class WritingStopped(msgspec.Struct, frozen=True, array_like=True, tag="left"):
     """The writer writes nothing more under this lease; nothing that it has begun is under way."""
 
-    lease_id: str
+    lease_id: LeaseId
 
 
 ToReceiver = SenderHello | SenderProof | OpenPush | PayloadHeader | PagesWritten | AllPagesWritten | WritingStopped

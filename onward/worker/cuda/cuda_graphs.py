@@ -30,7 +30,7 @@ class CudaGraphs:
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Without the collection of garbage and the pause that `torch.cuda.graph` begins with: requests are waiting."""
-        assert self._stream is not None
+        assert self._stream is not None, "graphs are captured only where they are on"
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):

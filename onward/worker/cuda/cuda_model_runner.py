@@ -170,7 +170,7 @@ class CudaModelRunner:
         assert not self._in_flight, "steps before this one are finished first"
         self.begin(plan)
         result = self.finish()
-        assert result is not None
+        assert result is not None, "a step that has begun has a result"
         return result
 
     @property
@@ -192,7 +192,7 @@ class CudaModelRunner:
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> None:
         """Launches all of it: preempt, assign, run, in this order."""
-        assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "buffers of a step are its own until it is done"
+        assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "a step keeps its buffers until it is done"
         begun_s = time.perf_counter()
         self._finish_deferred_sampling()
         stage = self._stages[self._turn]
@@ -222,9 +222,10 @@ class CudaModelRunner:
         if not self._in_flight:
             return None
         if self._in_flight[0].deferred_sampling is not None:
+            assert len(self._in_flight) == 1, "only the newest step defers its sampling"
             self._finish_deferred_sampling()
         step = self._in_flight.popleft()
-        assert step.done_event is not None, "a step in flight was launched"
+        assert step.done_event is not None, "a step has its done event before its result is built"
         step.done_event.wait()
         events = step.events + build_events(step, self._free_failed)
         now_s = time.perf_counter()
@@ -235,7 +236,7 @@ class CudaModelRunner:
     @torch.inference_mode()
     def compute_logits(self, slot: int, start: int, count: int) -> torch.Tensor:
         """Logits of these tokens of an assigned slot, computed as one chunk: what exactness is asserted on."""
-        assert not self._in_flight
+        assert not self._in_flight, "no step in flight uses the buffers"
         stage = self._stages[0]
         stage.clear()
         span = DeviceTokenSpan(slot, start, start + count, False, None, logprob_positions=range(start, start + count))
@@ -312,6 +313,7 @@ class CudaModelRunner:
 
     @torch.inference_mode()
     def _sample_deferred(self, step: LaunchedStep, undrawn: DeferredSampling) -> None:
+        assert step.done_event is None, "a step is sampled once"
         ready: list[tuple[int, DeviceSlotState]] = []
         for row, span in undrawn.constrained:
             if can_sample(span):
@@ -327,6 +329,7 @@ class CudaModelRunner:
 
     def _decode_and_sample(self, packed: PackedStep[DeviceSlotState], stage: StagingBuffer, *, with_cuts: bool) -> None:
         """The usual step: one graph from the rows' inputs to their tokens."""
+        assert packed.num_decoding == len(packed.sampling), "every row of a step without chunks decodes"
         rows = self._upload_rows(packed, stage, padded_batch_size(len(packed.sampling)))
 
         def work() -> None:
@@ -349,7 +352,7 @@ class CudaModelRunner:
             self._graphs.run((len(rows.token_ids), "logits"), work)
             return self._decoder.logits[:count]
         arrays = packed.chunks
-        assert packed.logits_indices is not None, "a step with chunks says whose logits are needed"
+        assert packed.logits_indices is not None, "a step with chunks names the rows whose logits it needs"
         staged = [
             stage.put(x)
             for x in (arrays.token_indices, arrays.table_indices, arrays.positions, arrays.tiles, packed.logits_indices)
@@ -373,6 +376,7 @@ class CudaModelRunner:
     def _sample(
         self, step: LaunchedStep, logits: torch.Tensor, masks: StepBitmasks | None, *, with_cuts: bool, needs_care: bool
     ) -> None:
+        assert len(logits) == len(step.packed.sampling), "every span that samples has one row of logits"
         slots, rows = self._slots.tensors, self._rows.first(len(logits))
         if needs_care:
             step.logprobs = sample_with_processors(
@@ -386,7 +390,7 @@ class CudaModelRunner:
         outputs = self._decoder.last_hidden_states()
         for row, span in step.packed.pooled:
             pool = span.slot_state.pooler
-            assert pool is not None, "who is pooled has a pool"
+            assert pool is not None, "a pooled span belongs to a slot with a pooler"
             pool.add(outputs[row : row + span.count], self._ops)
             if span.end == span.slot_state.num_tokens:
                 step.vectors[span.slot] = pool.vector()

@@ -28,6 +28,10 @@ class DeferredSampling:
     forward_event: DeviceEvent
     """Behind the logits."""
 
+    def __post_init__(self) -> None:
+        assert self.constrained, "only a step with constrained rows defers its sampling"
+        assert len(self.constrained) <= len(self.logits), "every constrained row has logits"
+
     @property
     def is_ready(self) -> bool:
         return all(can_sample(span) for _, span in self.constrained)

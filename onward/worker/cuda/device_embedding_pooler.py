@@ -24,4 +24,5 @@ class DeviceEmbeddingPooler:
 
     def vector(self) -> torch.Tensor:
         """float32, on the host once the device has passed this place."""
+        assert self._num_rows > 0, "rows are added before the vector is read"
         return to_host((self._sum / self._num_rows).float())

@@ -12,6 +12,8 @@ class PendingLogprobs:
 
     def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, num_tops: list[int], ops: Ops) -> None:
         """logits float32 [rows, vocabulary], tokens [rows]."""
+        assert len(logits) == len(num_tops), "every row of logits has its number of top tokens"
+        assert len(tokens) == len(num_tops), "every row of logits has its token"
         own = logits.gather(1, tokens.long()[:, None])
         totals = ops.logsumexp(logits)[:, None]
         most = max(num_tops)

@@ -36,6 +36,7 @@ class DeviceLogitsProcessor:
     def apply(self, logits: torch.Tensor, tokens: torch.Tensor, num_known: int, num_output: int) -> None:
         """Changes one row of float32 logits in place. `tokens` are the slot's; the last `num_output` known ones count for
         bad words."""
+        assert num_output <= num_known, "output tokens are part of the known tokens"
         sampling = self._sampling
         if self._seen is not None:
             penalized = torch.where(

@@ -72,6 +72,10 @@ class DeviceSlotState:
     has_failed: bool = False
     """Found out later: what steps after that one drew for it is void."""
 
+    def __post_init__(self) -> None:
+        assert self.num_prompt <= self.num_tokens, "the prompt is the beginning of the slot's tokens"
+        assert self.num_computed < self.num_tokens, "a new slot has at least one token to compute"
+
     @classmethod
     def of(
         cls,
@@ -110,6 +114,7 @@ class DeviceSlotState:
 
     def accept_token(self, token_id: int) -> bool:
         """Tells its rules what was drawn. Whether nothing can follow. Raises `SlotGrammarError`."""
+        assert self.num_tokens_on_host < self.num_tokens, "only tokens of launched steps reach the host"
         self.num_tokens_on_host += 1
         is_done = constraints.advance(self, token_id)
         if self.grammar is None and self.thinking is not None and self.thinking.phase is ThinkingStage.BEHIND:
@@ -118,6 +123,7 @@ class DeviceSlotState:
 
     def undo_sample(self) -> None:
         """A token that was to be drawn was not: its logits are wanted again."""
+        assert self.num_computed == self.num_tokens - 1, "only the newest sample is undone"
         self.num_tokens -= 1
         self.num_computed -= 1
 
@@ -197,6 +203,7 @@ class DeviceSlots:
         if slot is None or slot.slot_epoch != run.slot_epoch:
             return None
         start, known = slot.num_computed, slot.num_tokens
+        assert start <= known, "only known tokens are computed"
         end = min(start + run.num_tokens, known)
         is_one = start + 1 == known and not slot.wants_given_logprobs and slot.pooler is None
         new_block = self._take_blocks(run, slot, stage, start if is_one else None) if run.new_block_ids else NO_BLOCK

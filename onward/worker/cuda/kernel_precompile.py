@@ -77,7 +77,7 @@ def _start(arguments: Sequence[str], task: bytes) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", "onward.worker.cuda.kernel_precompile", *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    assert process.stdin is not None
+    assert process.stdin is not None, "standard input of the process is a pipe"
     process.stdin.write(task)
     process.stdin.close()
     return process

@@ -43,6 +43,7 @@ class LaunchedStep:
 
 def build_events(step: LaunchedStep, free: Callable[[DeviceTokenSpan[DeviceSlotState]], None]) -> list[SlotEvent]:
     """`free` is called for a span whose request has failed."""
+    assert step.deferred_sampling is None, "a step is sampled before its events are built"
     packed = step.packed
     reported = iter(step.reported.read() if step.reported is not None else ())
     scores = {span.slot: [next(reported) for _ in span.logprob_positions or ()] for span in packed.reporting}
@@ -121,6 +122,7 @@ def _failed(
     message: str,
     free: Callable[[DeviceTokenSpan[DeviceSlotState]], None],
 ) -> SlotFailed:
+    assert not span.slot_state.has_failed, "a request fails once"
     span.slot_state.has_failed = True
     free(span)
     return SlotFailed(span.slot, span.slot_state.slot_epoch, code, message)

@@ -45,8 +45,9 @@ class StagingBuffer:
         self._there[: self._used].copy_(self._here[: self._used], non_blocking=True)
 
     def read(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        count = int(np.prod(shape))
-        return self._there[start : start + count * dtype.itemsize].view(dtype).view(shape)
+        end = start + int(np.prod(shape)) * dtype.itemsize
+        assert end <= self._used, "an array is read before its buffer is cleared"
+        return self._there[start:end].view(dtype).view(shape)
 
     def _grow(self, num_bytes: int) -> None:
         kept = self._bytes

@@ -40,6 +40,7 @@ class StepBitmasks:
 
     def apply(self, logits: torch.Tensor, ops: Ops) -> None:
         """Changes its rows of the step's logits (float32) in place."""
+        assert logits.dtype == torch.float32, "masks are applied to float32 logits"
         if not self._rows:
             return
         bits = self._bits[: len(self._rows)].to(self._device, non_blocking=True)

@@ -71,6 +71,10 @@ class PackedStep(Generic[Owner]):
     pooled: list[tuple[int, DeviceTokenSpan[Owner]]] = field(default_factory=list)
     """With their first row of the step."""
 
+    def __post_init__(self) -> None:
+        assert self.num_decoding <= len(self.sampling), "every row that decodes samples"
+        assert (self.chunks is None) == (self.logits_indices is None), "only a step with chunks selects rows of logits"
+
 
 @dataclass(frozen=True, slots=True)
 class PackingSizes:
@@ -94,7 +98,9 @@ def pack(spans: Sequence[DeviceTokenSpan[Owner]], geometry: PackingSizes) -> Pac
     pooled: list[tuple[int, DeviceTokenSpan[Owner]]] = []
     row = len(decoding)
     for span in chunks:
+        assert span.count > 0, "a span has at least one token"
         if span.is_pooled:
+            assert not span.is_sampled, "a pooled span does not sample"
             pooled.append((row, span))
         if span.logprob_positions is not None:
             reported.extend(row + position - span.start for position in span.logprob_positions)
@@ -126,7 +132,8 @@ def _pack_chunks(spans: Sequence[DeviceTokenSpan[Owner]], geometry: PackingSizes
 
 def fill_inputs(inputs: np.ndarray, spans: Sequence[DeviceTokenSpan[Owner]], nobody: int) -> None:
     """Writes the inputs (int32 [3, rows]) of spans that sample; rows beyond them belong to `nobody`."""
-    assert inputs.shape[0] == NUM_ROW_INPUTS
+    assert inputs.shape[0] == NUM_ROW_INPUTS, "the inputs of a row are its slot, its end and its new block"
+    assert len(spans) <= inputs.shape[1], "every span that samples has a row"
     count = len(spans)
     for row, part in enumerate((_slot, _end, _new_block)):
         inputs[row, :count] = list(map(part, spans))

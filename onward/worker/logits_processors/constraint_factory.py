@@ -20,7 +20,7 @@ def create_grammar_compiler(model: PreparedModel) -> LazyGrammarCompiler:
     """Of the model's vocabulary."""
 
     def build() -> GrammarCompiler:
-        assert model.tokenizer is not None, "who has none is refused before"
+        assert model.tokenizer is not None, "a model without a tokenizer gets no grammar"
         return GrammarCompiler(Tokenizer.from_file(Path(model.folder) / model.tokenizer))
 
     return LazyGrammarCompiler(build)

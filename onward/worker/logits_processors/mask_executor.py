@@ -27,12 +27,15 @@ class CompletedMask:
     mask: TokenBitmask | None
     fault: Exception | None = None
 
+    def __post_init__(self) -> None:
+        assert (self.mask is None) != (self.fault is None), "a completed mask has either bits or a fault"
+
     def done(self) -> bool:
         return True
 
     def result(self) -> TokenBitmask:
         if self.mask is None:
-            assert self.fault is not None
+            assert self.fault is not None, "a completed mask without bits has a fault"
             raise self.fault
         return self.mask
 

@@ -49,7 +49,7 @@ class SlotGrammar:
 
     def mask(self) -> TokenBitmask:
         """Of the position that is drawn next."""
-        assert self._next.done(), "nobody waits for it here"
+        assert self._next.done(), "a mask is ready before it is read"
         try:
             return self._next.result()
         except (InvalidGrammar, TokenNotAllowed, GrammarLimitExceeded, OnwardError) as error:
@@ -69,7 +69,8 @@ class SlotGrammar:
 
     def advance(self, token_id: int) -> bool:
         """Whether nothing can follow."""
-        assert self._matcher is not None, "its mask was used, so it is there"
+        assert self._next.done(), "a token is sampled under the mask of its position"
+        assert self._matcher is not None, "the matcher exists once its first mask is ready"
         try:
             self._matcher.advance(token_id)
         except (TokenNotAllowed, GrammarLimitExceeded) as error:
@@ -95,7 +96,7 @@ class SlotGrammar:
         return self._make()
 
     def _make(self) -> TokenBitmask:
-        assert self._matcher is not None, "its first mask came with it"
+        assert self._matcher is not None, "the matcher exists before its first mask"
         began_s = time.thread_time()
         mask = self._matcher.mask()
         self._mask_s = max(time.thread_time() - began_s, _MASK_TIME_DECAY * self._mask_s)

@@ -40,6 +40,7 @@ class DraftBlockHashes:
 
     def invalidate(self, table: np.ndarray, start: int, end: int) -> None:
         """Positions [start, end) are about to be written."""
+        assert start < end, "at least one position is written"
         for index in range(start // self._block_size, (end - 1) // self._block_size + 1):
             self._names[table[index]] = None
 

@@ -25,6 +25,7 @@ class DraftManager:
     def add_drafts(self, spans: Sequence[TokenSpan], wishes: Mapping[int, DraftRequest]) -> list[TokenSpan]:
         """The spans with drafts behind those whose slot has a wish, as far as the step has rows for them."""
         rows_left = self._max_rows - sum(span.num_rows for span in spans)
+        assert rows_left >= 0, "the spans of a step fit into its rows"
         granted: list[DraftRequest] = []
         for wish in wishes.values():
             count = min(wish.num_drafts, rows_left)
@@ -77,6 +78,7 @@ class DraftManager:
     def _drafted(self, span: TokenSpan, drafts: list[int] | None) -> TokenSpan:
         if not drafts:
             return span
+        assert span.is_sampled, "drafts follow the newest token only"
         end = span.start + span.count
         self._tokens[span.slot, end : end + len(drafts)] = drafts
         return replace(span, drafts=tuple(drafts))

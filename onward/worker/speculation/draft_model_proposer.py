@@ -95,6 +95,7 @@ class DraftModelProposer:
     def _sync_tokens(self, wish: DraftRequest) -> None:
         """Drafts that were not accepted count no more; the last token is computed anyhow, to know what follows it."""
         fed = self._fed[wish.slot]
+        assert fed.num_listed <= wish.num_tokens, "the token list of a request only grows"
         start, end = fed.num_listed, min(fed.num_computed, wish.num_tokens)
         guessed = self._tokens[wish.slot, start:end].copy()
         self._copy(wish.slot, start, wish.num_tokens)
@@ -117,6 +118,7 @@ class DraftModelProposer:
 
     def _compute(self, spans: Sequence[TokenSpan], round_: DraftRound) -> None:
         for span in spans:
+            assert span.start == self._fed[span.slot].num_computed, "a span starts where the slot's computed tokens end"
             self._names.invalidate(self._table(span.slot), span.start, span.start + span.count)
         logits = self._decoder.forward(self._batch.build(spans))
         for span in spans:
@@ -143,6 +145,7 @@ def _passes(spans: Sequence[TokenSpan], max_rows: int) -> Iterator[list[TokenSpa
     """No span is longer than a pass."""
     some: list[TokenSpan] = []
     for span in spans:
+        assert span.count <= max_rows, "a span fits into one pass"
         if sum(one.count for one in some) + span.count > max_rows:
             yield some
             some = []

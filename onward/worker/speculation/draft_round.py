@@ -19,6 +19,7 @@ class DraftRound:
         if token is None:
             return
         wish, drafts = self.wishes[slot], self.drafts[slot]
+        assert len(drafts) < wish.num_drafts, "a request gets at most as many drafts as it asks for"
         drafts.append(token)
         most = min(wish.num_drafts, self._max_model_len - wish.num_tokens)
         if len(drafts) < most and token not in wish.sampling.end_token_ids:

@@ -63,6 +63,7 @@ class DraftSampler:
             prompt, output = tokens[: wish.num_prompt], tokens[wish.num_prompt : wish.num_tokens]
             rules = LogitsProcessor(wish.sampling, prompt, output, self._vocab_size)
             known = self._known[wish.slot] = _SlotProcessor(rules, wish.num_tokens)
+        assert known.num_tokens <= wish.num_tokens, "the token list of a request only grows"
         for token in tokens[known.num_tokens : wish.num_tokens].tolist():
             known.rules.advance(token)
         known.num_tokens = wish.num_tokens

@@ -130,6 +130,7 @@ class EagleProposer:
             last += span.count
             self._outputs[span.slot] = made[last]
             self._advance(span)
+        assert last == len(made) - 1, "the layer returns one row for each pair"
 
     def propose(self, wishes: Sequence[DraftRequest]) -> list[list[int]]:
         ready = [wish for wish in wishes if wish.num_drafts > 0 and self._is_ready(wish)]
@@ -146,6 +147,7 @@ class EagleProposer:
 
     def _draft(self, wishes: Sequence[DraftRequest], hidden: np.ndarray, round_: DraftRound) -> np.ndarray:
         """One more for each wish. What the layer makes of it, for those who go on."""
+        assert len(hidden) == len(wishes), "every draft request has one hidden state"
         depths = [len(round_.drafts[wish.slot]) for wish in wishes]
         drawn = self._drawing.sample(self._ends.logits(hidden), wishes, depths)
         for wish, token in zip(wishes, drawn, strict=True):
@@ -179,6 +181,7 @@ class EagleProposer:
 
     def _advance(self, span: ComputedSpan) -> None:
         pairs, end = self._pairs[span.slot], span.start + span.count
+        assert pairs.num_pairs is not None, "pairs are computed only for slots that have all earlier ones"
         pairs.num_pairs = end
         self._names.record(pairs.named, self._around.tables.ids[span.slot], self._around.tokens[span.slot, :end])
 

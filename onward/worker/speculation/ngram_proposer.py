@@ -45,6 +45,7 @@ class NgramProposer:
 
     def _propose(self, wish: DraftRequest) -> list[int]:
         index = self._indexes.setdefault(wish.slot, _NgramIndex())
+        assert len(index.tokens) <= wish.num_tokens, "the token list of a request only grows"
         index.extend(self._tokens[wish.slot, len(index.tokens) : wish.num_tokens].tolist())
         return index.continuation(wish.num_drafts)
 
@@ -76,6 +77,7 @@ class _NgramIndex:
                 count = min(count, self._agreement(place, count + 1) - 1)
                 found = tokens[place : place + count]
                 period = len(tokens) - place
+                assert period > 0, "an indexed place lies before the end of the list"
                 while len(found) < count:
                     found.append(found[len(found) - period])
                 return found

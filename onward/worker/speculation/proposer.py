@@ -62,6 +62,9 @@ class ComputedSpan:
     num_tokens: int
     """Length of the slot's list now, new tokens included: at least start + count."""
 
+    def __post_init__(self) -> None:
+        assert self.start + self.count <= self.num_tokens, "only known tokens are computed"
+
 
 class Proposer(Protocol):
     def on_assign(self, slot: int, num_tokens: int, num_computed: int) -> None:
