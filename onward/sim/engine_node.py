@@ -30,8 +30,6 @@ class EngineNode:
         watch_plan: Callable[[StepPlan], None],
     ) -> None:
         self.process, self.incarnation = process, start.incarnation
-        self.runs_alone: str | None = None
-        """As the supervisor knows it."""
         self._after_turn = after_turn
         self._turn_is_due = False
         self.channel = SimControlChannel(ground, supervisor, process, heard, self._wake)
@@ -57,6 +55,7 @@ class EngineNode:
     def _turn(self) -> None:
         self._turn_is_due = False
         if self._engine.is_stopped:
-            return  # the real process has exited; the supervisor has yet to notice
+            self.process.kill()  # as the real process exits
+            return
         self._engine.run_once()
         self._after_turn(self)

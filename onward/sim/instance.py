@@ -1,43 +1,26 @@
-"""One instance of a simulation: the supervisor's rules, and the processes that it starts, watches, ends and replaces.
+"""One instance of a simulation: the shipping `SupervisorCore`, and the simulated processes that it starts and kills."""
 
-The rules are those of `supervisor.supervisor`, which itself is all signals, sockets and processes.
-"""
-
+import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from onward.api.requests.text_processor import TextProcessor
 from onward.config import ApiConfig, EngineConfig
 from onward.grammar.lazy import LazyGrammarCompiler
 from onward.proto.api_key_entry import ApiKeyEntry
 from onward.proto.control import (
-    ApiGone,
-    ChildReady,
-    Drain,
-    EngineGone,
-    EngineUp,
     FromChild,
     InstanceView,
-    IsolatedRequestRunning,
-    MetricsSnapshot,
     ProcessView,
-    QueryInstance,
-    QueryMetrics,
-    ReplaceWorker,
-    RequestDrain,
     StartApi,
     StartEngine,
     StopChild,
-    StreamStoreGone,
-    StreamStoreUp,
-    WorkerGone,
+    ToChild,
     WorkerStarting,
 )
 from onward.proto.model import PreparedModel
-from onward.proto.stats import EngineStats
-from onward.proto.step import StepPlan, WorkerHello
+from onward.proto.step import StepPlan
 from onward.proto.worker_wire_address import ZmqWireAddress
 from onward.sim.api_node import ApiNode
 from onward.sim.delayed_masks import DelayedMaskMaker
@@ -52,11 +35,21 @@ from onward.sim.scenario import SimInstanceSpec
 from onward.sim.stream_store_node import StreamStoreNode
 from onward.sim.vocabulary import DOOM_ID, ENGINE_POISON_ID, NUM_SAMPLED_IDS, POISON_ID, grammars, token_bytes
 from onward.sim.worker_node import WorkerNode
-from onward.supervisor.restart_policy import RestartPolicy
+from onward.supervisor.children import ProcessRole
+from onward.supervisor.core import (
+    SILENCE,
+    AnswerQuery,
+    KillProcess,
+    RemoveProcess,
+    SendMessage,
+    StartProcess,
+    SupervisorAction,
+    SupervisorCore,
+    SupervisorSettings,
+)
 
 REAP_DELAY_S = 0.02
 """From a child's death until its supervisor has reaped it."""
-WATCHDOG_INTERVAL_S = 1.0
 RESPONSE_TTL_S = 20.0
 """So short that a run can wait for it."""
 STALL_TIMEOUT_S = 4.0
@@ -83,29 +76,40 @@ class SimEnvironment:
     watch_plan: Callable[["SimInstance", StepPlan], None]
 
 
+SimNode = EngineNode | WorkerNode | StreamStoreNode | ApiNode
+
+
 @dataclass(slots=True)
 class InstanceLifetime:
     """One life of the instance: all of it can be killed, and another one started in its place."""
 
     incarnation: str
     supervisor: SimProcess
-    policy: RestartPolicy = field(default_factory=RestartPolicy)
-    stream_store_restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
-    engine: EngineNode | None = None
-    worker: WorkerNode | None = None
-    worker_incarnation: str = ""
-    worker_started_s: float = 0.0
-    stream_store: StreamStoreNode | None = None
-    stream_store_heard_at_s: float = 0.0
-    apis: dict[int, ApiNode] = field(default_factory=dict)
-    announced: EngineUp | None = None
-    stats: EngineStats | None = None
-    progress: int = 0
-    """Goes up whenever an engine is seen to have completed further steps."""
-    engine_heard_s: float = 0.0
-    api_heard_s: dict[int, float] = field(default_factory=dict)
-    is_draining: bool = False
-    is_leaving: bool = False
+    core: SupervisorCore
+    nodes: dict[str, SimNode] = field(default_factory=dict)
+    """By incarnation: processes that the supervisor has started and not reaped."""
+    next_tick: asyncio.TimerHandle | None = None
+    was_killed: bool = False
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.was_killed or not self.core.is_running
+
+    @property
+    def engine(self) -> EngineNode | None:
+        return next((node for node in self.nodes.values() if isinstance(node, EngineNode)), None)
+
+    @property
+    def worker(self) -> WorkerNode | None:
+        return next((node for node in self.nodes.values() if isinstance(node, WorkerNode)), None)
+
+    @property
+    def stream_store(self) -> StreamStoreNode | None:
+        return next((node for node in self.nodes.values() if isinstance(node, StreamStoreNode)), None)
+
+    @property
+    def apis(self) -> dict[int, ApiNode]:
+        return {node.index: node for node in self.nodes.values() if isinstance(node, ApiNode)}
 
 
 class SimInstance:
@@ -121,41 +125,85 @@ class SimInstance:
         self._listener: SimListener = place.http.listen(self.url, machine.name, waits=True)
         self.lifetime = self._begin()
 
-    # Births.
+    # Starts.
 
     def _begin(self) -> InstanceLifetime:
         number = next(self._numbers)
         supervisor = self._process("supervisor", number)
-        self.lifetime = InstanceLifetime(f"instance-{self.spec.name}-{number}", supervisor)
+        settings = SupervisorSettings(
+            self.spec.num_api_processes, STALL_TIMEOUT_S, DRAIN_S, serves_handoffs=self._serves_handoffs
+        )
+        core = SupervisorCore(settings, supervisor.now_s())
+        self.lifetime = InstanceLifetime(f"instance-{self.spec.name}-{number}", supervisor, core)
         self._listener = self.environment.http.listen(self.url, self.spec.name, waits=True)
-        self._start_shelf(self.lifetime)
-        self._start_engine(self.lifetime)
-        for index in range(self.spec.num_api_processes):
-            supervisor.call_later(self.spec.restart_s, self._start_api, self.lifetime, index)
-        supervisor.call_later(WATCHDOG_INTERVAL_S, self._run_watchdog, self.lifetime)
+        self._execute(self.lifetime, core.start())
         return self.lifetime
+
+    @property
+    def _serves_handoffs(self) -> bool:
+        return bool(self.handoff_address) and self.spec.role != "mixed"
+
+    def _execute(self, life: InstanceLifetime, actions: Iterable[SupervisorAction]) -> None:
+        for action in actions:
+            match action:
+                case StartProcess(ProcessRole.API, index):
+                    life.supervisor.call_later(self.spec.restart_s, self._start_api, life, index)
+                case StartProcess(role):
+                    start = {
+                        ProcessRole.STREAM_STORE: self._start_stream_store,
+                        ProcessRole.ENGINE: self._start_engine,
+                        ProcessRole.WORKER: self._start_worker,
+                    }
+                    start[role](life)
+                case KillProcess(child, cause):
+                    self._kill(life.nodes[child.incarnation].process, cause)
+                case RemoveProcess(child):
+                    life.nodes.pop(child.incarnation).process.kill()
+                case SendMessage(child, message):
+                    self._send(life.nodes[child.incarnation], message)
+                case AnswerQuery(child, query_id):
+                    self._send(life.nodes[child.incarnation], self._instance_view(life, query_id))
+        self._schedule_tick(life)
+
+    def _send(self, node: SimNode, message: ToChild) -> None:
+        if not isinstance(node, WorkerNode):
+            node.channel.tell(message)
+        elif isinstance(message, StopChild):
+            node.process.kill()  # it has no wire to its supervisor, and nothing to complete
+
+    def _schedule_tick(self, life: InstanceLifetime) -> None:
+        if life.next_tick is not None:
+            life.next_tick.cancel()
+        if life.core.is_stopped:
+            self.kill()
+            return
+        wait_s = max(0.0, life.core.next_tick_s() - life.supervisor.now_s())
+        life.next_tick = life.supervisor.call_later(wait_s, self._tick, life)
+
+    def _tick(self, life: InstanceLifetime) -> None:
+        self._execute(life, life.core.tick(life.supervisor.now_s()))
+
+    def _on_started(
+        self, life: InstanceLifetime, role: ProcessRole, index: int, node: SimNode, address: str = ""
+    ) -> None:
+        life.nodes[node.incarnation] = node
+        node.process.on_death.append(lambda: self._died(life, node))
+        self._execute(life, life.core.on_started(role, index, node.incarnation, address, life.supervisor.now_s()))
 
     def _process(self, role: str, number: int) -> SimProcess:
         process = SimProcess(self._ground.loop, f"{self.spec.name}/{role}.{number}", self.spec.clock_rate)
         process.wall_offset_s = self._wall_offset_s
         return process
 
-    def _start_shelf(self, life: InstanceLifetime) -> None:
-        if life.supervisor.is_dead or life.is_leaving:
-            return
+    def _start_stream_store(self, life: InstanceLifetime) -> None:
         process = self._process("shelf", next(self._shelf_numbers))
-        shelf = life.stream_store = StreamStoreNode(
-            self._ground, process, life.supervisor, lambda message: self._heard_shelf(life, message)
+        node = StreamStoreNode(
+            self._ground, process, life.supervisor, lambda message: self._received(life, node.incarnation, message)
         )
-        life.stream_store_heard_at_s = life.supervisor.now_s()
-        self.environment.addresses.shelves[shelf.incarnation] = shelf.port
-        process.on_death.append(lambda: self._died(life, shelf))
-        for api in life.apis.values():
-            api.channel.tell(StreamStoreUp(shelf.incarnation, shelf.incarnation))
+        self.environment.addresses.shelves[node.incarnation] = node.port
+        self._on_started(life, ProcessRole.STREAM_STORE, 0, node, node.incarnation)
 
     def _start_engine(self, life: InstanceLifetime) -> None:
-        if life.supervisor.is_dead or life.is_leaving:
-            return
         machine, number = self.spec, next(self._numbers)
         process = self._process("engine", number)
         config = EngineConfig(
@@ -172,21 +220,20 @@ class SimInstance:
             log_interval_s=0.0,
             num_draft_tokens=machine.num_drafts,
         )
-        handoff_fd = 0 if self.handoff_address and machine.role != "mixed" else -1
-        start = StartEngine(f"engine-{process.name}", config, f"apis of {process.name}", handoff_fd)
-        engine = life.engine = EngineNode(
+        address = f"apis of {process.name}"
+        start = StartEngine(f"engine-{process.name}", config, address, 0 if self._serves_handoffs else -1)
+        engine = EngineNode(
             self._ground,
             self.environment.addresses,
             process,
             life.supervisor,
             start,
-            lambda message: self._heard_engine(life, engine, message),
+            lambda message: self._received(life, start.incarnation, message),
             self.handoff_address,
             lambda _: self.environment.after_turn(self),
             lambda plan: self._watch_plan(engine, plan),
         )
-        process.on_death.append(lambda: self._died(life, engine))
-        self._start_worker(life, engine)
+        self._on_started(life, ProcessRole.ENGINE, 0, engine, address)
 
     def _watch_plan(self, engine: EngineNode, plan: StepPlan) -> None:
         self.environment.watch_plan(self, plan)
@@ -195,9 +242,9 @@ class SimInstance:
             self._ground.trace.note(f"{engine.process} does not survive step {plan.step}")
             self._ground.loop.call_soon(engine.process.kill)
 
-    def _start_worker(self, life: InstanceLifetime, engine: EngineNode) -> None:
-        if life.supervisor.is_dead or engine.process.is_dead or life.is_leaving or life.worker is not None:
-            return
+    def _start_worker(self, life: InstanceLifetime) -> None:
+        engine = life.engine
+        assert engine is not None, "a worker is started for an engine"
         process = self._process("worker", next(self._numbers))
         incarnation = f"worker-{process.name}"
         has_plane = self.spec.role != "mixed"
@@ -222,11 +269,9 @@ class SimInstance:
             plane.memory = hash_worker.memory
         planes = self.environment.kv_network if has_plane else None
         worker = WorkerNode(self._ground, process, self.spec, hash_worker, (incarnation, engine.incarnation), planes)
-        life.worker, life.worker_incarnation = worker, incarnation
-        life.worker_started_s = life.supervisor.now_s()
-        process.on_death.append(lambda: self._died(life, worker))
         engine.channel.tell(WorkerStarting(incarnation, ZmqWireAddress(incarnation), kv_address))
         process.call_later(self.spec.restart_s, self._join, worker, incarnation, kv_address)
+        self._on_started(life, ProcessRole.WORKER, 0, worker)
 
     def _join(self, worker: WorkerNode, address: str, kv_address: str) -> None:
         """Ready: it says hello, once its engine listens."""
@@ -238,7 +283,7 @@ class SimInstance:
             worker.join(port, kv)
 
     def _start_api(self, life: InstanceLifetime, index: int) -> None:
-        if life.supervisor.is_dead or life.is_leaving:
+        if life.is_leaving:
             return
         process = self._process(f"api{index}", next(self._numbers))
         config = ApiConfig(
@@ -252,7 +297,7 @@ class SimInstance:
         start = StartApi(
             f"api-{process.name}", index, config, self.environment.model, -1, keys=list(self.environment.keys)
         )
-        api = life.apis[index] = ApiNode(
+        api = ApiNode(
             self.environment.http,
             self.environment.addresses,
             process,
@@ -260,132 +305,37 @@ class SimInstance:
             start,
             self.environment.prompts,
             self._listener,
-            lambda message: self._heard_api(life, api, message),
+            lambda message: self._received(life, start.incarnation, message),
         )
-        process.on_death.append(lambda: self._died(life, api))
-        life.api_heard_s[index] = life.supervisor.now_s()
-        if life.stream_store is not None:
-            api.channel.tell(StreamStoreUp(life.stream_store.incarnation, life.stream_store.incarnation))
-        if life.announced is not None:
-            api.channel.tell(life.announced)
-        if life.is_draining:
-            api.channel.tell(Drain())
+        self._on_started(life, ProcessRole.API, index, api)
 
     # Messages.
 
-    def _heard_shelf(self, life: InstanceLifetime, _: FromChild) -> None:
-        life.stream_store_heard_at_s = life.supervisor.now_s()
+    def _received(self, life: InstanceLifetime, incarnation: str, message: FromChild) -> None:
+        child = life.core.children.get(incarnation)
+        if child is not None:
+            self._execute(life, life.core.on_message(child, message, life.supervisor.now_s()))
 
-    def _heard_engine(self, life: InstanceLifetime, engine: EngineNode, message: FromChild) -> None:
-        match message:
-            case ChildReady(worker) if worker is not None and life.engine is engine:
-                self._engine_ready(life, engine, worker)
-            case MetricsSnapshot():
-                before = life.stats.step if life.stats is not None else 0
-                has_moved = message.engine is not None and message.engine.step > before
-                life.progress += has_moved
-                life.stats, life.engine_heard_s = message.engine, life.supervisor.now_s()
-                if has_moved and life.engine is engine:
-                    self._start_worker(life, engine)  # if one has died since: there were steps before that
-            case IsolatedRequestRunning():
-                engine.runs_alone = message.request_id
-            case ReplaceWorker() if life.worker is not None and message.incarnation == life.worker_incarnation:
-                self._ground.trace.note(f"{life.worker.process} is renewed: {message.cause}")
-                life.worker.process.kill()
-
-    def _engine_ready(self, life: InstanceLifetime, engine: EngineNode, worker: WorkerHello) -> None:
-        life.engine_heard_s = life.supervisor.now_s()
-        if life.announced is None or life.announced.incarnation != engine.incarnation:
-            life.announced = EngineUp(engine.incarnation, f"apis of {engine.process}", worker)
-            for api in life.apis.values():
-                api.channel.tell(life.announced)
-
-    def _heard_api(self, life: InstanceLifetime, api: ApiNode, message: FromChild) -> None:
-        life.api_heard_s[api.index] = life.supervisor.now_s()
-        match message:
-            case QueryInstance():
-                api.channel.tell(self._view(life, message.query_id))
-            case RequestDrain():
-                self.drain()
-
-    def _view(self, life: InstanceLifetime, ask_id: int) -> InstanceView:
+    def _instance_view(self, life: InstanceLifetime, query_id: int) -> InstanceView:
         ours = ProcessView("supervisor", 1, life.incarnation, "ready")
-        stats = None
-        if life.engine is not None and life.engine.core is not None and not life.engine.process.is_stopped:
-            stats = life.engine.core.stats(life.engine.process.now_s())
-        return InstanceView(ask_id, life.incarnation, [ours], {}, [], stats)
+        return InstanceView(query_id, life.incarnation, [ours], {}, [], life.core.snapshots.engine_stats())
 
     # Deaths.
 
-    def _died(self, life: InstanceLifetime, child: Any) -> None:
-        self._ground.trace.note(f"{child.process} dies")
+    def _died(self, life: InstanceLifetime, node: SimNode) -> None:
+        self._ground.trace.note(f"{node.process} dies")
         if not life.supervisor.is_dead:
-            life.supervisor.call_later(REAP_DELAY_S, self._reap, life, child)
+            life.supervisor.call_later(REAP_DELAY_S, self._reap, life, node)
 
-    def _reap(self, life: InstanceLifetime, child: Any) -> None:
-        if life.is_leaving:
-            return
-        match child:
-            case WorkerNode() if child is life.worker:
-                life.worker = None
-                engine = life.engine
-                if engine is not None and not engine.process.is_dead:
-                    engine.channel.tell(WorkerGone(child.incarnation, "killed"))
-                    life.supervisor.call_later(self._pause_s(life), self._start_worker, life, engine)
-            case StreamStoreNode() if child is life.stream_store:
-                life.stream_store = None
-                for api in life.apis.values():
-                    api.channel.tell(StreamStoreGone(child.incarnation))
-                pause_s = life.stream_store_restart_policy.record_death(life.supervisor.now_s(), life.progress)
-                life.supervisor.call_later(pause_s, self._start_shelf, life)
-            case EngineNode() if child is life.engine:
-                self._engine_died(life, child)
-            case ApiNode() if life.apis.get(child.index) is child:
-                del life.apis[child.index]
-                for other in (life.engine, life.stream_store):
-                    if other is not None:
-                        other.channel.tell(ApiGone(child.incarnation))
-                pause_s = self._pause_s(life) + self.spec.restart_s
-                life.supervisor.call_later(pause_s, self._start_api, life, child.index)
+    def _reap(self, life: InstanceLifetime, node: SimNode) -> None:
+        child = life.core.children.get(node.incarnation)
+        if child is not None and not life.was_killed:
+            life.nodes.pop(node.incarnation)
+            self._execute(life, life.core.on_exit(child, "killed", life.supervisor.now_s()))
 
-    def _engine_died(self, life: InstanceLifetime, engine: EngineNode) -> None:
-        life.announced = life.stats = life.engine = None
-        if life.worker is not None:
-            worker, life.worker = life.worker, None
-            worker.process.kill()
-        for api in life.apis.values():
-            api.channel.tell(EngineGone(engine.incarnation, "killed", engine.runs_alone))
-        life.supervisor.call_later(self._pause_s(life), self._start_engine, life)
-
-    def _pause_s(self, life: InstanceLifetime) -> float:
-        return life.policy.record_death(life.supervisor.now_s(), life.progress)
-
-    def _run_watchdog(self, life: InstanceLifetime) -> None:
-        """Each second: everybody is asked, and who has not answered for too long is killed."""
-        if life.supervisor.is_dead:
-            return
-        now_s, stats = life.supervisor.now_s(), life.stats
-        engine, worker = life.engine, life.worker
-        if engine is not None and life.announced is not None:
-            engine.channel.tell(QueryMetrics(1))
-            if now_s - life.engine_heard_s > STALL_TIMEOUT_S:
-                self._kill_for_silence(engine.process)
-        is_stuck = stats is not None and stats.worker_ready and stats.stalled_s > STALL_TIMEOUT_S
-        if is_stuck and worker is not None and now_s - life.worker_started_s > STALL_TIMEOUT_S:
-            self._kill_for_silence(worker.process)
-        if life.stream_store is not None:
-            life.stream_store.channel.tell(QueryMetrics(1))
-            if now_s - life.stream_store_heard_at_s > STALL_TIMEOUT_S:
-                self._kill_for_silence(life.stream_store.process)
-        for index, api in list(life.apis.items()):
-            api.channel.tell(QueryMetrics(1))
-            if now_s - life.api_heard_s[index] > STALL_TIMEOUT_S:
-                self._kill_for_silence(api.process)
-        life.supervisor.call_later(WATCHDOG_INTERVAL_S, self._run_watchdog, life)
-
-    def _kill_for_silence(self, process: SimProcess) -> None:
-        self._ground.trace.note(f"{process} is killed for silence")
-        self._ground.active_faults.num_killed_for_silence += 1
+    def _kill(self, process: SimProcess, cause: str) -> None:
+        self._ground.trace.note(f"{process} is killed: {cause}")
+        self._ground.active_faults.num_killed_for_silence += cause == SILENCE
         process.kill()
 
     # From outside.
@@ -410,8 +360,7 @@ class SimInstance:
 
     def kill(self) -> None:
         """All of it, without a word."""
-        life = self.lifetime
-        life.is_leaving = True
+        self.lifetime.was_killed = True
         self._listener.close_socket()
         for process in self.processes("instance"):
             process.kill()
@@ -420,23 +369,8 @@ class SimInstance:
         if self.lifetime.supervisor.is_dead:
             self._begin()
 
-    def drain(self) -> None:
-        life = self.lifetime
-        life.is_draining = True
-        for api in life.apis.values():
-            api.channel.tell(Drain())
-
     def shut_down(self) -> None:
-        """As by SIGTERM: the apis first, then the rest, which has time to hand over what it has promised."""
+        """As by SIGTERM."""
         life = self.lifetime
-        if life.is_leaving:
-            return
-        life.is_leaving = life.is_draining = True
-        for api in life.apis.values():
-            api.channel.tell(StopChild(DRAIN_S))
-        life.supervisor.call_later(DRAIN_S + 1.5, self._stop_engine, life)
-
-    def _stop_engine(self, life: InstanceLifetime) -> None:
-        if life.engine is not None:
-            life.engine.channel.tell(StopChild(0.0))
-        life.supervisor.call_later(0.5, self.kill)
+        if not life.is_leaving:
+            self._execute(life, life.core.stop(life.supervisor.now_s()))

@@ -74,3 +74,5 @@ class StreamStoreNode:
     def _turn(self) -> None:
         self._turn_is_due = False
         self._shelf.run_once()
+        if self._shelf.is_stopped:
+            self.process.kill()

@@ -7,39 +7,19 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from enum import Enum
 
-from onward.proto.control import ProcessView, ToChild
+from onward.proto.control import ToChild
+from onward.supervisor.children import ProcessRole
 from onward.transport.control_channel import ChannelClosed, ControlChannel, control_pair
-
-
-class ProcessRole(Enum):
-    STREAM_STORE = "stream_store"
-    ENGINE = "engine"
-    WORKER = "worker"
-    API = "api"
-
-
-class ChildState(Enum):
-    STARTING = "starting"
-    READY = "ready"
-    STOPPING = "stopping"
 
 
 @dataclass(slots=True, eq=False)
 class ChildProcess:
-    role: ProcessRole
-    index: int
-    incarnation: str
     process: "subprocess.Popen[bytes]"
     channel: ControlChannel
     pidfd: int
-    started_at_s: float
-    state: ChildState = ChildState.STARTING
     killed_by_supervisor: bool = False
     """By the supervisor, so that its SIGKILL needs no other explanation."""
-    isolated_request_id: str | None = None
-    """Of an engine: the request that its death is charged to."""
 
     def send(self, message: ToChild, fds: tuple[int, ...] = ()) -> bool:
         """False if the child cannot hear: it is dead or stuck, and will be found so soon."""
@@ -74,24 +54,19 @@ class ChildProcess:
             return f"signal {-code} ({signal.Signals(-code).name})"
         return f"signal {-code}"
 
-    def view(self) -> ProcessView:
-        return ProcessView(self.role.value, self.process.pid, self.incarnation, self.state.value)
-
 
 def new_incarnation(role: str) -> str:
     return f"{role}-{secrets.token_hex(6)}"
 
 
-def spawn(
-    role: ProcessRole, index: int, incarnation: str, now_s: float, inherit_fds: tuple[int, ...] = ()
-) -> ChildProcess:
+def spawn(role: ProcessRole, inherit_fds: tuple[int, ...] = ()) -> ChildProcess:
     """Starts a process of that role in a group of its own: Ctrl-C in the terminal is the supervisor's to hear. Raises
     `OSError` where the system does not allow it, and has left nothing then."""
     channel, theirs = control_pair()
     try:
         with theirs:
             process = _start_process(role, theirs.fileno(), inherit_fds)
-        return ChildProcess(role, index, incarnation, process, channel, _pidfd_of(process), now_s)
+        return ChildProcess(process, channel, _pidfd_of(process))
     except OSError:
         channel.close()
         raise

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from onward.obs.metrics import merge, without_gauges
 from onward.proto.control import MetricsSnapshot
 from onward.proto.stats import EngineStats, MetricFamily
-from onward.supervisor.child_process import ChildProcess, ProcessRole
+from onward.supervisor.children import Child, ProcessRole
 
 SNAPSHOT_TIMEOUT_S = 1.0
 
@@ -18,23 +18,22 @@ SNAPSHOT_TIMEOUT_S = 1.0
 class SnapshotQuery:
     """An api process waits for the picture; these children have not answered yet."""
 
-    asker: ChildProcess
+    asker: Child
     ask_id: int
     deadline_at_s: float
-    pending: set[ChildProcess]
+    pending: set[Child]
 
 
 @dataclass(slots=True)
 class SnapshotAggregator:
-    latest: dict[ChildProcess, MetricsSnapshot] = field(default_factory=dict)
-    last_heard_at_s: dict[ChildProcess, float] = field(default_factory=dict)
+    latest: dict[Child, MetricsSnapshot] = field(default_factory=dict)
     queries: dict[int, SnapshotQuery] = field(default_factory=dict)
     dead_process_families: list[MetricFamily] = field(default_factory=list)
     num_progress_reports: int = 0
     """Goes up whenever an engine is seen to have completed further steps."""
     _next_ask: int = 1
 
-    def open_query(self, asker: ChildProcess, ask_id: int, asked: set[ChildProcess], now_s: float) -> int:
+    def open_query(self, asker: Child, ask_id: int, asked: set[Child], now_s: float) -> int:
         number = self.next_ask_id()
         self.queries[number] = SnapshotQuery(asker, ask_id, now_s + SNAPSHOT_TIMEOUT_S, asked)
         return number
@@ -43,17 +42,15 @@ class SnapshotAggregator:
         self._next_ask += 1
         return self._next_ask
 
-    def record(self, child: ChildProcess, snapshot: MetricsSnapshot, now_s: float) -> None:
+    def record(self, child: Child, snapshot: MetricsSnapshot) -> None:
         self.num_progress_reports += _step(snapshot) > _step(self.latest.get(child))
         self.latest[child] = snapshot
-        self.last_heard_at_s[child] = now_s
         if question := self.queries.get(snapshot.query_id):
             question.pending.discard(child)
 
-    def forget(self, child: ChildProcess) -> None:
+    def forget(self, child: Child) -> None:
         """The child is dead: what it counted stays, what it held is gone."""
         snapshot = self.latest.pop(child, None)
-        self.last_heard_at_s.pop(child, None)
         if snapshot is not None:
             self.dead_process_families = merge([self.dead_process_families, without_gauges(snapshot.families)])
         for number, question in list(self.queries.items()):

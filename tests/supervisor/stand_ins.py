@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from onward.clock import Clock, SystemClock
 from onward.config import ServeConfig
 from onward.proto.model import ModelConfig, PreparedModel
-from onward.supervisor.child_process import ChildProcess, ChildState, ProcessRole
+from onward.supervisor.child_process import ChildProcess
+from onward.supervisor.children import Child, ChildState, ProcessRole
 from onward.supervisor.oom import OomWatch
 from onward.supervisor.pd_config import PdConfig
 from onward.supervisor.registration_config import resolve_registration
@@ -49,11 +50,20 @@ def supervisor_of(
             made._clean_up()
 
 
-def child_of(supervisor: Supervisor, role: ProcessRole, incarnation: str) -> tuple[ChildProcess, ControlChannel]:
-    """And its end of the channel, for the test to close."""
+def child_of(supervisor: Supervisor, role: ProcessRole, incarnation: str) -> tuple[Child, ControlChannel]:
+    """A ready child, and its end of the channel, for the test to close."""
     channel, theirs = control_pair()
     process = subprocess.Popen(["sleep", "60"])
-    child = ChildProcess(role, 0, incarnation, process, channel, os.pidfd_open(process.pid), 0.0, ChildState.READY)
-    supervisor._children.add(child)
+    index = len(supervisor._core.children_of(role))
+    child = supervisor._core.children[incarnation] = Child(role, index, incarnation, 0.0, ChildState.READY)
+    supervisor._processes[child] = ChildProcess(process, channel, os.pidfd_open(process.pid))
     supervisor._selector.register(channel.fileno(), 1, child)
     return child, ControlChannel(theirs)
+
+
+def kill_and_reap(supervisor: Supervisor, child: Child) -> None:
+    """As the kernel would kill it."""
+    process = supervisor._processes[child].process
+    process.kill()
+    process.wait()
+    supervisor._reap()

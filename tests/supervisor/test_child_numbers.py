@@ -10,10 +10,10 @@ from onward.config import ServeConfig
 from onward.obs.metrics import render
 from onward.proto.control import MetricsSnapshot, QueryInstance, StartupProgress
 from onward.proto.stats import EngineStats, MetricFamily, MetricSeries
-from onward.supervisor.child_process import ChildProcess, ProcessRole
+from onward.supervisor.children import Child, ProcessRole
 from onward.supervisor.supervisor import Supervisor
 from onward.transport.control_channel import ControlChannel
-from tests.supervisor.stand_ins import child_of, supervisor_of
+from tests.supervisor.stand_ins import child_of, kill_and_reap, supervisor_of
 
 GOOD = MetricFamily("good_total", "counter", "h", [MetricSeries({}, 5.0)])
 BOUNDS = [0.5, 1.0]
@@ -29,7 +29,7 @@ UNUSABLE = [
 ]
 
 
-def received(supervisor: Supervisor, child: ChildProcess, childs_end: ControlChannel, message: Any) -> None:
+def received(supervisor: Supervisor, child: Child, childs_end: ControlChannel, message: Any) -> None:
     """By the way that it comes from another process."""
     assert childs_end.send(message)
     supervisor._read_messages(child)
@@ -75,8 +75,8 @@ def test_what_a_dead_process_counted_is_a_number() -> None:
             received(supervisor, api, apis_end, MetricsSnapshot(1, [broken]))
             received(supervisor, other, others_end, MetricsSnapshot(1, [GOOD]))
             apis_end.close()
-            api.kill()
-            supervisor._remove_child(api)
+            supervisor._core.was_ready = True
+            kill_and_reap(supervisor, api)
             assert value_of(supervisor, "good_total") == {"": 5.0}
 
 
@@ -101,11 +101,10 @@ def test_a_message_with_a_number_out_of_range_is_dropped_and_the_supervisor_live
         engine, engines_end = child_of(supervisor, ProcessRole.ENGINE, "engine-1")
         with closing(engines_end):
             received(supervisor, engine, engines_end, MetricsSnapshot(1, [GOOD]))
-            heard_s = supervisor._snapshots.last_heard_at_s[engine]
+            heard_s = engine.heard_at_s
             received(supervisor, engine, engines_end, message)
-            assert supervisor._snapshots.last_heard_at_s[engine] == heard_s, (
-                "a child that says nothing else is replaced in time"
-            )
+            assert engine.heard_at_s == heard_s, "a child that says nothing else is replaced in time"
             assert value_of(supervisor, "onward_control_messages_dropped_total") == {"engine": 1.0}
             received(supervisor, engine, engines_end, MetricsSnapshot(2, [GOOD]))
-            assert supervisor._snapshots.latest[engine].query_id == 2 and engine.process.poll() is None
+            assert supervisor._core.snapshots.latest[engine].query_id == 2
+            assert supervisor._processes[engine].process.poll() is None

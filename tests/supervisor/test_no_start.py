@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
 from onward.config import ServeConfig
-from onward.supervisor.child_process import ProcessRole
-from onward.supervisor.supervisor import START_RETRY_S, Supervisor
+from onward.supervisor.children import ProcessRole
+from onward.supervisor.core import START_RETRY_S, StartProcess
+from onward.supervisor.supervisor import Supervisor
 from tests.supervisor.stand_ins import supervisor_of
 
 
@@ -36,32 +39,58 @@ def files_left(count: int) -> Iterator[None]:
 
 
 def roles(supervisor: Supervisor) -> list[ProcessRole]:
-    return [child.role for child in supervisor._children]
+    return [child.role for child in supervisor._processes]
+
+
+class HandClock:
+    at_s = 5.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    wall_s = now_s
+
+
+def tick(supervisor: Supervisor, clock: HandClock, at_s: float) -> None:
+    clock.at_s = at_s
+    supervisor._execute(supervisor._core.tick(at_s))
 
 
 def test_a_start_that_the_system_does_not_allow_is_tried_again_and_leaves_nothing() -> None:
-    with supervisor_of(ServeConfig()) as supervisor:
-        supervisor._restart_at_s[ProcessRole.STREAM_STORE, 0] = 5.0
+    clock = HandClock()
+    with supervisor_of(ServeConfig(), clock=clock) as supervisor:
+        supervisor._core.was_ready = True
         before = open_files()
         for count in (0, 1, 2):  # not even a socket pair, and one without a process
             with files_left(count):
-                supervisor._restart_due(5.0 + count * START_RETRY_S)
+                if count:
+                    tick(supervisor, clock, 5.0 + count * START_RETRY_S)
+                else:
+                    supervisor._execute([StartProcess(ProcessRole.STREAM_STORE, 0)])
             assert (roles(supervisor), open_files()) == ([], before)
-        supervisor._restart_due(5.0 + 2.5 * START_RETRY_S)
+        tick(supervisor, clock, 5.0 + 2.5 * START_RETRY_S)
         assert roles(supervisor) == []
-        supervisor._restart_due(5.0 + 3 * START_RETRY_S)
+        tick(supervisor, clock, 5.0 + 3 * START_RETRY_S)
         assert roles(supervisor) == [ProcessRole.STREAM_STORE]
 
 
 def test_an_engine_that_could_be_started_without_its_worker_gets_one_later_and_stays_the_only_one() -> None:
-    with supervisor_of(ServeConfig()) as supervisor:
-        now_s, room = 0.0, 1
-        supervisor._restart_at_s[ProcessRole.ENGINE, 0] = now_s
+    clock, room = HandClock(), 1
+    with supervisor_of(ServeConfig(), clock=clock) as supervisor:
+        supervisor._core.was_ready = True
+        supervisor._core.on_start_failed(ProcessRole.ENGINE, 0, clock.at_s)
         while not roles(supervisor):  # with a little more room each time there is enough for the first of the two
             with files_left(room):
-                supervisor._restart_due(now_s)
-            now_s, room = now_s + START_RETRY_S, room + 1
+                tick(supervisor, clock, clock.at_s + START_RETRY_S)
+            room += 1
         assert roles(supervisor) == [ProcessRole.ENGINE]
-        supervisor._restart_due(now_s)
+        tick(supervisor, clock, clock.at_s + START_RETRY_S)
         assert sorted(role.value for role in roles(supervisor)) == ["engine", "worker"]
-        assert not supervisor._restart_at_s
+        for later_s in (1, 10, 100):
+            tick(supervisor, clock, clock.at_s + later_s)
+        assert sorted(role.value for role in roles(supervisor)) == ["engine", "worker"]
+
+
+def test_a_first_start_that_the_system_does_not_allow_is_an_error() -> None:
+    with supervisor_of(ServeConfig()) as supervisor, files_left(0), pytest.raises(OSError):
+        supervisor._execute(supervisor._core.start())

@@ -1,7 +1,6 @@
 """A process that the kernel killed for memory is told apart from one that somebody killed."""
 
 import logging
-import signal
 from contextlib import closing
 from pathlib import Path
 
@@ -9,11 +8,12 @@ import pytest
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.child_process import ProcessRole
+from onward.supervisor.children import ProcessRole
+from onward.supervisor.core import KillProcess
 from onward.supervisor.oom import WINDOW_S, OomCounts, OomEvidence, OomWatch, read_counts
 from onward.supervisor.supervisor import Supervisor
 from tests.obs.control_groups import write_group, write_proc
-from tests.supervisor.stand_ins import child_of, supervisor_of
+from tests.supervisor.stand_ins import child_of, kill_and_reap, supervisor_of
 
 
 class Kernel:
@@ -89,9 +89,7 @@ def test_a_kill_of_long_ago_explains_no_death_of_now(tmp_path: Path) -> None:
 def killed(supervisor: Supervisor, role: ProcessRole) -> None:
     child, theirs = child_of(supervisor, role, f"{role.value}-1")
     with closing(theirs):
-        child.process.send_signal(signal.SIGKILL)
-        child.process.wait()
-        supervisor._reap(0.0)
+        kill_and_reap(supervisor, child)
 
 
 def test_log_metric_and_view_say_which_process_was_killed_for_memory(
@@ -100,8 +98,8 @@ def test_log_metric_and_view_say_which_process_was_killed_for_memory(
     kernel = Kernel(tmp_path)
     kernel.count(own=0)
     with supervisor_of(ServeConfig(), oom_watch=OomWatch(kernel.read)) as supervisor:
-        supervisor._was_ready = True
-        supervisor._request_snapshots(0.0)
+        supervisor._core.was_ready = True
+        supervisor._oom_watch.sample(0.0)
         with caplog.at_level(logging.WARNING):
             killed(supervisor, ProcessRole.API)
             kernel.count(own=1)
@@ -118,12 +116,12 @@ def test_log_metric_and_view_say_which_process_was_killed_for_memory(
 def test_a_process_that_the_supervisor_killed_is_not_taken_for_one_of_the_kernel_s(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
     with supervisor_of(ServeConfig(), oom_watch=OomWatch(kernel.read)) as supervisor:
-        supervisor._was_ready = True
+        supervisor._core.was_ready = True
         child, theirs = child_of(supervisor, ProcessRole.WORKER, "worker-1")
         with closing(theirs):
-            child.send_sigkill()
-            child.process.wait()
-            supervisor._reap(0.0)
+            supervisor._execute([KillProcess(child, "silence")])
+            supervisor._processes[child].process.wait()
+            supervisor._reap()
         assert not any(supervisor._instance_view(1).oom_kills.values())
 
 
@@ -131,7 +129,7 @@ def test_a_worker_that_is_killed_for_memory_while_it_starts_is_said_to_be(tmp_pa
     kernel = Kernel(tmp_path)
     kernel.count(own=0)
     with supervisor_of(ServeConfig(), oom_watch=OomWatch(kernel.read)) as supervisor:
-        supervisor._request_snapshots(0.0)
+        supervisor._oom_watch.sample(0.0)
         kernel.count(own=1)
         with pytest.raises(StartupError, match=r"lack of memory\); try a smaller --num-kv-blocks"):
             killed(supervisor, ProcessRole.WORKER)

@@ -23,7 +23,7 @@ def test_a_mixed_instance_by_itself_has_nothing_to_do_with_others() -> None:
         ServeConfig(role="mixed", prefill_peers=HERE),
     ],
 )
-def test_whoever_may_get_kv_from_others_says_how(config: ServeConfig) -> None:
+def test_an_instance_that_may_get_kv_from_others_says_how(config: ServeConfig) -> None:
     plan = resolve_pd(config, "", None)
     assert plan.is_enabled
     assert (plan.kv_backend, plan.kv_host, plan.kv_checksums) == ("shm", "127.0.0.1", False)

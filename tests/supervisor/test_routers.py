@@ -23,13 +23,13 @@ def test_the_url_has_the_port_that_was_opened() -> None:
     assert resolve_registration(ServeConfig(router=HERE, host="::1"), 1).own_url == "http://[::1]:1"
 
 
-def test_whoever_listens_everywhere_is_called_by_the_address_on_the_way_to_the_router() -> None:
+def test_an_instance_that_listens_everywhere_is_called_by_the_address_on_the_way_to_the_router() -> None:
     config = ServeConfig(router=f"{HERE},{THERE}", host="0.0.0.0")
     assert resolve_registration(config, 1).own_url == f"http://{source_address_to('192.0.2.7')}:1"
 
 
 @pytest.mark.parametrize(("host", "own_url"), [("0.0.0.0", "http://127.0.0.1:1"), ("::", "http://[::1]:1")])
-def test_whoever_listens_everywhere_is_called_by_its_loopback_address_where_all_routers_are(
+def test_an_instance_that_listens_everywhere_is_called_by_its_loopback_address_where_all_routers_are(
     host: str, own_url: str
 ) -> None:
     config = ServeConfig(router=f"{HERE},http://localhost:1", host=host)

@@ -186,7 +186,7 @@ def test_one_that_will_not_leave_is_ended_before_the_others_are_asked() -> None:
 
 def test_instances_do_not_outlive_a_cluster_that_is_killed() -> None:
     code = (
-        "from tests.supervisor.test_cluster import *\n"
+        "from tests.supervisor.test_local_cluster import *\n"
         f"plan = instance('mixed-0', {f'{READY}; {WAIT}'!r})\n"
         "cluster_of(plan, on_ready=lambda c: print(c.members[0].process.pid, flush=True)).run()"
     )

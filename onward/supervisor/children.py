@@ -1,0 +1,30 @@
+"""The child processes of an instance as the supervisor's rules see them: what each is, and how far its life has come."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ProcessRole(Enum):
+    STREAM_STORE = "stream_store"
+    ENGINE = "engine"
+    WORKER = "worker"
+    API = "api"
+
+
+class ChildState(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    role: ProcessRole
+    index: int
+    incarnation: str
+    started_at_s: float
+    state: ChildState = ChildState.STARTING
+    heard_at_s: float = 0.0
+    """When it became ready or answered the last `QueryMetrics`."""
+    isolated_request_id: str | None = None
+    """Of an engine: the request that its death is charged to."""

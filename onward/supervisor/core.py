@@ -1,0 +1,447 @@
+"""Decides which processes of an instance are started, restarted, killed and informed, and when. Does no I/O.
+
+worker dies       -> the engine is informed, a new worker starts; the engine restarts its requests from their tokens
+engine dies       -> the worker is killed and reaped, because its KV has no owner now; both start again, the apis resubmit
+api dies          -> the engine drops its requests; a new one starts on the same listening socket
+stream store dies -> the apis are informed; a new one starts, empty
+
+`Supervisor` (real processes) and the simulator report what has happened, with the time, and carry out the returned
+actions in order, then call `tick`. A process is dead and reaped before its successor is announced, so there are never two.
+"""
+
+import logging
+from dataclasses import dataclass
+from enum import Enum
+
+from onward import log
+from onward.proto.control import (
+    ApiGone,
+    ChildReady,
+    Drain,
+    EngineGone,
+    EngineUp,
+    FromChild,
+    IsolatedRequestRunning,
+    MetricsSnapshot,
+    QueryInstance,
+    QueryMetrics,
+    ReplaceWorker,
+    RequestDrain,
+    RequestUndrain,
+    StopChild,
+    StreamStoreGone,
+    StreamStoreUp,
+    ToChild,
+    Undrain,
+    WorkerGone,
+)
+from onward.proto.step import WorkerHello
+from onward.supervisor.children import Child, ChildState, ProcessRole
+from onward.supervisor.restart_policy import RestartPolicy
+from onward.supervisor.snapshots import SnapshotAggregator
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_INTERVAL_S = 1.0
+HANDOFF_POLL_S = 0.1
+"""How often the engine is asked, during a shutdown, whether its handoffs are complete."""
+SUSPENDED_AFTER_S = 5.0
+"""The supervisor calls `tick` far more often. After a longer pause, it or the whole machine was suspended."""
+START_FACTOR = 10.0
+"""A worker may take this many times as long to start as the slowest start so far: files may have been cached then."""
+START_RETRY_S = 1.0
+"""Delay before a start that the operating system refused is tried again."""
+KILL_AFTER_S = 3.0
+"""How long a child may take to stop, beyond its grace period."""
+
+SILENCE = "silence"
+"""The cause of a kill: the process owes an answer, a step, or the end of its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartProcess:
+    """Start this process, then call `SupervisorCore.on_started` or `on_start_failed`."""
+
+    role: ProcessRole
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillProcess:
+    """Send SIGKILL. The death is reported by `SupervisorCore.on_exit`, like any other."""
+
+    child: Child
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveProcess:
+    """Kill the process and wait until it is gone, before the next action. The core has forgotten it already."""
+
+    child: Child
+
+
+@dataclass(frozen=True, slots=True)
+class SendMessage:
+    child: Child
+    message: ToChild
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerQuery:
+    """Send an `InstanceView` to the api process that asked for it."""
+
+    child: Child
+    query_id: int
+
+
+SupervisorAction = StartProcess | KillProcess | RemoveProcess | SendMessage | AnswerQuery
+
+
+class Phase(Enum):
+    RUNNING = "running"
+    STOPPING_APIS = "stopping_apis"
+    ENDING_STREAMS = "ending_streams"
+    """A second signal came: api processes get no grace period."""
+    STOPPING_STREAM_STORE = "stopping_stream_store"
+    COMPLETING_HANDOFFS = "completing_handoffs"
+    """Decode instances get the prompts that this instance has accepted for them."""
+    STOPPING_ENGINE = "stopping_engine"
+    STOPPING_WORKER = "stopping_worker"
+    STOPPED = "stopped"
+
+
+_NEXT_PHASE = {
+    Phase.RUNNING: Phase.STOPPING_APIS,  # first, while their streams still have an engine
+    Phase.STOPPING_APIS: Phase.STOPPING_STREAM_STORE,
+    Phase.ENDING_STREAMS: Phase.STOPPING_STREAM_STORE,
+    Phase.STOPPING_STREAM_STORE: Phase.COMPLETING_HANDOFFS,
+    Phase.COMPLETING_HANDOFFS: Phase.STOPPING_ENGINE,
+    Phase.STOPPING_ENGINE: Phase.STOPPING_WORKER,
+    Phase.STOPPING_WORKER: Phase.STOPPED,
+}
+_STOPPED_ROLES = {
+    Phase.STOPPING_APIS: ProcessRole.API,
+    Phase.ENDING_STREAMS: ProcessRole.API,
+    Phase.STOPPING_STREAM_STORE: ProcessRole.STREAM_STORE,
+    Phase.STOPPING_ENGINE: ProcessRole.ENGINE,
+    Phase.STOPPING_WORKER: ProcessRole.WORKER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorSettings:
+    num_api_processes: int
+    stall_timeout_s: float
+    drain_s: float
+    serves_handoffs: bool
+    """Whether decode instances may ask this one to compute prompts."""
+
+
+class SupervisorCore:
+    def __init__(self, settings: SupervisorSettings, now_s: float) -> None:
+        self.children: dict[str, Child] = {}
+        """By incarnation."""
+        self.snapshots = SnapshotAggregator()
+        self.restarts = dict.fromkeys(ProcessRole, 0)
+        self.engine_up: EngineUp | None = None
+        self.stream_store_up: StreamStoreUp | None = None
+        self.was_ready = False
+        """Whether all processes were ready at the same time once: from then on a death leads to a restart."""
+        self.is_draining = False
+        self.phase = Phase.RUNNING
+        self._settings = settings
+        self._restart_policy = RestartPolicy()
+        self._stream_store_restart_policy = RestartPolicy()
+        """Separate: deaths of the stream store say nothing about the other processes."""
+        self._restart_at_s: dict[tuple[ProcessRole, int], float] = {}
+        self._engine_address = ""
+        """Where api processes connect to the engine."""
+        self._longest_worker_start_s = 0.0
+        self._next_snapshot_s = now_s
+        self._phase_ends_at_s = 0.0
+        self._first_handoff_query = 0
+        self._last_tick_s = self._running_since_s = now_s
+
+    # Processes.
+
+    def start(self) -> list[SupervisorAction]:
+        apis = [StartProcess(ProcessRole.API, index) for index in range(self._settings.num_api_processes)]
+        return [StartProcess(ProcessRole.STREAM_STORE, 0), StartProcess(ProcessRole.ENGINE, 0), *apis]
+
+    def on_started(
+        self, role: ProcessRole, index: int, incarnation: str, address: str, now_s: float
+    ) -> list[SupervisorAction]:
+        """`address`: where api processes connect to an engine or a stream store; messages to it wait until it listens."""
+        assert self.is_running, "no process is started during a shutdown"
+        assert not any(c.index == index for c in self.children_of(role)), (
+            "a process is reaped before its successor starts"
+        )
+        child = self.children[incarnation] = Child(role, index, incarnation, now_s)
+        match role:
+            case ProcessRole.STREAM_STORE:
+                self.stream_store_up = StreamStoreUp(incarnation, address)
+                return self._broadcast(ProcessRole.API, self.stream_store_up)
+            case ProcessRole.ENGINE:
+                self._engine_address = address
+                return [StartProcess(ProcessRole.WORKER, 0)]
+            case ProcessRole.WORKER:
+                return []
+            case ProcessRole.API:
+                announced = (self.stream_store_up, self.engine_up, Drain() if self.is_draining else None)
+                return [SendMessage(child, message) for message in announced if message is not None]
+
+    def on_start_failed(self, role: ProcessRole, index: int, now_s: float) -> None:
+        """The operating system refused: no process, file or memory is available now."""
+        self._restart_at_s[role, index] = now_s + START_RETRY_S
+
+    def on_exit(self, child: Child, cause: str, now_s: float) -> list[SupervisorAction]:
+        """The child is dead and reaped."""
+        if child.incarnation not in self.children:
+            return []  # the death of its engine has removed it
+        self._forget(child)
+        if not self.is_running:
+            engines = self._ready(ProcessRole.ENGINE) if child.role is ProcessRole.API else []
+            told = [SendMessage(engine, ApiGone(child.incarnation)) for engine in engines]
+            return [*told, *self._advance_shutdown(now_s)]
+        actions = self._announce_exit(child, cause)
+        policy = self._stream_store_restart_policy if child.role is ProcessRole.STREAM_STORE else self._restart_policy
+        delay_s = policy.record_death(now_s, self.snapshots.num_progress_reports)
+        if delay_s:
+            logger.warning(log.event("restart delayed", role=child.role.value, seconds=delay_s))
+        self._restart_at_s[child.role, child.index] = now_s + delay_s
+        return actions
+
+    def _announce_exit(self, child: Child, cause: str) -> list[SupervisorAction]:
+        match child.role:
+            case ProcessRole.WORKER:
+                return self._broadcast(ProcessRole.ENGINE, WorkerGone(child.incarnation, cause))
+            case ProcessRole.ENGINE:
+                self.engine_up = None
+                workers = self.children_of(ProcessRole.WORKER)
+                for worker in workers:
+                    self._forget(worker)
+                self._restart_at_s.pop((ProcessRole.WORKER, 0), None)  # the new engine starts one
+                gone = EngineGone(child.incarnation, cause, child.isolated_request_id)
+                return [*map(RemoveProcess, workers), *self._broadcast(ProcessRole.API, gone)]
+            case ProcessRole.API:
+                gone = ApiGone(child.incarnation)
+                return [*self._broadcast(ProcessRole.ENGINE, gone), *self._broadcast(ProcessRole.STREAM_STORE, gone)]
+            case ProcessRole.STREAM_STORE:
+                self.stream_store_up = None
+                return self._broadcast(ProcessRole.API, StreamStoreGone(child.incarnation))
+
+    def _restart_due(self, now_s: float) -> list[SupervisorAction]:
+        due = [process for process, at_s in self._restart_at_s.items() if at_s <= now_s]
+        actions: list[SupervisorAction] = []
+        for role, index in due:
+            del self._restart_at_s[role, index]
+            assert role is not ProcessRole.WORKER or self.children_of(ProcessRole.ENGINE), "a worker has an engine"
+            self.restarts[role] += 1
+            actions.append(StartProcess(role, index))
+        return actions
+
+    # Messages.
+
+    def on_message(self, child: Child, message: FromChild, now_s: float) -> list[SupervisorAction]:
+        match message:
+            case ChildReady():
+                return self._on_ready(child, message.worker, now_s)
+            case MetricsSnapshot():
+                return self._on_snapshot(child, message, now_s)
+            case IsolatedRequestRunning():
+                child.isolated_request_id = message.request_id
+            case ReplaceWorker():
+                workers = self.children_of(ProcessRole.WORKER)
+                return [KillProcess(w, message.cause) for w in workers if w.incarnation == message.incarnation]
+            case QueryInstance():
+                return self._open_query(child, message, now_s)
+            case RequestDrain():
+                return self._set_draining(True)
+            case RequestUndrain():
+                return self._set_draining(False)
+            case _:
+                pass
+        return []
+
+    def _on_ready(self, child: Child, worker: WorkerHello | None, now_s: float) -> list[SupervisorAction]:
+        child.state, child.heard_at_s = ChildState.READY, now_s
+        actions: list[SupervisorAction] = []
+        if child.role is ProcessRole.ENGINE and worker is not None:
+            for process in self.children_of(ProcessRole.WORKER):
+                process.state = ChildState.READY
+                self._longest_worker_start_s = max(self._longest_worker_start_s, now_s - process.started_at_s)
+            if self.engine_up is None or self.engine_up.incarnation != child.incarnation:
+                self.engine_up = EngineUp(child.incarnation, self._engine_address, worker)
+                actions = self._broadcast(ProcessRole.API, self.engine_up)
+        is_complete = self.engine_up is not None and len(self.children) == 3 + self._settings.num_api_processes
+        if is_complete and all(process.state is ChildState.READY for process in self.children.values()):
+            self.was_ready = True
+        return actions
+
+    def _on_snapshot(self, child: Child, snapshot: MetricsSnapshot, now_s: float) -> list[SupervisorAction]:
+        """An engine reports its steps once a second. If there were some before a death, the death was bad luck, and its
+        restart is not delayed."""
+        child.heard_at_s = now_s
+        progress_before = self.snapshots.num_progress_reports
+        self.snapshots.record(child, snapshot)
+        actions = self._answer_queries(now_s)
+        if not self.is_running:
+            return [*actions, *self._advance_shutdown(now_s)]
+        if self.snapshots.num_progress_reports > progress_before:
+            for role, index in self._restart_at_s:
+                if role is not ProcessRole.STREAM_STORE:
+                    self._restart_at_s[role, index] = min(now_s, self._restart_at_s[role, index])
+        return actions
+
+    def _open_query(self, child: Child, message: QueryInstance, now_s: float) -> list[SupervisorAction]:
+        sources = self._snapshot_sources()
+        number = self.snapshots.open_query(child, message.query_id, set(sources), now_s)
+        return [SendMessage(source, QueryMetrics(number)) for source in sources]
+
+    def _answer_queries(self, now_s: float) -> list[SupervisorAction]:
+        return [AnswerQuery(query.asker, query.ask_id) for query in self.snapshots.pop_answerable(now_s)]
+
+    def _set_draining(self, is_draining: bool) -> list[SupervisorAction]:
+        """For all api processes, also those that start later."""
+        if is_draining != self.is_draining:
+            logger.info(log.event("draining" if is_draining else "undrained"))
+        self.is_draining = is_draining
+        return self._broadcast(ProcessRole.API, Drain() if is_draining else Undrain())
+
+    # Time.
+
+    def tick(self, now_s: float) -> list[SupervisorAction]:
+        if now_s - self._last_tick_s > SUSPENDED_AFTER_S:
+            self._running_since_s = now_s
+        self._last_tick_s = now_s
+        actions = self._answer_queries(now_s)
+        if not self.is_running:
+            return [*actions, *self._poll_handoffs(now_s), *self._advance_shutdown(now_s)]
+        actions += self._restart_due(now_s)
+        if now_s >= self._next_snapshot_s:
+            self._next_snapshot_s = now_s + SNAPSHOT_INTERVAL_S
+            actions += self._query_metrics(self._snapshot_sources())
+            actions += [KillProcess(child, SILENCE) for child in self._unresponsive(now_s)]
+        return actions
+
+    def next_tick_s(self) -> float:
+        """When `tick` has something to do, if nothing is reported before."""
+        moments = [query.deadline_at_s for query in self.snapshots.queries.values()]
+        match self.phase:
+            case Phase.RUNNING:
+                moments += [*self._restart_at_s.values(), self._next_snapshot_s]
+            case Phase.COMPLETING_HANDOFFS:
+                moments += [self._phase_ends_at_s, self._next_snapshot_s]
+            case _:
+                moments.append(self._phase_ends_at_s)
+        return min(moments)
+
+    def _unresponsive(self, now_s: float) -> list[Child]:
+        """A process that does not answer is killed before it is replaced. Only silence while the supervisor itself was
+        running counts: after it was suspended, every child seems silent."""
+        timeout_s = self._settings.stall_timeout_s
+        if now_s - self._running_since_s <= timeout_s:
+            return []
+        silent = [child for child in self._snapshot_sources() if now_s - child.heard_at_s > timeout_s]
+        workers, stats = self.children_of(ProcessRole.WORKER), self.snapshots.engine_stats()
+        if stats is not None and stats.worker_ready and stats.stalled_s > timeout_s:
+            # The engine's report may be a second old, and about a worker that was replaced since.
+            silent += [worker for worker in workers if now_s - worker.started_at_s > timeout_s]
+        return silent + self._late_workers(workers, now_s)
+
+    def _late_workers(self, workers: list[Child], now_s: float) -> list[Child]:
+        """Workers that do not complete their start. The time that the first one takes is not bounded; later ones are
+        measured by it, and if one was killed wrongly, the next one has twice the time."""
+        allowed_s = max(self._settings.stall_timeout_s, START_FACTOR * self._longest_worker_start_s)
+        starting = [worker for worker in workers if worker.state is ChildState.STARTING]
+        late = [worker for worker in starting if self.was_ready and now_s - worker.started_at_s > allowed_s]
+        if late:
+            self._longest_worker_start_s = 2 * allowed_s / START_FACTOR
+        return late
+
+    # Shutdown.
+
+    @property
+    def is_running(self) -> bool:
+        return self.phase is Phase.RUNNING
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.phase is Phase.STOPPED
+
+    def stop(self, now_s: float) -> list[SupervisorAction]:
+        """A stop signal. A further one ends the wait of the present phase."""
+        assert self.phase is not Phase.STOPPED, "the caller leaves once the core is stopped"
+        following = _NEXT_PHASE[self.phase]
+        if self.phase is Phase.STOPPING_APIS and self.children_of(ProcessRole.API):
+            logger.warning("stopping at once")
+            following = Phase.ENDING_STREAMS
+        return [*self._enter(following, now_s), *self._advance_shutdown(now_s)]
+
+    def _enter(self, phase: Phase, now_s: float) -> list[SupervisorAction]:
+        self.phase = phase
+        if phase is Phase.COMPLETING_HANDOFFS:
+            # Only the engine's answers from now on count.
+            self._first_handoff_query, self._next_snapshot_s = self.snapshots.next_ask_id(), now_s
+            self._phase_ends_at_s = now_s + self._settings.drain_s
+            return self._poll_handoffs(now_s)
+        grace_s = self._settings.drain_s if phase is Phase.STOPPING_APIS else 0.0
+        self._phase_ends_at_s = now_s + grace_s + KILL_AFTER_S
+        return [] if phase is Phase.STOPPED else self._stop_role(_STOPPED_ROLES[phase], grace_s)
+
+    def _stop_role(self, role: ProcessRole, grace_s: float) -> list[SupervisorAction]:
+        """A process that is still starting has nothing to complete, and a worker that loads reads no messages."""
+        return [
+            KillProcess(child, "stopped while it was starting")
+            if child.state is ChildState.STARTING
+            else SendMessage(child, StopChild(grace_s))
+            for child in self.children_of(role)
+        ]
+
+    def _advance_shutdown(self, now_s: float) -> list[SupervisorAction]:
+        actions: list[SupervisorAction] = []
+        while self.phase is not Phase.STOPPED and self._is_phase_over(now_s):
+            actions += self._enter(_NEXT_PHASE[self.phase], now_s)
+        return actions
+
+    def _is_phase_over(self, now_s: float) -> bool:
+        if now_s >= self._phase_ends_at_s:
+            return True
+        if self.phase is Phase.COMPLETING_HANDOFFS:
+            has_engine = self._settings.serves_handoffs and self._ready(ProcessRole.ENGINE)
+            return not has_engine or self.snapshots.has_no_handoffs(since_ask=self._first_handoff_query)
+        return not self.children_of(_STOPPED_ROLES[self.phase])
+
+    def _poll_handoffs(self, now_s: float) -> list[SupervisorAction]:
+        is_due = self.phase is Phase.COMPLETING_HANDOFFS and now_s >= self._next_snapshot_s
+        if not is_due or not self._settings.serves_handoffs:
+            return []
+        self._next_snapshot_s = now_s + HANDOFF_POLL_S
+        return self._query_metrics(self._ready(ProcessRole.ENGINE))
+
+    # Children.
+
+    def children_of(self, role: ProcessRole) -> list[Child]:
+        return [child for child in self.children.values() if child.role is role]
+
+    def _ready(self, role: ProcessRole) -> list[Child]:
+        return [child for child in self.children_of(role) if child.state is ChildState.READY]
+
+    def _snapshot_sources(self) -> list[Child]:
+        """Processes that answer `QueryMetrics`. The engine reports the worker's numbers."""
+        return [
+            child
+            for child in self.children.values()
+            if child.role is not ProcessRole.WORKER and child.state is ChildState.READY
+        ]
+
+    def _query_metrics(self, children: list[Child]) -> list[SupervisorAction]:
+        return [SendMessage(child, QueryMetrics(self.snapshots.next_ask_id())) for child in children]
+
+    def _broadcast(self, role: ProcessRole, message: ToChild) -> list[SupervisorAction]:
+        return [SendMessage(child, message) for child in self.children_of(role)]
+
+    def _forget(self, child: Child) -> None:
+        del self.children[child.incarnation]
+        self.snapshots.forget(child)
