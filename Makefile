@@ -13,7 +13,7 @@ JOBS ?= 2
 # Files in the order of tests/conftest.py, where the longest come first; by itself xdist begins with those of most tests.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve install warm test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage schema-suite bench-api bench-cpu bench-grammar bench-pd bench-router bench-stage bench-doors bench-spec clean
+.PHONY: serve install warm test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage schema-suite bench-api bench-cpu bench-grammar bench-pd bench-router bench-stage bench-isolation bench-doors bench-spec clean
 
 serve: install
 	$(BIN)/onward serve $(ARGS)
@@ -71,36 +71,39 @@ schema-suite: $(VENV)/.installed-test
 	$(BIN)/python scripts/schema_suite.py
 
 bench-grammar: install
-	$(BIN)/python -m onward.bench.grammar_cost $(ARGS)
+	$(BIN)/python -m benchmarks.grammar.grammar_cost $(ARGS)
 
 # What an api process costs for each token and request, and where that goes. About five minutes.
 bench-api: install
-	$(BIN)/python scripts/bench_api.py $(ARGS)
+	$(BIN)/python -m benchmarks.api $(ARGS)
 
 # With the test extra: the calibration line needs torch.
 bench-cpu: $(VENV)/.installed-test
 	$(BIN)/onward warm
-	$(BIN)/python scripts/bench_cpu.py $(ARGS)
+	$(BIN)/python -m benchmarks.cpu $(ARGS)
 
 # With the test extra: it brings nixl, one of the ways that are measured.
 bench-pd: $(VENV)/.installed-test
 	$(BIN)/onward warm
-	$(BIN)/python scripts/bench_pd.py $(ARGS)
+	$(BIN)/python -m benchmarks.pd $(ARGS)
 
 bench-router: install
-	$(BIN)/python scripts/bench_router.py $(ARGS)
+	$(BIN)/python -m benchmarks.router $(ARGS)
 
-# A thousand hostile connections, and ten times the load that a server can bear.
-bench-doors: install
-	$(BIN)/python scripts/bench_doors.py $(ARGS)
+# A hostile tenant, a thousand hostile connections, and ten times the load that a server can bear.
+bench-isolation: install
+	$(BIN)/python -m benchmarks.isolation $(ARGS)
+
+# The earlier name.
+bench-doors: bench-isolation
 
 # A server that drafts beside one that does not: text to copy and free text, 1, 8 and 32 streams.
 bench-spec: $(VENV)/.installed-test
 	$(BIN)/onward warm
-	$(BIN)/python scripts/bench_spec.py $(ARGS)
+	$(BIN)/python -m benchmarks.speculation $(ARGS)
 
 bench-stage: $(VENV)/.installed
-	$(BIN)/python -m onward.bench.stage $(ARGS)
+	$(BIN)/python -m benchmarks.engine.stage_cost $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

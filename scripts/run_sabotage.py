@@ -1,4 +1,4 @@
-"""Breaks each rule of `tests/sabotage.py` in turn and shows that its tests notice. Fails if one stays green."""
+"""Breaks each rule of `tests/sabotage/table.py` in turn and shows that its tests notice. Fails if one stays green."""
 
 import subprocess
 import sys
@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.sabotage import TABLE, Sabotage  # noqa: E402
+from tests.sabotage.patches import Sabotage  # noqa: E402
+from tests.sabotage.table import TABLE  # noqa: E402
 
 TIMEOUT_S = 120
 """For the tests of one sabotage."""
@@ -28,7 +29,7 @@ def run(*args: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
 def break_one(sabotage: Sabotage) -> bool:
     """Whether every test that should have noticed has."""
     started = time.monotonic()
-    code, output = run("-p", "tests.sabotage_plugin", "--sabotage", sabotage.name, *sabotage.tests)
+    code, output = run("-p", "tests.sabotage.plugin", "--sabotage", sabotage.name, *sabotage.tests)
     verdict = "red" if code == 0 else "GREEN"
     print(f"{verdict:6} {sabotage.name:28} {time.monotonic() - started:5.1f} s  {sabotage.breaks}", flush=True)
     if code != 0:

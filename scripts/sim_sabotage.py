@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.sim.sabotage import Found, Row, search
-from tests.sim.sabotage_table import TABLE
+from tests.sabotage.sim.search import Found, Row, search
+from tests.sabotage.sim.table import TABLE
 
 ROWS = {row.name: row for row in TABLE}
 LINE = "{:<34} {:<18} {:>5} {:>7}  {}"

@@ -26,7 +26,7 @@ from benchmarks.clients import paced_server
 from benchmarks.clients.figures import COMPARED, Pair, all_agree, compare, table
 from benchmarks.clients.paced_server import PacedProcess
 from benchmarks.clients.programs import AiPerf, EvalScope, GuideLlm, Load, Onward, Program
-from benchmarks.serving import ServeProcess
+from benchmarks.harness.serving import ServeProcess
 from onward import config
 from onward.bench import load as onward_load
 from onward.bench.load import BenchTarget

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
-from benchmarks.serving import ServeProcess
+from benchmarks.harness.serving import ServeProcess
 
 MODEL = "paced"
 FIRST_TOKEN_S = (0.1, 0.3)

@@ -30,7 +30,7 @@ from benchmarks.gpu.exactness_lines import BLOCK_SIZE, LINES, ComparisonRun, Lin
 from benchmarks.gpu.exactness_requests import KINDS, Requests
 from benchmarks.gpu.stream_client import CompletionsClient
 from benchmarks.gpu.stream_outputs import BrokenStream, ComparisonResult, StreamOutput
-from benchmarks.serving import ServeProcess
+from benchmarks.harness.serving import ServeProcess
 from onward.bench.model_shapes import SHAPES, write_config, write_tokenizer
 
 DEVICE_FLAGS = {

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.gpu.exactness_requests import EMBEDDINGS, Requests
 from benchmarks.gpu.stream_client import CompletionsClient, read_all, read_into
 from benchmarks.gpu.stream_outputs import ComparisonResult, RepeatedStream, StreamOutput, line_result
-from benchmarks.serving import ServeProcess
+from benchmarks.harness.serving import ServeProcess
 
 BLOCK_SIZE = 16
 NUM_ALONE = 8

@@ -44,7 +44,8 @@ def busy_us(intervals: list[tuple[float, float]]) -> float:
 
 
 def show(title: str, found: profile, num_steps: int) -> None:
-    kernels = [e for e in found.events() or [] if e.device_type == torch.autograd.DeviceType.CUDA]
+    cuda = torch.autograd.DeviceType.CUDA  # pyright: ignore[reportPrivateImportUsage]
+    kernels = [e for e in found.events() or [] if e.device_type == cuda]
     intervals = [(e.time_range.start, e.time_range.end) for e in kernels]
     span_us = max(end for _, end in intervals) - min(begin for begin, _ in intervals)
     shares: dict[str, float] = defaultdict(float)
@@ -109,7 +110,7 @@ def record(llm: LLM, args: argparse.Namespace, num_streams: int, generator: rand
     context = f"{min(lengths)} to {max(lengths)}" if args.workload else f"about {args.context}"
     show(f"{args.shape}, {len(lengths)} streams at {context}", found, args.steps)
     for stream in streams:
-        stream.close()
+        stream.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ import urllib.request
 from itertools import count
 from pathlib import Path
 
+from benchmarks.harness.stream_load import StreamClient, dechunked
 from onward.bench.model_shapes import SHAPES, write_checkpoint, write_config, write_tokenizer
 from onward.bench.offline import OfflineBenchRequest, shifted, workload_256
-from onward.bench.stream_load import StreamClient, dechunked
 
 START_LIMIT_S = 180.0
 STREAM_LIMIT_S = 180.0

@@ -33,7 +33,7 @@ def replay_ms(graph: torch.cuda.CUDAGraph, repeats: int = 10) -> float:
     return statistics.median(times[2:])
 
 
-def time_ms(variants: Sequence[Callable[[], None]], rounds: int = 1, repeats: int = 10) -> float:
+def time_ms(variants: Sequence[Callable[[], object]], rounds: int = 1, repeats: int = 10) -> float:
     """Of one call. `variants` do the same on different data, so that the cache does not hold it already."""
 
     def work() -> None:

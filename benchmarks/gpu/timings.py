@@ -302,7 +302,8 @@ def time_fp8() -> None:
             x8, x_scales = x.to(torch.float8_e4m3fn), torch.rand((rows, 1), device=DEVICE) + 0.5
 
             def scaled(w: torch.Tensor, x8=x8, x_scales=x_scales, scales=scales) -> None:
-                torch._scaled_mm(x8, w.T, x_scales, scales.view(1, -1), out_dtype=torch.bfloat16, use_fast_accum=True)
+                product = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
+                product(x8, w.T, x_scales, scales.view(1, -1), out_dtype=torch.bfloat16, use_fast_accum=True)
 
             bf16_ms = time_ms([partial(torch.mm, x, w.T) for w in wide])
             fp8_ms = time_ms([partial(scaled, w) for w in weights])
