@@ -77,7 +77,7 @@ def flags_of_commands() -> frozenset[str]:
 
 @cache
 def flags_of_scripts() -> frozenset[str]:
-    files = [*ROOT.glob("scripts/*.py"), *ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("onward/bench/*.py")]
+    files = [*ROOT.glob("scripts/*.py"), *ROOT.glob("benchmarks/**/*.py")]
     return frozenset(flag for file in files for flag in re.findall(r'"(--[a-z][a-z0-9-]*)"', file.read_text()))
 
 
@@ -140,6 +140,14 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     for code in code_in(page):
         for path in re.findall(r"^((?:tests|onward|scripts|docs|benchmarks|\.ci)/[\w./-]*)(?!.*[*…])", code):
             assert (ROOT / path).exists(), path
+
+
+@each(PAGES)
+def test_every_module_of_benchmarks_that_a_page_names_is_there(page: Path) -> None:
+    for code in code_in(page):
+        for name in re.findall(r"(?<![\w./])benchmarks(?:\.\w+)+", code):
+            path = ROOT.joinpath(*name.split("."))
+            assert path.is_dir() or path.with_suffix(".py").exists(), name
 
 
 def test_every_package_has_a_sentence_and_every_sentence_a_package() -> None:

@@ -1,4 +1,4 @@
-"""Real api processes and a real shelf, with a supervisor's part and a stand-in engine played by threads of the test."""
+"""Real api processes and a real stream store; threads of the test play the supervisor and a stand-in engine."""
 
 import contextlib
 import itertools

@@ -104,7 +104,7 @@ def body_of(fields: dict[str, Any]) -> dict[str, Any]:
 async def asked(instance: Instance, policy: str, cases: Cases) -> tuple[dict[str, Answer], str]:
     """The answers by their cases, and the router's metrics after them."""
     async with running_router(instances=instance.url, policy=policy, settle_s=4.0) as router:
-        serving = router.process.serving
+        serving = router.process.stream_runner
         while not serving.core.can_serve(serving.clock.now_s()):
             await serving.wait_for_change(5.0)
         answers = {name: await router.post(body_of(fields), path=path) for name, (path, fields) in cases.items()}

@@ -16,7 +16,7 @@ from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, ask, read, request
 from tests.api.routed import MSGPACK_BODY, attempt_of, error_in, given, post
 from tests.api.stand_in_engine import hashed_token
-from tests.api.test_registering import router
+from tests.api.test_router_registration import router
 
 PATH = "/v1/completions"
 

@@ -144,7 +144,7 @@ def test_a_client_that_goes_leaves_nothing_behind(instance: Instance) -> None:
 async def router_of(key: str, *instances: Instance) -> AsyncIterator[Router]:
     urls = ",".join(one.url for one in instances)
     async with running_router(instances=urls, cluster_key=key, settle_s=4.0) as router:
-        serving = router.process.serving
+        serving = router.process.stream_runner
         async with asyncio.timeout(20.0):
             while len(serving.core.serving_instances(serving.clock.now_s())) < len(instances):
                 await serving.wait_for_change(5.0)
@@ -193,7 +193,7 @@ def test_a_router_asks_an_instance_that_restarts_its_engine(model: PreparedModel
     async def scenario(instance: Instance) -> None:
         async with router_of(key, instance) as router:
             instance.kill_engine()
-            serving = router.process.serving
+            serving = router.process.stream_runner
             async with asyncio.timeout(20.0):
                 while serving.core.serving_instances(serving.clock.now_s())[0].state is InstanceState.READY:
                     await serving.wait_for_change(5.0)

@@ -1,4 +1,4 @@
-"""The rim around the ledger, on a wire of lists: no sockets, no processes."""
+"""The engine client around the request tracker, on a wire of lists: no sockets, no processes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -15,7 +15,7 @@ from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.routed import MSGPACK_BODY
 from tests.api.stand_in_engine import StandInEngine
-from tests.api.test_registering import Router
+from tests.api.test_router_registration import Router
 
 FIRST, SECOND = (True, b"first block"), (True, b"second block")
 

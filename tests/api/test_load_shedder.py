@@ -1,4 +1,4 @@
-"""A queue that was full a moment ago is full: whoever comes now is told so at once, and the engine is not asked."""
+"""A queue that was full a moment ago is full: a request that comes now is refused at once, without asking the engine."""
 
 import re
 

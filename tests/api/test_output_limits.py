@@ -62,6 +62,6 @@ def test_a_list_ends_at_its_first_end(tokens: list[int], end: tuple[int, str] | 
 
 def test_a_list_that_completes_its_grammar_has_ended_there() -> None:
     sampling = SamplingParams(seed=1, max_tokens=3, min_tokens=3, end_token_ids=(9,))
-    assert find_end([1, 2, 3], sampling, grammar_end=2) == (2, "stop")
-    assert find_end([1, 2, 3], sampling, grammar_end=3) == (3, "stop")
-    assert find_end([1, 2], sampling, grammar_end=None) is None
+    assert find_end([1, 2, 3], sampling, grammar_completed_at=2) == (2, "stop")
+    assert find_end([1, 2, 3], sampling, grammar_completed_at=3) == (3, "stop")
+    assert find_end([1, 2], sampling, grammar_completed_at=None) is None

@@ -1,4 +1,4 @@
-"""The ledger against an engine whose wire loses, repeats and delays: every token once, in order."""
+"""The request tracker against an engine whose wire loses, repeats and delays: every token once, in order."""
 
 import random
 from collections import Counter
@@ -72,7 +72,7 @@ def ledger(registry: Registry) -> RequestTracker:
 
 
 def counts(registry: Registry) -> dict[str, float]:
-    """Label value to count, over both counters of the ledger."""
+    """Label value to count, over both counters of the request tracker."""
     found: Counter[str] = Counter()
     for family in registry.snapshot():
         for series in family.series:
@@ -332,8 +332,8 @@ def test_an_abort_by_somebody_else_is_an_error_of_its_own(ledger: RequestTracker
 def test_an_abort_by_name_asks_the_engine_and_ends_our_own_at_once(ledger: RequestTracker) -> None:
     for name, label in (("a-0", "red"), ("a-1", "red"), ("b-0", "blue"), ("c-0", "")):
         ledger.submit(order(name, client_request_id=label), 0.0)
-    assert ledger.matching_names(["red", "b", "", "x", "re"], everything=False) == {"red", "b"}
-    assert ledger.matching_names([], everything=True) == {"a", "b", "c"}
+    assert ledger.matching_names(["red", "b", "", "x", "re"], abort_all=False) == {"red", "b"}
+    assert ledger.matching_names([], abort_all=True) == {"a", "b", "c"}
     actions = ledger.abort_by_name(9, ["red", "b", "", "x", "re"], False, 0.0)
     assert actions.send[0] == AbortByName(5, 9, ["red", "b", "", "x", "re"])
     assert [(one.request_id, one.error) for one in actions.deliver] == [
@@ -409,7 +409,7 @@ LAYOUT_MISMATCH = ErrorInfo("pd_layout_mismatch", "PD Error: 16 heads, not 8", 4
 
 
 @pytest.mark.parametrize(("error", "reason"), [(PREEMPTED, "pd_reschedule"), (LAYOUT_MISMATCH, "error")])
-def test_an_error_of_a_hand_over_is_a_reschedule_unless_it_is_final(
+def test_an_error_of_a_handoff_is_a_reschedule_unless_it_is_final(
     ledger: RequestTracker, error: ErrorInfo, reason: str
 ) -> None:
     ledger.submit(order(), 0.0)
@@ -464,7 +464,7 @@ def test_logprobs_to_be_told_again_are_asked_for_until_they_have_come(ledger: Re
 
 
 class FaultyWire:
-    """Between one ledger and its engines: in order, but losing and repeating; engines die and clients leave."""
+    """Between one request tracker and its engines: in order, but losing and repeating; engines die and clients leave."""
 
     def __init__(self, seed: int, num_requests: int, *, lossy: bool, mortal: bool) -> None:
         self._random = random.Random(seed)

@@ -31,7 +31,7 @@ from onward.web.auth.owned_request_ids import make_owned_id
 from onward.web.request_id_middleware import RequestIdMiddleware
 from tests.api.instance import PATIENCE_S, Instance, running
 from tests.api.reader import NO_CERTIFICATES
-from tests.web import doors
+from tests.web import route_access
 from tests.web.exchange import exchanged, request_scope
 
 CLUSTER_KEY = "ab" * 32
@@ -77,7 +77,7 @@ FIELDS: dict[str, Any] = {"model": "small-model", "prompt": [97, 98, 99], "max_t
 def keyed(model: PreparedModel, num_api: int = 1, **config: Any) -> Iterator[Instance]:
     """The keys come as they do when the file is read again."""
     with running(model, ApiConfig(**config), num_api) as instance:
-        give_keys(instance, doors.entries())
+        give_keys(instance, route_access.entries())
         until(lambda: {get(instance, "/version").status_code for _ in range(4 * num_api)} == {401})
         yield instance
 
@@ -94,12 +94,14 @@ def until(condition: Any) -> None:
 
 
 def get(instance: Instance, path: str, name: str | None = None, **headers: str) -> httpx.Response:
-    return httpx.get(instance.url + path, headers=doors.header(name) | headers, timeout=30, verify=NO_CERTIFICATES)
+    return httpx.get(
+        instance.url + path, headers=route_access.header(name) | headers, timeout=30, verify=NO_CERTIFICATES
+    )
 
 
 def post(instance: Instance, path: str, body: Any, name: str | None = None, **headers: str) -> httpx.Response:
     url = instance.url + path
-    return httpx.post(url, json=body, headers=doors.header(name) | headers, timeout=30, verify=NO_CERTIFICATES)
+    return httpx.post(url, json=body, headers=route_access.header(name) | headers, timeout=30, verify=NO_CERTIFICATES)
 
 
 class SilentSupervisor:
@@ -151,11 +153,11 @@ def test_every_route_and_method_is_closed_as_the_table_says(model: PreparedModel
     assert {route.path: route.access for route in routes} == ACCESS, "a new route belongs into the table"
     with keyed(model) as instance, httpx.Client(timeout=30, verify=NO_CERTIFICATES) as client:
 
-        def ask(question: doors.Question) -> int:
+        def ask(question: route_access.Question) -> int:
             url = instance.url + question.path
-            return client.request(question.method, url, headers=doors.header(question.name)).status_code
+            return client.request(question.method, url, headers=route_access.header(question.name)).status_code
 
-        assert doors.wrong_answers(doors.questions(routes, last=("/drain",)), ask) == []
+        assert route_access.wrong_answers(route_access.questions(routes, last=("/drain",)), ask) == []
 
 
 def test_health_tells_a_probe_its_status_and_a_caller_with_a_key_the_reason(model: PreparedModel) -> None:
@@ -196,7 +198,7 @@ def test_with_a_clusters_key_what_is_between_router_and_instance_wants_its_proof
 def test_keys_that_are_told_anew_count_at_once_in_every_process(model: PreparedModel) -> None:
     with keyed(model, num_api=2) as instance:
         assert get(instance, "/version", "user").status_code == 200
-        give_keys(instance, [entry for entry in doors.entries() if entry.name == "other"])
+        give_keys(instance, [entry for entry in route_access.entries() if entry.name == "other"])
         until(lambda: {get(instance, "/version", "user").status_code for _ in range(8)} == {401})
         assert {get(instance, "/version", "other").status_code for _ in range(8)} == {200}
 
@@ -306,7 +308,9 @@ def test_nobody_learns_whether_another_callers_stream_runs_is_kept_was_aborted_o
 def test_limits_and_priority_of_a_key_reach_the_engine(model: PreparedModel) -> None:
     with running(model) as instance:
         limited = {"max_in_flight": 3, "tokens_per_minute": 90, "priority": 5}
-        give_keys(instance, [msgspec.structs.replace(doors.entries()[0], **limited), *doors.entries()[1:]])
+        give_keys(
+            instance, [msgspec.structs.replace(route_access.entries()[0], **limited), *route_access.entries()[1:]]
+        )
         until(lambda: get(instance, "/version").status_code == 401)
         for name, asked in (
             ("user", {}),
@@ -325,7 +329,9 @@ def test_a_caller_that_the_engine_refuses_again_and_again_waits(model: PreparedM
         instance.engine.refusal = ErrorInfo("rate_limited", "max_in_flight", 429, True, retry_after_s=1.0)
 
         def refused(name: str, times: int) -> bool:
-            asked = (client.post("/v1/completions", json=FIELDS, headers=doors.header(name)) for _ in range(times))
+            asked = (
+                client.post("/v1/completions", json=FIELDS, headers=route_access.header(name)) for _ in range(times)
+            )
             return all(one.status_code == 429 for one in asked)
 
         def has_waited() -> bool:

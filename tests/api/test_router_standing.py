@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from onward.api.router_standing import PATIENCE_S, RegistrationLog
-from tests.api.test_fullness import ManualClock
+from tests.api.test_load_shedder import ManualClock
 
 
 @pytest.fixture

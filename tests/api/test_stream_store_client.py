@@ -1,4 +1,4 @@
-"""An api process's way to the shelf, with a shelf that does what a test wants."""
+"""An api process's client of the stream store, with a stream store that does what a test wants."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -28,7 +28,7 @@ from onward.proto.stream_store import (
     StoreHeartbeatReply,
     ToStreamStore,
 )
-from tests.shelf.records import record_of
+from tests.stream_store.store_entries import record_of
 
 BIG = record_of("big", data=bytes(MAX_UNACKNOWLEDGED_BYTES // 4))
 
@@ -117,7 +117,7 @@ def test_silence_means_unknown_and_that_an_attempt_may_start(impatient: None) ->
     with_link(scenario)
 
 
-def test_who_has_just_started_waits_for_its_shelf() -> None:
+def test_a_process_that_has_just_started_waits_for_its_stream_store() -> None:
     async def run() -> None:
         shelf = Shelf()
         shelf.answer = lambda message: FindReply(message.query_id, BIG) if isinstance(message, FindEntry) else None
@@ -132,7 +132,7 @@ def test_who_has_just_started_waits_for_its_shelf() -> None:
     asyncio.run(run())
 
 
-def test_a_shelf_that_never_comes_is_not_waited_for_long(impatient: None) -> None:
+def test_a_stream_store_that_never_comes_is_not_waited_for_long(impatient: None) -> None:
     async def run() -> None:
         link = StreamStoreClient(lambda _: Shelf(), pytest.fail, Registry())
         assert await link.find("r", 0, None) is None
@@ -140,7 +140,7 @@ def test_a_shelf_that_never_comes_is_not_waited_for_long(impatient: None) -> Non
     asyncio.run(run())
 
 
-def test_a_shelf_that_is_gone_is_not_waited_for() -> None:
+def test_a_stream_store_that_is_gone_is_not_waited_for() -> None:
     async def scenario(link: StreamStoreClient, shelf: Shelf, registry: Registry) -> None:
         asking = asyncio.ensure_future(link.find("r", 1, None))
         await asyncio.sleep(0)
@@ -156,7 +156,7 @@ def test_a_shelf_that_is_gone_is_not_waited_for() -> None:
     with_link(scenario)
 
 
-def test_records_on_their_way_are_bounded_in_bytes_until_the_shelf_has_heard_of_them() -> None:
+def test_records_on_their_way_are_bounded_in_bytes_until_the_stream_store_has_heard_of_them() -> None:
     async def scenario(link: StreamStoreClient, shelf: Shelf, registry: Registry) -> None:
         for _ in range(6):
             link.put(BIG)

@@ -76,7 +76,7 @@ def test_a_router_passes_questions_on_and_answers_too(model: PreparedModel) -> N
 
     async def scenario(instance: Instance) -> None:
         async with running_router(instances=instance.url, cluster_key=key, settle_s=4.0) as router:
-            serving = router.process.serving
+            serving = router.process.stream_runner
             while not serving.core.can_serve(serving.clock.now_s()):
                 await serving.wait_for_change(5.0)
             answer = await router.post({"prompt": "ab"}, path="/tokenize")

@@ -186,7 +186,7 @@ def test_an_end_tag_that_min_tokens_forbids_is_refused_and_names_the_fields(thin
         assert message["reasoning_content"] == "abc\n", "thinking alone may be asked for"
 
 
-def test_a_budget_reaches_whoever_draws_the_tokens(thinker: Instance) -> None:
+def test_a_budget_reaches_the_sampler(thinker: Instance) -> None:
     speak(thinker, tokens_of("abcdefgh"))
     message = answer(thinker, tools=None, thinking_budget=3, **THINKING)["message"]
     assert (message["reasoning_content"], message["content"]) == ("abc\n", "fgh")

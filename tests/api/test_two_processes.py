@@ -236,7 +236,7 @@ def test_what_an_attempt_has_left_is_of_no_use_once_a_later_one_runs(model: Prep
 
 
 def _kept_answer(here: str, there: str) -> AnswerRead:
-    """The first one that is kept: a process which has not heard of its new shelf yet has no place for one."""
+    """The first one that is kept: a process which has not heard of its new stream store yet has no place for one."""
     for _ in range(MAX_LOOKS):
         answer = ask(here, PATH, BODY)
         if find(there, at(answer, 5).request_id) is not None:
@@ -245,12 +245,12 @@ def _kept_answer(here: str, there: str) -> AnswerRead:
 
 
 def _told_by_shelf(url: str, place: Cursor) -> int:
-    """Once the process has heard of its new shelf."""
+    """Once the process has heard of its new stream store."""
     statuses = (go_on(url, PATH, place).status_code for _ in range(MAX_LOOKS))
     return next(status for status in statuses if status != 503)
 
 
-def test_a_killed_shelf_loses_what_it_kept_and_the_next_one_keeps_what_comes(model: PreparedModel) -> None:
+def test_a_killed_stream_store_loses_what_it_kept_and_the_next_one_keeps_what_comes(model: PreparedModel) -> None:
     exact = msgspec.structs.replace(model, quantization="int8")
     with running(exact, num_api=2, has_own_ports=True) as instance:
         first, second = (child.url for child in instance.children)
@@ -266,7 +266,7 @@ def test_a_killed_shelf_loses_what_it_kept_and_the_next_one_keeps_what_comes(mod
         assert rest.choices[0].token_ids == after.choices[0].token_ids[5:]
 
 
-def test_a_shelf_that_hangs_holds_nobody_up(model: PreparedModel) -> None:
+def test_a_stream_store_that_hangs_holds_nobody_up(model: PreparedModel) -> None:
     with running(model, num_api=2, has_own_ports=True) as instance:
         first, second = (child.url for child in instance.children)
         whole = ask(first, PATH, BODY)

@@ -16,7 +16,7 @@ from onward.kernels.cpu import compile_progress
 from onward.proto.step import WorkerHello
 from onward.supervisor.pd_config import resolve_pd
 from onward.supervisor.registration_config import resolve_registration
-from tests.supervisor.test_wires import MODEL
+from tests.supervisor.test_worker_wire import MODEL
 
 URL = "http://127.0.0.1:8000"
 WORKER = WorkerHello(1, "w", "e", 1, "fp", 1000, 16, 4096, 320, kernels="int8 kernels (avx2 SIMD, cpu)", threads=2)

@@ -7,7 +7,7 @@ from onward.cli.ready_message import READY_LINE_PREFIX, curl_example, print_read
 from onward.config import RouterConfig, ServeConfig
 from onward.supervisor.pd_config import resolve_pd
 from onward.supervisor.registration_config import resolve_registration
-from tests.supervisor.test_wires import MODEL
+from tests.supervisor.test_worker_wire import MODEL
 
 URL = "http://127.0.0.1:8000"
 
@@ -51,7 +51,7 @@ def test_a_decode_instance_names_its_peers() -> None:
     assert "curl" in text
 
 
-def test_a_mixed_instance_with_a_hand_over_port_names_it() -> None:
+def test_a_mixed_instance_with_a_handoff_port_names_it() -> None:
     assert "tcp://127.0.0.1:7000" in said(ServeConfig(handoff_port=7000), 7000)
 
 

@@ -64,7 +64,7 @@ def test_several_tokens_in_one_event_are_all_taken(connect: Connect) -> None:
     assert client.finish_reason == "length"
 
 
-def test_how_many_were_guessed_is_counted_on_every_wire(connect: Connect) -> None:
+def test_how_many_were_drafted_is_counted_on_every_wire(connect: Connect) -> None:
     harness = connect(max_steps_in_flight=1)
     client = harness.submit("a", [1, 2, 3], max_tokens=9)
     harness.plan()

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Pair:
-    """The prefill instance can be killed and started again at the same hand-over address."""
+    """The prefill instance can be killed and started again at the same handoff address."""
 
     def __init__(
         self, *common: str, prefill: Sequence[str] = (), decode: Sequence[str] = EVERYTHING_IS_HANDED_OVER
@@ -157,7 +157,7 @@ HELD = re.compile(
 
 
 def held(server: Server) -> dict[str, Any]:
-    """What an instance at rest must not have: requests, hand-overs, leases, blocks in anybody's hands, taken slots."""
+    """What an instance at rest must not have: requests, handoffs, leases, blocks in anybody's hands, taken slots."""
     metrics = server.metrics()
     found: dict[str, Any] = {key: value for key, value in metrics.items() if value and HELD.match(key)}
     info = server.get("/info")

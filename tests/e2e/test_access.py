@@ -203,7 +203,7 @@ def statuses(estate: Estate, name: str) -> set[int]:
     return told
 
 
-def test_a_key_that_is_taken_out_opens_no_door_any_more_and_what_it_had_begun_goes_on(
+def test_a_key_that_is_taken_out_is_refused_and_what_it_had_begun_goes_on(
     estate: Estate, expected: dict[str, Any]
 ) -> None:
     direct, here, _ = estate.urls
@@ -242,7 +242,7 @@ def test_a_key_that_is_taken_out_opens_no_door_any_more_and_what_it_had_begun_go
         wait_for(lambda: statuses(estate, "ann") == {200}, "doors that are open again")
 
 
-def test_a_killed_shelf_disturbs_no_stream_and_the_next_one_keeps_what_is_left_later(
+def test_a_killed_stream_store_disturbs_no_stream_and_the_next_one_keeps_what_is_left_later(
     estate: Estate, expected: dict[str, Any]
 ) -> None:
     direct = estate.instance.url

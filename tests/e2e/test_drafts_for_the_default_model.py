@@ -1,4 +1,4 @@
-"""The default model with a model or a layer that drafts for it, as real processes: through kills and hand-overs clients get
+"""The default model with a model or a layer that drafts for it, as real processes: through kills and handoffs clients get
 what a plain server says.
 
 No cheap model speaks like it. What drafts here on the server's own account says every token once more, and some of the
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from onward.bench.thinned_model import write_thinned
+from benchmarks.speculation.thinned_model import write_thinned
 from onward.models.thinned import every_nth
 from tests.e2e.pd_instances import SMALL, Pair, backend_of, ended, total
 from tests.e2e.server import Server

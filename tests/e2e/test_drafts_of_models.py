@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from benchmarks.speculation.thinned_model import write_thinned
 from onward.bench.model_shapes import write_tokenizer
-from onward.bench.thinned_model import write_thinned
 from onward.proto.model import ModelConfig
 from tests.e2e.pd_instances import SMALL, Pair, backend_of, ended, total
 from tests.e2e.server import Server

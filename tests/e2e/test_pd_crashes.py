@@ -1,4 +1,4 @@
-"""Processes of a prefill and a decode instance are killed and stopped at every moment of a hand-over, under load.
+"""Processes of a prefill and a decode instance are killed and stopped at every moment of a handoff, under load.
 
 Every client gets exactly the tokens that an undisturbed mixed instance gives, and afterwards neither side holds anything.
 """
@@ -306,7 +306,7 @@ def leave(url: str, bodies: list[dict[str, Any]], when: Callable[[], None]) -> N
         "in mid-transfer",
     ],
 )
-def test_clients_that_go_away_during_a_hand_over_leave_nothing_on_either_side(
+def test_clients_that_go_away_during_a_handoff_leave_nothing_on_either_side(
     pair: Pair, undisturbed: list[tuple], moment: str
 ) -> None:
     leave(pair.decode.url, load(), lambda: MOMENTS[moment](pair))
@@ -314,7 +314,7 @@ def test_clients_that_go_away_during_a_hand_over_leave_nothing_on_either_side(
 
 
 @pytest.mark.full
-def test_deadlines_that_pass_during_a_hand_over_leave_nothing_on_either_side(
+def test_deadlines_that_pass_during_a_handoff_leave_nothing_on_either_side(
     pair: Pair, undisturbed: list[tuple]
 ) -> None:
     bodies = [body | {"deadline_ms": 100 + 150 * index} for index, body in enumerate(load())]
@@ -326,7 +326,7 @@ def test_deadlines_that_pass_during_a_hand_over_leave_nothing_on_either_side(
 
 
 @pytest.mark.full
-def test_an_api_process_that_is_killed_takes_its_hand_overs_with_it(pair: Pair, undisturbed: list[tuple]) -> None:
+def test_an_api_process_that_is_killed_takes_its_handoffs_with_it(pair: Pair, undisturbed: list[tuple]) -> None:
     def disturb() -> None:
         in_mid_transfer(pair)
         kill(pair.decode, "api")

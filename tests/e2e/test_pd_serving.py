@@ -204,7 +204,7 @@ def test_streams_equal_those_of_a_mixed_instance(mixed: Server, pair: Pair) -> N
 
 
 @pytest.mark.full
-def test_many_hand_overs_leave_no_file_descriptor_or_mapping_behind(pair: Pair) -> None:
+def test_many_handoffs_leave_no_file_descriptor_or_mapping_behind(pair: Pair) -> None:
     def open_everywhere() -> list[OpenThings]:
         pair.wait_until_at_rest()
         return [open_things(server.pid(role)) for server in pair.both for role in ("engine", "worker")]

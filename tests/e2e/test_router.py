@@ -245,7 +245,7 @@ def test_streams_of_a_stopped_process_are_carried_on_elsewhere(
 
 
 @pytest.mark.full
-def test_a_prefill_instance_whose_worker_hangs_is_left_long_before_a_hand_over_times_out(cluster: Cluster) -> None:
+def test_a_prefill_instance_whose_worker_hangs_is_left_long_before_a_handoff_times_out(cluster: Cluster) -> None:
     """That would take a minute, and these clients have three quarters of one."""
     patient = [chat(f"{number}", number, 8, temperature=0.0, **USAGE) for number in range(4)]
     hasty = [chat(f"{number}", number, 8, temperature=0.0, deadline_ms=45_000, **USAGE) for number in range(4)]

@@ -67,7 +67,7 @@ def test_a_queue_full_of_requests_says_so_and_counts_it() -> None:
     assert (harness.metric("refusals", "queue_requests"), harness.metric("refusals", "queue_tokens")) == (1, 0)
 
 
-def test_tokens_that_a_client_has_brought_along_do_not_open_the_door() -> None:
+def test_tokens_that_a_client_has_brought_along_do_not_pass_admission() -> None:
     harness = crowded(max_queue=1)
     harness.submit("a", [1])
     assert harness.submit("b", [1], generated=[5, 6]).error_code == "overloaded"

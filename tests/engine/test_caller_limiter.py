@@ -107,7 +107,7 @@ def test_callers_are_forgotten_once_they_have_paid_and_not_before() -> None:
     assert len(callers) == 0
 
 
-def test_whoever_was_quiet_for_longest_is_forgotten_when_there_are_too_many() -> None:
+def test_the_caller_that_was_quiet_for_longest_is_forgotten_when_there_are_too_many() -> None:
     callers = CallerLimiter(max_callers=3)
     for name in ("ann", "bob", "cyd", "ann", "dan"):
         callers.charge_prompt(request(f"{name}-0", 1000, caller=name), NONE, 0.0)

@@ -8,7 +8,7 @@ from onward.engine.scheduling.scheduling_policy import STEP_OVERHEAD_ROWS, StepL
 from onward.proto.handoff import PrefillDone, PrefillRequest
 from tests.engine.harness import Harness
 from tests.engine.pd_cluster import Cluster
-from tests.engine.test_log_line import fields
+from tests.engine.test_scheduler_stats import fields
 
 PROMPT = list(range(1, 12))
 
@@ -69,7 +69,7 @@ def test_a_stop_inside_an_accepted_run_cuts_what_follows() -> None:
     harness.core.audit_idle()
 
 
-def test_nobody_is_preempted_for_the_sake_of_a_guess() -> None:
+def test_no_request_is_preempted_for_a_draft() -> None:
     for count in (0, 6):
         harness = Harness(num_blocks=12, num_draft_tokens=count)
         for i in range(3):
@@ -135,7 +135,7 @@ def test_the_cache_has_what_was_accepted_and_nothing_that_was_wrong() -> None:
     harness.check_all_exact()
 
 
-def test_the_prefill_side_hands_its_guesses_over_and_the_decode_side_verifies_them_first() -> None:
+def test_the_prefill_side_sends_its_drafts_and_the_decode_side_verifies_them_first() -> None:
     cluster = Cluster(num_draft_tokens=4, prefill={"num_draft_tokens": 3})
     for i in range(6):
         cluster.submit(f"r{i}", list(range(1, 3 + 5 * i)), max_tokens=12, seed=i, temperature=1.0)
@@ -150,7 +150,7 @@ def test_the_prefill_side_hands_its_guesses_over_and_the_decode_side_verifies_th
     cluster.check_idle()
 
 
-def test_what_a_peer_has_guessed_is_verified_also_where_guessing_would_not_pay() -> None:
+def test_a_peer_s_drafts_are_verified_also_where_drafting_would_not_pay() -> None:
     cluster = Cluster(num_draft_tokens=4, prefill={"num_draft_tokens": 4})
     cluster.decode.core.scheduler.draft_cost = 9.0
     for i in range(6):
@@ -230,14 +230,14 @@ def test_drafts_take_only_rows_that_are_left() -> None:
     assert choose_num_drafts(4, record(9, 0), StepLoad(1, 0)) == 0
 
 
-def test_a_guess_that_costs_more_must_be_right_more_often() -> None:
+def test_a_draft_that_costs_more_must_be_right_more_often() -> None:
     break_even = 1 / (1 + STEP_OVERHEAD_ROWS)
     made = record(0, 2)
     assert choose_num_drafts(1, made, StepLoad(1, 9)) == int(made.acceptance_rate > break_even)
     assert choose_num_drafts(4, record(9, 0), StepLoad(1, 9, draft_cost=10.0)) == 0
 
 
-def test_guesses_that_are_there_cost_no_guessing_and_are_all_there_are() -> None:
+def test_drafts_that_are_there_cost_no_drafting_and_are_all_there_are() -> None:
     dear = StepLoad(1, 9, draft_cost=10.0)
     assert choose_num_drafts(4, record(9, 0), dear, num_given=3) == 3
     assert choose_num_drafts(2, record(9, 0), dear, num_given=3) == 2
@@ -253,7 +253,7 @@ def test_who_has_given_up_tries_again_after_a_rest() -> None:
     assert choose_num_drafts(4, made, StepLoad(190, 9)) == 0, "there is nothing to win"
 
 
-def test_a_prompt_that_waits_comes_before_guesses() -> None:
+def test_a_prompt_that_waits_comes_before_drafts() -> None:
     harness = Harness(num_draft_tokens=4, max_num_batched_tokens=8, max_num_seqs=4)
     harness.submit("r", PROMPT, max_tokens=60)
     for _ in range(6):
@@ -269,7 +269,7 @@ def test_a_prompt_that_waits_comes_before_guesses() -> None:
     assert all(r.status is RequestStatus.FINISHED for r in harness.core._live.values())
 
 
-def test_while_the_next_in_line_waits_for_blocks_the_others_go_on_guessing() -> None:
+def test_while_the_next_in_line_waits_for_blocks_the_others_go_on_drafting() -> None:
     """It has a slot, but no prompt will fill the step."""
     harness = Harness(num_blocks=16, block_size=4, num_draft_tokens=4)
     harness.submit("running", PROMPT, max_tokens=50)

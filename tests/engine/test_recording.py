@@ -122,7 +122,7 @@ def test_an_eventful_run_replays_with_the_same_answers(tmp_path: Path, record_to
     assert kinds == set(Record.__args__) - HANDOVER_RECORDS - {CrashRecord}, "all that can happen without peers has"
 
 
-def test_hand_overs_replay_with_the_same_answers_on_both_sides(tmp_path: Path) -> None:
+def test_handoffs_replay_with_the_same_answers_on_both_sides(tmp_path: Path) -> None:
     cluster = Cluster(num_blocks=20)
     kinds: set[type] = set()
     sides = {"decode": cluster.decode, "prefill": cluster.prefill}

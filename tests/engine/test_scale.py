@@ -4,8 +4,8 @@ from collections.abc import Sized
 
 import pytest
 
-from onward.bench import engine_scale
-from onward.bench.engine_scale import LOADS
+from benchmarks.engine import engine_scale
+from benchmarks.engine.engine_scale import LOADS
 from onward.engine.live_requests import LiveRequests
 from onward.timers import Timers
 from tests.engine.harness import Harness

@@ -92,7 +92,7 @@ def in_a_step_of_the_peer(**config: object) -> tuple[Cluster, Client]:
     return cluster, client
 
 
-def test_a_peer_whose_worker_has_stopped_says_so_long_before_the_hand_over_times_out() -> None:
+def test_a_peer_whose_worker_has_stopped_says_so_long_before_the_handoff_times_out() -> None:
     cluster, client = in_a_step_of_the_peer()
     pass_time(cluster, WORKER_SILENCE_TIMEOUT_S - 2)
     assert not client.tokens, "it may only be slow"

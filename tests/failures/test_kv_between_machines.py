@@ -1,5 +1,5 @@
 """Failures that other engines had with KV between machines. The number is that of the failures page; each docstring is the
-rule that keeps it out. Real engine cores and hand-over machines; workers whose model is a hash, with a canary in their
+rule that keeps it out. Real engine cores and handoff machines; workers whose model is a hash, with a canary in their
 memory; a wire that the test controls."""
 
 import logging
@@ -329,7 +329,7 @@ def test_f35_success_is_counted_when_the_peer_has_taken_it() -> None:
     ended_well(cluster, client)
 
 
-def test_f35_a_hand_over_that_fails_behind_its_token_is_no_success_and_both_sides_say_why(
+def test_f35_a_handoff_that_fails_behind_its_token_is_no_success_and_both_sides_say_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = Cluster(prefill={"lease_s": 1.0})

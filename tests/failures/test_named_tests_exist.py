@@ -5,7 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from tests.sabotage import TABLE
+from tests.sabotage.table import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT_NAMES = {
@@ -21,19 +21,18 @@ SHORT_NAMES = {
     "chaos": "tests/e2e/test_chaos.py",
     "app": "tests/router/test_app.py",
     "core": "tests/router/test_core.py",
-    "stream": "tests/router/test_stream.py",
+    "stream": "tests/router/test_client_stream.py",
     "crowded": "tests/router/test_crowded.py",
     "rows": "tests/router/test_failures.py",
     "replicas": "tests/router/test_replicas.py",
     "attempts": "tests/api/test_attempts.py",
     "detached": "tests/api/test_detached.py",
     "draining": "tests/api/test_draining.py",
-    "registering": "tests/api/test_registering.py",
-    "doors": "tests/e2e/test_doors.py",
+    "registering": "tests/api/test_router_registration.py",
+    "access": "tests/e2e/test_access.py",
     "rights": "tests/api/test_roles.py",
     "reach": "tests/router/test_roles.py",
-    "door": "tests/engine/test_admission.py",
-    "books": "tests/engine/test_callers.py",
+    "admission": "tests/engine/test_admission.py",
     "stored": "tests/api/responses/test_stored.py",
     "cuts": "tests/api/responses/test_cuts.py",
     "carried": "tests/api/responses/test_behind_router.py",

@@ -1,4 +1,4 @@
-"""What another process can send. Instances and routers: events, hand-over messages, link messages, attempts, registrations.
+"""What another process can send. Instances and routers: events, handoff messages, link messages, attempts, registrations.
 Supervisor and children: control messages, snapshots of metrics."""
 
 import math

@@ -24,7 +24,7 @@ def written(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_whatever_is_drawn_comes_to_an_end_and_satisfies_its_schema(name: str) -> None:
+def test_whatever_is_sampled_comes_to_an_end_and_satisfies_its_schema(name: str) -> None:
     for seed in range(12):
         token_ids, ended = walk(grammars().matcher(schema_grammar(name)), seed)
         assert ended, text_of(token_ids)

@@ -1,4 +1,4 @@
-"""Hand-over messages with everything that does not matter to the two sides filled in."""
+"""Handoff messages with everything that does not matter to the two sides filled in."""
 
 from onward.pd.handoff import GrantedLease, HandoffTimeouts
 from onward.proto.handoff import PrefillRequest

@@ -1,4 +1,4 @@
-"""The decode side of a hand-over, one rule at a time."""
+"""The decode side of a handoff, one rule at a time."""
 
 import pytest
 
@@ -22,7 +22,7 @@ WHY = handoff_errors.prefill_failed("for a test")
 
 
 class Decode(DecodeSide):
-    """A side whose hand-over 1 was asked of `p` at time 0."""
+    """A side whose handoff 1 was asked of `p` at time 0."""
 
     def __init__(self) -> None:
         super().__init__("decode-1", TIMES)
@@ -109,7 +109,7 @@ def test_a_grant_for_an_offer_that_has_ended_meanwhile_is_given_to_nobody() -> N
     assert side.ended().lease_id is None
 
 
-def test_a_refusal_of_ours_ends_the_hand_over_without_an_event() -> None:
+def test_a_refusal_of_ours_ends_the_handoff_without_an_event() -> None:
     side = Decode().offered()
     side.refuse(1, WHY, 1.0)
     assert side.take_messages() == [("p", RefuseHandoff(1, WHY, "P1"))]
@@ -117,7 +117,7 @@ def test_a_refusal_of_ours_ends_the_hand_over_without_an_event() -> None:
 
 
 @pytest.mark.parametrize("message", [RefuseHandoff(1, WHY, "P1"), CancelHandoff(1, WHY, "P1")])
-def test_a_refusal_of_the_peer_ends_the_hand_over_with_its_error(message: RefuseHandoff | CancelHandoff) -> None:
+def test_a_refusal_of_the_peer_ends_the_handoff_with_its_error(message: RefuseHandoff | CancelHandoff) -> None:
     side = Decode().granted()
     side.receive("p", message, 2.0)
     assert side.ended() == HandoffFailed(1, WHY, "lease-1")
@@ -143,7 +143,7 @@ def test_what_was_counted_waits_for_the_word_of_the_peer() -> None:
 
 
 @pytest.mark.parametrize("counted", [[5, 7], [5], []])
-def test_checksums_that_differ_end_the_hand_over(counted: list[int]) -> None:
+def test_checksums_that_differ_end_the_handoff(counted: list[int]) -> None:
     side = Decode().granted()
     side.receive("p", ready([5, 6]), 2.0)
     side.on_kv_received("lease-1", counted, 2.1)
@@ -184,7 +184,7 @@ def test_a_peer_that_missed_taken_is_told_when_it_next_asks() -> None:
     assert side.said() == [PrefillTaken(1), HandoffHeartbeat(9, [], "P1")]
 
 
-def test_what_was_taken_is_remembered_for_a_bounded_number_of_hand_overs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_taken_is_remembered_for_a_bounded_number_of_handoffs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_side, "MAX_REMEMBERED", 3)
     side = DecodeSide("decode-1", TIMES)
     for number in range(1, 6):
@@ -215,7 +215,7 @@ def test_a_late_offer_of_an_abandoned_peer_is_cancelled_with_the_reason() -> Non
 
 
 @pytest.mark.parametrize("message", [PrefillOffer(77, "P1", 2), ready([5], number=77)])
-def test_a_word_about_a_hand_over_that_we_never_had_is_cancelled(message: PrefillOffer | PrefillDone) -> None:
+def test_a_word_about_a_handoff_that_we_never_had_is_cancelled(message: PrefillOffer | PrefillDone) -> None:
     side = Decode()
     side.receive("p", message, 1.0)
     assert codes(side.said()) == [(CancelHandoff, "pd_prefill_failed")]
@@ -279,7 +279,7 @@ def test_a_message_that_comes_in_the_turn_of_its_deadline_is_in_time() -> None:
 
 
 @pytest.mark.parametrize(("is_ready", "code"), [(False, "pd_prefill_failed"), (True, "pd_transfer_failed")])
-def test_a_hand_over_has_a_limit_although_the_peer_is_alive(is_ready: bool, code: str) -> None:
+def test_a_handoff_has_a_limit_although_the_peer_is_alive(is_ready: bool, code: str) -> None:
     side = Decode().granted()
     for second in range(2, 60):
         side.receive("p", ready([5]) if is_ready else HandoffHeartbeat(second, [1], "P1"), float(second))
@@ -291,7 +291,7 @@ def test_a_hand_over_has_a_limit_although_the_peer_is_alive(is_ready: bool, code
     assert side.ended().error.code == code
 
 
-def test_a_lost_writer_ends_the_hand_over() -> None:
+def test_a_lost_writer_ends_the_handoff() -> None:
     side = Decode().granted()
     side.on_sender_lost("lease-1", "connection reset", 2.0)
     assert codes(side.said()) == [(CancelHandoff, "pd_transfer_failed")]
@@ -346,7 +346,7 @@ def test_a_new_incarnation_ends_what_was_with_the_old_one(
     assert (ended.error.code, ended.lease_id) == ("pd_prefill_failed", "lease-1")
 
 
-def test_a_new_incarnation_is_told_that_a_granted_hand_over_is_not_for_it() -> None:
+def test_a_new_incarnation_is_told_that_a_granted_handoff_is_not_for_it() -> None:
     side = Decode().granted()
     side.receive("p", PrefillOffer(1, "P2", 2), 2.0)
     cancels = side.said()
@@ -377,7 +377,7 @@ def test_a_late_word_of_an_old_incarnation_does_not_end_what_is_with_the_new_one
     assert (side.take_events(), side.count_by_state()["offered"]) == ([], 1)
 
 
-def test_a_hand_over_stays_with_the_incarnation_that_spoke_of_it_first() -> None:
+def test_a_handoff_stays_with_the_incarnation_that_spoke_of_it_first() -> None:
     side = Decode()
     for incarnation in ("P1", "P2"):
         side.receive("p", HandoffHeartbeat(1, [], incarnation), 1.0)

@@ -63,7 +63,7 @@ def survive(world: World, weather: Weather) -> None:
 
 @settings(max_examples=500, deadline=None)
 @given(SEEDS, st.integers(1, 2), DRIFTS, WEATHERS)
-def test_every_hand_over_ends_once_and_cleanly_on_both_sides(
+def test_every_handoff_ends_once_and_cleanly_on_both_sides(
     seed: int, num_prefills: int, drift: float, weather: Weather
 ) -> None:
     survive(World(seed, num_prefills, drift), weather)
@@ -71,7 +71,7 @@ def test_every_hand_over_ends_once_and_cleanly_on_both_sides(
 
 @settings(max_examples=150, deadline=None)
 @given(SEEDS, WEATHERS)
-def test_when_the_faults_are_over_hand_overs_arrive_again(seed: int, weather: Weather) -> None:
+def test_when_the_faults_are_over_handoffs_arrive_again(seed: int, weather: Weather) -> None:
     world = World(seed, 2, 0.03)
     survive(world, weather)
     arrived = world.seen["KvArrived"]
@@ -83,7 +83,7 @@ def test_when_the_faults_are_over_hand_overs_arrive_again(seed: int, weather: We
 
 @settings(max_examples=150, deadline=None)
 @given(SEEDS, st.floats(0.0, 0.1), st.floats(0.0, 0.2))
-def test_lost_and_late_messages_alone_cost_time_and_no_hand_over(seed: int, loss: float, delay_s: float) -> None:
+def test_lost_and_late_messages_alone_cost_time_and_no_handoff(seed: int, loss: float, delay_s: float) -> None:
     """Below what a lease bridges."""
     world = World(seed, 1, 0.03)
     for _ in range(3):

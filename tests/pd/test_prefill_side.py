@@ -1,4 +1,4 @@
-"""The prefill side of a hand-over, one rule at a time."""
+"""The prefill side of a handoff, one rule at a time."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def grant(incarnation: str = "P1", *, number: int = 1, lease_s: float = 5.0) -> 
 
 
 class PrefillInstance(PrefillSide):
-    """A side that was given hand-over 1 of `D1` at time 0, and has acknowledged it."""
+    """A side that was given handoff 1 of `D1` at time 0, and has acknowledged it."""
 
     def __init__(self) -> None:
         super().__init__("P1", TIMES)
@@ -191,7 +191,7 @@ def test_a_late_copy_of_a_prefill_does_not_start_finished_work_again() -> None:
     assert (side.take_events(), side.num_live) == ([], 0)
 
 
-def test_what_is_over_is_remembered_for_a_bounded_number_of_hand_overs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_over_is_remembered_for_a_bounded_number_of_handoffs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_side, "MAX_REMEMBERED", 3)
     side = PrefillSide("P1", TIMES)
     for number in range(1, 6):
@@ -203,7 +203,7 @@ def test_what_is_over_is_remembered_for_a_bounded_number_of_hand_overs(monkeypat
     assert side.take_events() == [PrefillRequested(KEY, prefill(1))]
 
 
-def test_what_is_said_about_a_hand_over_that_has_just_ended_has_no_effect() -> None:
+def test_what_is_said_about_a_handoff_that_has_just_ended_has_no_effect() -> None:
     side = PrefillInstance()
     side.receive("D1", CancelHandoff(1, WHY), 1.0)
     side.offer(KEY, 2, 1.0)

@@ -308,7 +308,7 @@ class World:
         self.decode = DecodeInstance(self, self._rate())
 
     def run(self, weather: Weather, seconds: float, ask: float = 0.0) -> None:
-        """`ask`: how likely a new hand-over is in each step."""
+        """`ask`: how likely a new handoff is in each step."""
         self.weather = weather
         for _ in range(round(seconds / STEP_S)):
             if self.happens(ask, "asked"):

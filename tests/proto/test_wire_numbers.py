@@ -70,7 +70,7 @@ WORDS = {
 }
 """Any 64 bits are one, and msgpack has no longer integers."""
 PLACES = {f"{name}.byte_ranges[][{index}]" for name in ("PayloadHeader", "PagesWritten") for index in (0, 1)}
-"""The receiver holds each against its memory, and ends the lease by an answer (`tests/worker/transfer/test_rules.py`)."""
+"""The receiver checks each against its memory and ends the lease (`tests/pd/transfer/test_protocol_violations.py`)."""
 METRICS = {"MetricSeries.value", "MetricSeries.sum", "MetricSeries.buckets[]", "MetricFamily.bounds[]"}
 """The supervisor leaves out the series and takes the rest of the snapshot (`tests/supervisor/test_child_numbers.py`)."""
 UNBOUNDED = LOGPROBS | WORDS | PLACES | METRICS

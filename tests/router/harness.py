@@ -35,7 +35,7 @@ class Router:
             return Answer(response.status, _headers(response), await response.read())
 
     def metric(self, name: str, *labels: str) -> float:
-        return getattr(self.process.serving.core.metrics, name).value(*labels)
+        return getattr(self.process.stream_runner.core.metrics, name).value(*labels)
 
 
 def _headers(response: aiohttp.ClientResponse) -> dict[str, str]:

@@ -71,7 +71,7 @@ def joined(first: Received, second: Received) -> Received:
 
 async def until_detached(router: Router) -> None:
     async with asyncio.timeout(5):
-        while router.process.serving.core.live_streams():
+        while router.process.stream_runner.core.live_streams():
             await asyncio.sleep(0.01)
 
 
@@ -305,7 +305,7 @@ def test_a_question_that_is_passed_on_is_refused_with_the_time_to_come_back() ->
 
 
 def states(router: Router) -> dict[str, InstanceState]:
-    serving = router.process.serving
+    serving = router.process.stream_runner
     return {one.instance_id: one.state for one in serving.core.instances.list_instances(serving.clock.now_s())}
 
 
@@ -411,7 +411,7 @@ def test_requests_wait_for_the_first_instance() -> None:
         async with running_router(a, registers=False) as router:
             assert (await router.get("/health")).status == 503
             asking = asyncio.create_task(router.post(STREAM))
-            while not router.process.serving.core.live_streams():
+            while not router.process.stream_runner.core.live_streams():
                 await asyncio.sleep(0.01)
             a.register_with(router.url)
             assert_seamless((await asking).stream, 7, 6)
@@ -424,7 +424,7 @@ def test_requests_beyond_the_queue_are_told_to_come_back() -> None:
     async def scenario() -> None:
         async with running_router(max_queue=1) as router:
             waiting = asyncio.create_task(router.post(STREAM))
-            while not router.process.serving.core.live_streams():
+            while not router.process.stream_runner.core.live_streams():
                 await asyncio.sleep(0.01)
             answer = await router.post(STREAM)
             assert (answer.status, answer.headers["retry-after"]) == (429, "1")
@@ -528,7 +528,7 @@ def test_the_clients_deadline_holds_although_it_comes_back(remembers: bool) -> N
                 told = instance.attempts[-1]
                 made = msgspec.structs.replace(told, choices=[ChoiceSnapshot([token(7, 0, 0), token(7, 0, 1)])])
                 instance.records[told.request_id] = StreamRecord(attempt=made)
-                router.process.serving.core.detached.drop(told.request_id)
+                router.process.stream_runner.core.detached.drop(told.request_id)
             async with router.session.get(router.url + CHAT, headers={"Last-Event-ID": first.last_id}) as response:
                 assert response.status == 200
             left_s = instance.attempts[-1].deadline_in_s
@@ -719,7 +719,7 @@ def test_instances_prove_that_they_hold_the_clusters_key() -> None:
         await a.start()
         async with running_router(a, registers=False, cluster_key=key) as router:
             body = msgspec.msgpack.encode(a.registration())
-            wall_s = router.process.serving.clock.wall_s()
+            wall_s = router.process.stream_runner.clock.wall_s()
             proofs = {
                 "": 401,
                 sign_request("cd" * 32, "POST", REGISTER_PATH, body, wall_s): 401,
@@ -734,7 +734,7 @@ def test_instances_prove_that_they_hold_the_clusters_key() -> None:
             assert_seamless((await router.post(STREAM)).stream, 7, 6)
         async with running_router(cluster_key=key, api_key=("k",)) as router:
             assert (await router.get("/internal/status")).status == 401
-            proof = sign_request(key, "GET", "/internal/status", b"", router.process.serving.clock.wall_s())
+            proof = sign_request(key, "GET", "/internal/status", b"", router.process.stream_runner.clock.wall_s())
             assert (await router.get("/internal/status", {SIGNATURE_HEADER: proof})).status == 200
 
     uvloop.run(scenario())

@@ -265,7 +265,7 @@ def test_f51_nothing_stays_booked_when_a_dispatch_fails(fault: str) -> None:
                     await instance.stop()
             answer = await router.post(CHAT_BODY | {"deadline_ms": 500})
             assert answer.status == {"refused": 504, "overloaded": 429, "failed": 503}[fault]
-            serving = router.process.serving
+            serving = router.process.stream_runner
             booked = {
                 one.instance_id: one.num_reserved
                 for one in serving.core.instances.list_instances(serving.clock.now_s())

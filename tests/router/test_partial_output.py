@@ -66,7 +66,7 @@ def test_an_aborted_request_ends_as_an_instance_writes_it(body: dict[str, Any], 
         instance.closes = writes
         async with running_router(instance, stall_timeout_s=1000.0) as router:
             asking = asyncio.create_task(router.post(body))
-            streams = router.process.serving.core.live_streams
+            streams = router.process.stream_runner.core.live_streams
             await until(lambda: [num_told(route.stream) for route in streams()] == [num_tokens])
             await instance.wait_until(lambda: len(instance.attempts) == 1)
             await router.post({"all": True}, path="/v1/abort")
@@ -94,7 +94,7 @@ def test_an_abort_after_the_last_token_waits_for_the_whole_answer() -> None:
         instance.closes = writes
         async with running_router(instance, stall_timeout_s=1000.0) as router:
             asking = asyncio.create_task(router.post(BODY))
-            streams = router.process.serving.core.live_streams
+            streams = router.process.stream_runner.core.live_streams
             await until(lambda: [num_told(route.stream) for route in streams()] == [len(TOKENS)])
             await router.post({"all": True}, path="/v1/abort")
             gate.set()
@@ -112,7 +112,7 @@ def test_an_abort_after_the_last_token_ends_the_request_where_its_answer_is_lost
         instance.behave = lambda *_: Behaviour(silent_after=len(TOKENS), gate=gate)
         async with running_router(instance, stall_timeout_s=1000.0) as router:
             asking = asyncio.create_task(router.post(BODY))
-            streams = router.process.serving.core.live_streams
+            streams = router.process.stream_runner.core.live_streams
             await until(lambda: [num_told(route.stream) for route in streams()] == [len(TOKENS)])
             await router.post({"all": True}, path="/v1/abort")
             await instance.stop()
@@ -174,7 +174,7 @@ def test_an_aborted_request_that_no_instance_can_end_is_told_how_to_continue(bod
         instance.behave = lambda *_: Behaviour(silent_after=2)
         async with running_router(instance, stall_timeout_s=1000.0) as router:
             asking = asyncio.create_task(router.post(body))
-            streams = router.process.serving.core.live_streams
+            streams = router.process.stream_runner.core.live_streams
             await until(lambda: [num_told(route.stream) for route in streams()] == [2])
             await router.post({"all": True}, path="/v1/abort")
             answer = await asking

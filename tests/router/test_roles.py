@@ -35,7 +35,7 @@ from onward.web.auth.authenticator import RouteAccess
 from onward.web.auth.owned_request_ids import make_owned_id
 from tests.router.harness import CHAT, Answer, Received, Router, assert_seamless, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, token
-from tests.web import certificate, doors
+from tests.web import certificate, route_access
 
 ACCESS = {
     **dict.fromkeys(GENERATION_PATHS, RouteAccess.USER),
@@ -71,12 +71,12 @@ STREAM: dict[str, Any] = {
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
     path = tmp_path / "keys.toml"
-    write(path, *doors.KEYS)
+    write(path, *route_access.KEYS)
     return path
 
 
 def write(path: Path, *names: str) -> None:
-    path.write_text("\n".join(table_text(entry) for entry in doors.entries() if entry.name in names))
+    path.write_text("\n".join(table_text(entry) for entry in route_access.entries() if entry.name in names))
     path.chmod(0o600)
 
 
@@ -88,18 +88,18 @@ def keyed_router(path: Path, *instances: StandInInstance, **more: Any) -> Abstra
 def test_every_route_and_method_is_closed_as_the_table_says(key_file: Path) -> None:
     async def scenario() -> None:
         async with keyed_router(key_file, StandInInstance("a")) as router:
-            serving = router.process.serving
+            serving = router.process.stream_runner
             generating = dict.fromkeys(GENERATION_PATHS, RouterGenerationEndpoint(serving, None))
             admin = RouterAdminEndpoints(serving, Registry(), "")
             routes = build_routes(serving, admin, generating, None, ClusterResponseStore(serving))
             assert {route.path: route.access for route in routes} == ACCESS, "a new route belongs into the table"
 
-            def ask(question: doors.Question) -> int:
-                url, headers = router.url + question.path, doors.header(question.name)
+            def ask(question: route_access.Question) -> int:
+                url, headers = router.url + question.path, route_access.header(question.name)
                 return client.request(question.method, url, headers=headers).status_code
 
             with httpx.Client(timeout=30, trust_env=False) as client:
-                wrong = await asyncio.to_thread(doors.wrong_answers, doors.questions(routes), ask)
+                wrong = await asyncio.to_thread(route_access.wrong_answers, route_access.questions(routes), ask)
             assert wrong == []
 
     uvloop.run(scenario())
@@ -117,7 +117,7 @@ def test_a_model_s_name_leads_nowhere_else_at_an_instance(key_file: Path, host: 
             for name in ELSEWHERE:
                 reader, writer = await asyncio.open_connection(*router.url.removeprefix("http://").split(":"))
                 head = [f"GET /v1/models/{name} HTTP/1.1", f"host: {host}", "connection: close"]
-                head += [f"{key}: {value}" for key, value in doors.header("user").items()]
+                head += [f"{key}: {value}" for key, value in route_access.header("user").items()]
                 writer.write("\r\n".join([*head, "", ""]).encode())
                 assert (await reader.read()).startswith(b"HTTP/1.1 404"), name
                 writer.close()
@@ -147,7 +147,7 @@ def test_a_page_of_an_origin_that_was_named_may_stream_and_is_shown_why_it_is_re
             async with page.options("/v1/chat/completions", headers=asked) as answer:
                 assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, origin)
             for name, status in ((None, 401), ("user", 200)):
-                headers = doors.header(name) | {"origin": origin}
+                headers = route_access.header(name) | {"origin": origin}
                 async with page.post("/v1/chat/completions", json=STREAM, headers=headers) as answer:
                     assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, origin)
                     assert (b"[DONE]" in await answer.read()) == (status == 200)
@@ -166,7 +166,7 @@ def audited(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
 
 
 def as_caller(name: str, label: str = "") -> dict[str, str]:
-    return doors.header(name) | ({"X-Request-Id": label} if label else {})
+    return route_access.header(name) | ({"X-Request-Id": label} if label else {})
 
 
 async def begun(router: Router, a: StandInInstance, *callers: str) -> "list[asyncio.Task[Answer]]":
@@ -243,7 +243,7 @@ def test_a_stream_whose_client_has_gone_is_there_for_its_caller_and_for_admins(k
                 async with reading(router, "user") as (place, _, _):
                     pass
                 async with asyncio.timeout(5):
-                    while router.process.serving.core.live_streams():
+                    while router.process.stream_runner.core.live_streams():
                         await asyncio.sleep(0.01)
                 await assert_unknown(router, "other", place)
                 own = await router.get(CHAT, as_caller(name) | {"Last-Event-ID": place})
@@ -267,9 +267,9 @@ def test_a_record_that_only_an_instance_has_is_its_callers_too(key_file: Path) -
             )
             a.records[attempt.request_id] = StreamRecord(attempt=attempt)
             async with asyncio.timeout(5):
-                while router.process.serving.core.live_streams():
+                while router.process.stream_runner.core.live_streams():
                     await asyncio.sleep(0.01)
-            router.process.serving.core.detached.drop(attempt.request_id)
+            router.process.stream_runner.core.detached.drop(attempt.request_id)
             await assert_unknown(router, "other", place)
             own = await router.get(CHAT, as_caller("user") | {"Last-Event-ID": place})
             assert own.status == 200 and own.stream.num_done == 1
@@ -300,7 +300,7 @@ def test_an_abort_of_a_stream_whose_client_has_gone_reaches_what_an_instance_has
             async with reading(router, "user") as (place, _, _):
                 pass
             async with asyncio.timeout(5):
-                while router.process.serving.core.live_streams():
+                while router.process.stream_runner.core.live_streams():
                     await asyncio.sleep(0.01)
             a.records[a.attempts[0].request_id] = StreamRecord(attempt=a.attempts[0])
             name = f"chatcmpl-{a.attempts[0].request_id}"
@@ -343,7 +343,7 @@ def test_a_caller_that_instances_refuse_again_and_again_waits(key_file: Path) ->
 
 def test_limits_and_priority_of_a_key_travel_with_each_attempt(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
-    entry = msgspec.structs.replace(doors.entries()[0], max_in_flight=3, tokens_per_minute=90, priority=5)
+    entry = msgspec.structs.replace(route_access.entries()[0], max_in_flight=3, tokens_per_minute=90, priority=5)
     path.write_text(table_text(entry))
     path.chmod(0o600)
 
@@ -364,7 +364,7 @@ def test_keys_are_read_again_and_a_broken_file_changes_nothing(
         async with keyed_router(key_file) as router:
 
             async def known() -> list[str]:
-                answers = {name: await router.get("/version", doors.header(name)) for name in doors.KEYS}
+                answers = {name: await router.get("/version", route_access.header(name)) for name in route_access.KEYS}
                 return [name for name, answer in answers.items() if answer.status == 200]
 
             assert await known() == ["user", "other", "admin"]
@@ -417,7 +417,7 @@ def test_a_router_reads_its_keys_again_on_sighup_and_never_tells_them(tmp_path: 
     router = RouterOnItsOwn(tmp_path, *flags)
     try:
         with httpx.Client(base_url=router.url, verify=ssl.create_default_context(cafile=cert), timeout=30) as client:
-            user, admin = doors.header("user"), doors.header("admin")
+            user, admin = route_access.header("user"), route_access.header("admin")
             assert client.get("/version", headers=user).status_code == 401
             write(key_file, "user", "admin")
             router.process.send_signal(signal.SIGHUP)
@@ -434,7 +434,7 @@ def test_a_router_reads_its_keys_again_on_sighup_and_never_tells_them(tmp_path: 
             router.wait_for("audit caller=admin action=abort_all targets=0")
     finally:
         router.stop()
-    for secret in doors.KEYS.values():
+    for secret in route_access.KEYS.values():
         assert all(secret not in text for text in (router.output(), info.text, command_line))
 
 

@@ -203,7 +203,7 @@ class TestPairs:
         peers = [prefiller(name, load=busy(load)) for name, load in (("p", 4), ("q", 1), ("r", 3), ("s", 2))]
         assert prefills(RoutingCriteria(), replica("d", role="decode"), *peers) == ["q", "s", "r"]
 
-    def test_a_mixed_instance_with_a_hand_over_address_stands_in(self) -> None:
+    def test_a_mixed_instance_with_a_handoff_address_stands_in(self) -> None:
         stand_in = replica("m", handoff_address="tcp://m:1", load=busy(9))
         assert prefills(RoutingCriteria(), replica("d", role="decode"), stand_in) == ["m"]
 

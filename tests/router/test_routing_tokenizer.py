@@ -228,7 +228,7 @@ def test_when_too_many_long_prompts_of_a_caller_wait_the_instances_share_the_wor
     async def scenario(threads: ThreadPoolExecutor, gate: threading.Event) -> None:
         a = TextInstance("a")
         async with running_router(a, policy="prefix") as router:
-            tokenizing = RoutingTokenizer(router.process.serving, Registry(), threads)
+            tokenizing = RoutingTokenizer(router.process.stream_runner, Registry(), threads)
             assert (await tokenizing.add_token_ids(origin(b'{"prompt":"short"}'))).prompt_token_ids == [*b"short"]
             threads.submit(gate.wait, 10)
             long = origin(msgspec.json.encode({"prompt": "long " * MAX_INLINE_BYTES}))

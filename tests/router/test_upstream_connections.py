@@ -97,7 +97,7 @@ def test_pieces_are_there_as_they_come_and_the_connection_is_used_again() -> Non
     assert head.startswith(b"POST /path HTTP/1.1\r\n") and b"x-name: value" in head and body == b"body"
 
 
-def test_whoever_leaves_before_the_end_closes_the_connection() -> None:
+def test_a_reader_that_leaves_before_the_end_closes_the_connection() -> None:
     felt = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

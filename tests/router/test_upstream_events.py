@@ -69,6 +69,7 @@ def test_events_are_told_apart() -> None:
 
 def test_a_comment_that_shares_an_event_does_not_hide_it() -> None:
     assert parse_event(b": progress e 1 2 3\ndata: [DONE]") == DoneEvent()
+    assert parse_event(b":a\n" * 50_000 + b"data: [DONE]") == DoneEvent()
 
 
 def test_an_error_event_keeps_what_a_machine_needs() -> None:

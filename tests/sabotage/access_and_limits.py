@@ -1,4 +1,4 @@
-"""Deliberate bugs in who may do what, and how much of it. See `tests/sabotage.py`, whose table these rows belong to."""
+"""Deliberate bugs in authentication, ownership of streams, limits of callers, and what is read as data."""
 
 import logging
 import math
@@ -27,46 +27,36 @@ from onward.router import detached_streams as router_records
 from onward.router.endpoints import generation as router_generation
 from onward.router.main import RouterProcess
 from onward.router.stream_runner import StreamRunner
-from onward.stream_store import entries as shelf_records
-from onward.stream_store import store_core as shelf_core
+from onward.stream_store import entries as store_entries
+from onward.stream_store import store_core
 from onward.stream_store.entries import EntryTable
 from onward.stream_store.store_core import StreamStoreCore
-from onward.supervisor.child_process import ProcessRole
-from onward.supervisor.supervisor import Supervisor
 from onward.text import bounded_template
 from onward.web import http_responses
 from onward.web.auth import api_key_table, authenticator
 from onward.web.auth.api_key_table import ApiKeyTable, Caller
 from onward.web.auth.authenticator import Authenticator, ConnectionLimitMiddleware
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 ADMISSION = "tests/engine/test_admission.py::"
 SCALE = "tests/engine/test_scale.py::"
-BOOKS = "tests/engine/test_callers.py::"
+LIMITER = "tests/engine/test_caller_limiter.py::"
 DEADLINES = "tests/engine/test_deadlines.py::"
-STOPPING = "tests/supervisor/test_stopping.py::"
 SECOND_STOP = "test_a_second_stop_ends_streams_at_once_and_says_how_many"
 HOSTILE = "tests/models/test_hostile_files.py::"
 TEMPLATES = "tests/text/test_chat_template.py::"
-JAIL = "tests/web/test_template_jail.py::test_a_hostile_template_is_refused_and_harms_nobody_after_it"
-SHELF = "tests/shelf/test_core.py::"
-KEPT = "tests/shelf/test_records.py::"
+SANDBOX = "tests/web/test_template_sandbox.py::test_a_hostile_template_is_refused_and_harms_nobody_after_it"
+STORE = "tests/stream_store/test_store_core.py::"
+ENTRIES = "tests/stream_store/test_entries.py::"
 AT_INSTANCE = "tests/api/test_roles.py::"
 AT_ROUTER = "tests/router/test_roles.py::"
-CALLERS = "tests/web/test_callers.py::"
+CALLERS = "tests/web/test_authenticator.py::"
 TWO_PROCESSES = "tests/api/test_two_processes.py::"
 
 _logger = logging.getLogger(__name__)
 
 
-# The end.
-
-
-def _leave_streams_their_grace_at_a_second_signal(patch: Patches) -> None:
-    def stop_apis(self: Supervisor, wakeup: Any) -> None:
-        self._stop_role(ProcessRole.API, self._config.drain_s, wakeup)
-
-    patch.put(Supervisor, "_stop_apis", stop_apis)
+# Stopping.
 
 
 def _cut_streams_without_a_word(patch: Patches) -> None:
@@ -111,7 +101,7 @@ def _keys_are_logged(patch: Patches) -> None:
     patch.around(ApiKeyTable, "find", find)
 
 
-def _a_broken_file_opens_every_door(patch: Patches) -> None:
+def _a_broken_file_accepts_everybody(patch: Patches) -> None:
     def reload_keys(original: Callable, self: RouterProcess) -> None:
         self._keyring.keys = ApiKeyTable()
         original(self)
@@ -126,7 +116,7 @@ def _connections_are_not_counted(patch: Patches) -> None:
     patch.around(ConnectionLimitMiddleware, "__call__", serve)
 
 
-# Whose a stream is.
+# Owners of streams.
 
 
 def _anybody_may_ask_for_any_id(patch: Patches) -> None:
@@ -134,14 +124,14 @@ def _anybody_may_ask_for_any_id(patch: Patches) -> None:
         patch.put(module, "owns_request_id", lambda caller, request_id: True)
 
 
-def _the_shelf_asks_nobody_who_they_are(patch: Patches) -> None:
-    for module in (shelf_core, shelf_records):
+def _the_stream_store_ignores_the_caller(patch: Patches) -> None:
+    for module in (store_core, store_entries):
         patch.put(module, "is_visible_to", lambda record, caller: True)
 
 
 def _what_another_process_shows_is_everybodys(patch: Patches) -> None:
     def shown(original: Callable, self: StreamStoreCore, api: str, message: LiveStreamReply, now_s: float) -> Any:
-        question = self._questions.get(message.query_id)
+        question = self._pending.get(message.query_id)
         if question is not None and message.entry is not None:
             question.best = message.entry
         return original(self, api, message, now_s)
@@ -185,7 +175,7 @@ def _an_abort_leaves_what_instances_have_kept(patch: Patches) -> None:
     patch.around(StreamRunner, "_abort_at_instances", at_instances)
 
 
-# How much.
+# Limits.
 
 
 def _ended_requests_stay_in_flight(patch: Patches) -> None:
@@ -240,7 +230,7 @@ def _a_resubmission_is_a_new_request(patch: Patches) -> None:
     patch.put(admission, "counts_as_new", lambda submit: True)
 
 
-def _tokens_that_a_client_brings_open_the_door(patch: Patches) -> None:
+def _tokens_that_a_client_brings_pass_admission(patch: Patches) -> None:
     patch.around(
         admission, "counts_as_new", lambda original, submit: original(submit) and not submit.generated_token_ids
     )
@@ -278,7 +268,7 @@ def _a_request_chooses_its_priority(patch: Patches) -> None:
     patch.around(request_builder, "clamp_priority", priority_within)
 
 
-# The shelf.
+# The stream store.
 
 
 def _the_last_record_put_counts(patch: Patches) -> None:
@@ -375,8 +365,8 @@ TABLE = [
     ),
     Sabotage(
         "broken-file-opens",
-        "keys: a file that cannot be read leaves no key, and so no lock",
-        _a_broken_file_opens_every_door,
+        "keys: a file that cannot be read leaves no key, and every request is accepted",
+        _a_broken_file_accepts_everybody,
         [AT_ROUTER + "test_keys_are_read_again_and_a_broken_file_changes_nothing"],
     ),
     Sabotage(
@@ -387,21 +377,21 @@ TABLE = [
     ),
     Sabotage(
         "ids-of-anybody",
-        "owner: whoever has an id may ask for it",
+        "owner: a caller that has an id may ask for it, although it is another's",
         _anybody_may_ask_for_any_id,
         [UNKNOWN_TO_OTHERS, AT_ROUTER + "test_nobody_else_learns_that_a_stream_was_aborted"],
     ),
     Sabotage(
-        "shelf-asks-nobody",
-        "owner: the shelf finds and drops for everybody",
-        _the_shelf_asks_nobody_who_they_are,
-        [SHELF + "test_nobody_finds_what_is_anothers", KEPT + "test_nobody_replaces_or_drops_what_is_anothers"],
+        "store-ignores-caller",
+        "owner: the stream store finds and drops the entries of any caller",
+        _the_stream_store_ignores_the_caller,
+        [STORE + "test_nobody_finds_what_is_anothers", ENTRIES + "test_nobody_replaces_or_drops_what_is_anothers"],
     ),
     Sabotage(
         "shown-to-everybody",
         "owner: what runs in another process is shown to everybody",
         _what_another_process_shows_is_everybodys,
-        [SHELF + "test_nobody_finds_what_is_anothers"],
+        [STORE + "test_nobody_finds_what_is_anothers"],
     ),
     Sabotage(
         "claims-of-anybody",
@@ -411,15 +401,15 @@ TABLE = [
     ),
     Sabotage(
         "engine-takeover",
-        "owner: the engine lets a newer epoch of anybody take over",
+        "owner: the engine lets a newer epoch of any caller take over",
         _the_engine_lets_anybody_take_over,
         [ADMISSION + "test_nobody_takes_over_the_stream_of_another_caller"],
     ),
     Sabotage(
-        "ledger-aborts-all",
+        "tracker-aborts-all",
         "owner: an api process ends by name what is another's",
         _an_api_ends_everybodys_by_name,
-        ["tests/api/test_ledger.py::test_a_caller_s_abort_is_about_its_own_requests"],
+        ["tests/api/test_request_tracker.py::test_a_caller_s_abort_is_about_its_own_requests"],
     ),
     Sabotage(
         "engine-aborts-all",
@@ -462,7 +452,7 @@ TABLE = [
         "limits: a bucket that was emptied stays empty",
         _a_bucket_is_never_refilled,
         [
-            BOOKS + "test_an_empty_bucket_says_when_there_is_something_in_it",
+            LIMITER + "test_an_empty_bucket_says_when_there_is_something_in_it",
             ADMISSION + "test_prompts_and_outputs_are_charged_and_an_empty_bucket_refuses_the_next_one",
         ],
     ),
@@ -470,13 +460,13 @@ TABLE = [
         "bucket-without-bottom",
         "limits: a quiet day may be spent in one minute",
         _a_bucket_grows_for_ever,
-        [BOOKS + "test_a_pause_fills_the_bucket_up_to_a_minute_s_tokens_and_no_further"],
+        [LIMITER + "test_a_pause_fills_the_bucket_up_to_a_minute_s_tokens_and_no_further"],
     ),
     Sabotage(
         "choices-pay-each",
         "limits: the prompt is charged for each choice",
         _each_choice_pays_for_the_prompt,
-        [BOOKS + "test_the_choices_of_a_request_are_let_in_or_refused_together_and_have_one_prompt"],
+        [LIMITER + "test_the_choices_of_a_request_are_let_in_or_refused_together_and_have_one_prompt"],
     ),
     Sabotage(
         "resubmissions-pay",
@@ -489,9 +479,9 @@ TABLE = [
     ),
     Sabotage(
         "brought-tokens-open",
-        "limits: whoever brings tokens along is let in past the queue",
-        _tokens_that_a_client_brings_open_the_door,
-        [ADMISSION + "test_tokens_that_a_client_has_brought_along_do_not_open_the_door"],
+        "limits: a request that brings tokens along is admitted past the queue",
+        _tokens_that_a_client_brings_pass_admission,
+        [ADMISSION + "test_tokens_that_a_client_has_brought_along_do_not_pass_admission"],
     ),
     Sabotage(
         "scan-of-live-requests",
@@ -507,7 +497,7 @@ TABLE = [
     ),
     Sabotage(
         "queue-keeps-tokens",
-        "F64: the tokens of whoever has left the queue stay in it",
+        "F64: the prompt tokens of requests that have left the queue still count",
         _who_leaves_the_queue_leaves_its_tokens,
         [ADMISSION + "test_the_queue_is_bounded_by_the_tokens_of_the_prompts_that_wait_in_it"],
     ),
@@ -527,19 +517,19 @@ TABLE = [
         [AT_INSTANCE + "test_limits_and_priority_of_a_key_reach_the_engine"],
     ),
     Sabotage(
-        "last-record-counts",
-        "shelf: an earlier attempt's record takes the place of a later one's",
+        "last-entry-counts",
+        "stream store: the entry of an earlier attempt replaces that of a later one",
         _the_last_record_put_counts,
         [
-            KEPT + "test_of_two_with_one_id_the_later_attempt_counts_whichever_comes_first",
-            KEPT + "test_nobody_replaces_or_drops_what_is_anothers",
+            ENTRIES + "test_of_two_with_one_id_the_later_attempt_counts_whichever_comes_first",
+            ENTRIES + "test_nobody_replaces_or_drops_what_is_anothers",
         ],
     ),
     Sabotage(
-        "later-records-forgotten",
-        "shelf: whoever goes on drops what a later attempt has left",
+        "later-entries-dropped",
+        "stream store: an attempt that continues drops the entry of a later one",
         _a_later_record_is_forgotten_too,
-        [KEPT + "test_an_earlier_attempt_is_forgotten_and_a_later_one_is_not"],
+        [ENTRIES + "test_an_earlier_attempt_is_forgotten_and_a_later_one_is_not"],
     ),
     Sabotage(
         "steps-uncounted",
@@ -554,10 +544,10 @@ TABLE = [
         [TEMPLATES + "test_a_prompt_has_a_bound"],
     ),
     Sabotage(
-        "jail-unlocked",
+        "sandbox-without-limits",
         "F63: a client's template has all of the memory and time",
         _a_clients_template_has_all_memory,
-        [f"{JAIL}[more memory than it may have]"],
+        [f"{SANDBOX}[more memory than it may have]"],
     ),
     Sabotage(
         "gguf-counts-believed",
@@ -581,15 +571,9 @@ TABLE = [
         ],
     ),
     Sabotage(
-        "second-signal-waits",
-        "a second signal ends the instance without telling the clients whose streams it cuts",
-        _leave_streams_their_grace_at_a_second_signal,
-        [STOPPING + "test_a_second_signal_leaves_the_api_processes_no_grace"],
-    ),
-    Sabotage(
         "cut-without-a-word",
         "streams that a stop cuts get no error event, and their number is not logged",
         _cut_streams_without_a_word,
-        ["tests/api/test_carrying_on.py::" + SECOND_STOP],
+        ["tests/api/test_recovery.py::" + SECOND_STOP],
     ),
 ]

@@ -1,10 +1,10 @@
-"""Runs a module of ours as `python -m` does, with one rule broken: `python -m tests.sabotage_child NAME MODULE …`."""
+"""Runs a module of ours as `python -m` does, with one rule broken: `python -m tests.sabotage.child NAME MODULE …`."""
 
 import runpy
 import sys
 
-from tests.sabotage import TABLE
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
+from tests.sabotage.table import TABLE
 
 
 def row(name: str) -> Sabotage:
@@ -17,7 +17,7 @@ def sabotaged(command: list[str], name: str) -> list[str]:
     at = command.index("-m") + 1 if "-m" in command else len(command)
     if not "".join(command[at : at + 1]).startswith("onward."):
         return command
-    return [*command[:at], "tests.sabotage_child", name, *command[at:]]
+    return [*command[:at], "tests.sabotage.child", name, *command[at:]]
 
 
 def main() -> None:

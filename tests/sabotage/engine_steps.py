@@ -1,7 +1,4 @@
-"""Deliberate bugs, each with the tests that must notice it. A rule whose breaking nobody notices is not held by a test.
-
-The table of all of them; those of the engine's steps are here. `make sabotage` puts in one after the other.
-"""
+"""Deliberate bugs in the engine's steps: events, positions, preemption, fences, the prefix cache, deltas."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -21,23 +18,7 @@ from onward.proto import block_hash
 from onward.proto.step import SlotPreempted, SlotTokens, StepPlan, StepResult, TokenLogprobs
 from onward.sim.hash_worker import HashWorker
 from onward.transport import shm_rows, shm_wire
-from tests import (
-    sabotage_doors,
-    sabotage_exactness,
-    sabotage_grammar,
-    sabotage_http,
-    sabotage_inputs,
-    sabotage_messages,
-    sabotage_partial,
-    sabotage_pd,
-    sabotage_responses,
-    sabotage_router,
-    sabotage_scheduling,
-    sabotage_speculation,
-    sabotage_starting,
-    sabotage_tenants,
-)
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 FAILURES = "tests/failures/test_steps_and_preemption.py::"
 STAGES = "tests/conformance/test_stages.py::"
@@ -360,7 +341,7 @@ TABLE = [
     ),
     Sabotage(
         "skip-epoch-check",
-        "F01, F07: an event of an epoch that is over is taken for whoever runs",
+        "F01, F07: an event of an epoch that is over is applied to a request that runs",
         _skip_the_epoch_check,
         [
             FAILURES + "test_f01_each_value_has_one_meaning_and_a_reply_names_its_epoch",
@@ -430,7 +411,7 @@ TABLE = [
     ),
     Sabotage(
         "fences-unseen",
-        "F09: the next one is preempted for blocks that come back by themselves",
+        "F09: a request is preempted for blocks that are only fenced",
         _do_not_see_fences,
         [FAILURES + "test_f09_blocks_that_are_only_fenced_are_waited_for"],
     ),
@@ -442,7 +423,7 @@ TABLE = [
     ),
     Sabotage(
         "salt-ignored",
-        "F10: tenants share each other's blocks",
+        "F10: callers share each other's blocks",
         _ignore_the_salt,
         [
             FAILURES + "test_f10_two_requests_share_a_block_by_its_hash_and_in_no_other_way",
@@ -461,7 +442,7 @@ TABLE = [
     ),
     Sabotage(
         "no-slot-fence",
-        "F12: a slot has a new tenant while the last one's step is in flight",
+        "F12: a slot has a new request while the last one's step is in flight",
         _free_slots_without_the_fence,
         [FAILURES + "test_f12_a_slot_has_no_new_tenant_while_a_surplus_step_of_the_last_one_is_in_flight"],
     ),
@@ -492,7 +473,7 @@ TABLE = [
     ),
     Sabotage(
         "abort-only-what-runs",
-        "F14: who waits, or is being preempted, cannot be aborted",
+        "F14: a request that waits or is being preempted cannot be aborted",
         _abort_only_what_runs,
         [
             FAILURES + "test_f14_an_abort_is_answered_in_every_state_and_twice[waiting]",
@@ -501,7 +482,7 @@ TABLE = [
     ),
     Sabotage(
         "tombstones-unbounded",
-        "F14: the marks of aborted requests stay for ever",
+        "F14: the tombstones of aborted requests stay for ever",
         _keep_every_tombstone,
         [FAILURES + "test_f14_the_marks_of_aborted_requests_are_bounded"],
     ),
@@ -519,7 +500,7 @@ TABLE = [
     ),
     Sabotage(
         "error-behind-unsent-tokens",
-        "F16: the error of an isolated request stands behind tokens that nobody got",
+        "F16: the error of an isolated request stands behind tokens that were not sent",
         _an_error_behind_tokens_that_were_not_sent,
         [
             f"{ISOLATION}[{wire}-TokenProcessor-_record_metrics-after its work-early]"
@@ -585,7 +566,7 @@ TABLE = [
     ),
     Sabotage(
         "stop-decided-twice",
-        "the reason is guessed again from the count of tokens",
+        "the finish reason is decided again from the count of tokens",
         _decide_the_reason_again,
         [STAGES + "test_the_stop_comes_before_the_length_when_both_are_reached_at_once"],
     ),
@@ -637,18 +618,4 @@ TABLE = [
             STAGES + "test_a_resumed_request_s_first_token_is_not_counted_again",
         ],
     ),
-    *sabotage_grammar.TABLE,
-    *sabotage_messages.TABLE,
-    *sabotage_pd.TABLE,
-    *sabotage_scheduling.TABLE,
-    *sabotage_router.TABLE,
-    *sabotage_doors.TABLE,
-    *sabotage_http.TABLE,
-    *sabotage_speculation.TABLE,
-    *sabotage_responses.TABLE,
-    *sabotage_exactness.TABLE,
-    *sabotage_inputs.TABLE,
-    *sabotage_tenants.TABLE,
-    *sabotage_starting.TABLE,
-    *sabotage_partial.TABLE,
 ]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 LOGITS = "tests/worker/test_exact_int8.py::test_no_element_of_the_logits_differs_"
 ANY_PATH = LOGITS + "on_any_path_for_any_shape_of_head"
@@ -185,8 +185,8 @@ def _top_p_before_top_k(patch: Patches) -> None:
 def _noise_of_the_row_in_the_batch(patch: Patches) -> None:
     from onward.worker.sampler import Sampler, SamplingRow
 
-    def take(original: Callable, self: Sampler, row: int, draw: SamplingRow) -> None:
-        original(self, row, draw)
+    def take(original: Callable, self: Sampler, row: int, params: SamplingRow) -> None:
+        original(self, row, params)
         self._choices[row] += row
 
     patch.around(Sampler, "_set_row", take)
@@ -372,7 +372,7 @@ TABLE = [
         "the share that top-p keeps is taken of all tokens, and top-k cuts afterwards",
         _top_p_before_top_k,
         [
-            "tests/worker/test_sampler.py::test_tokens_are_drawn_as_often_as_they_are_likely"
+            "tests/worker/test_sampler.py::test_tokens_are_sampled_as_often_as_they_are_likely"
             "[{'top_k': 30, 'top_p': 0.8, 'min_p': 0.05, 'temperature': 1.5}]"
         ],
     ),

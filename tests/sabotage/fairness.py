@@ -1,4 +1,4 @@
-"""Deliberate bugs in what one tenant may cost another. See `tests/sabotage.py`, whose table these rows belong to."""
+"""Deliberate bugs in what one caller may cost another: threads, queues, bodies, refusals."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from onward.web import asgi, body_parts, json_body
 from onward.web.caller_throttle import BODY_BYTE_RATE, BodyMemoryLimit, CallerThrottle, RefusalThrottle
 from onward.web.fair_scheduler import FairScheduler, FairSchedulerLimits, RefusedWorkBudget
 from onward.web.throttle_middleware import ThrottledBody
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 LENGTHS = "tests/text/test_length_check.py::"
-QUEUE = "tests/web/test_fair_queue.py::"
-PACE = "tests/web/test_pace.py::"
-PACED = "tests/web/test_paced_callers.py::"
+QUEUE = "tests/web/test_fair_scheduler.py::"
+PACE = "tests/web/test_caller_throttle.py::"
+PACED = "tests/web/test_throttle_middleware.py::"
 LARGE_BODIES = "test_large_bodies_of_a_caller_are_read_at_its_rate_and_small_ones_and_those_of_others_at_once"
-WORK = "tests/api/test_work_queues.py::"
+WORK = "tests/api/test_preprocessing_executors.py::"
 
 
 # Texts.
@@ -346,13 +346,13 @@ TABLE = [
         "grammars-wait-for-each-other",
         "one process compiles the grammars of all callers",
         _grammars_wait_for_each_other,
-        ["tests/grammar/test_check_process.py::test_a_grammar_that_takes_long_does_not_delay_another"],
+        ["tests/grammar/test_grammar_checker.py::test_a_grammar_that_takes_long_does_not_delay_another"],
     ),
     Sabotage(
         "next-caller-starts-the-process",
         "where a grammar has ended the process that compiles it, the next caller waits for another one to start",
         _the_next_caller_starts_the_process,
-        ["tests/grammar/test_check_process.py::test_what_is_too_much_ends_the_child_and_nobody_else"],
+        ["tests/grammar/test_grammar_checker.py::test_what_is_too_much_ends_the_child_and_nobody_else"],
     ),
     Sabotage(
         "texts-of-any-length",
@@ -376,6 +376,6 @@ TABLE = [
         "router-tokenizes-all",
         "a router with a prefix policy tokenizes texts that no instance can hold",
         _a_router_tokenizes_whatever_comes,
-        ["tests/router/test_tokenizing.py::test_a_text_that_no_instance_can_hold_is_passed_on_as_it_came"],
+        ["tests/router/test_routing_tokenizer.py::test_a_text_that_no_instance_can_hold_is_passed_on_as_it_came"],
     ),
 ]

@@ -14,12 +14,12 @@ from onward.proto.sampling_params import Grammar
 from onward.transport import shm_rows
 from onward.worker.logits_processors.mask_executor import NextMask, ThreadedMaskExecutor, compute_inline
 from onward.worker.logits_processors.slot_grammar import SlotGrammar
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 FAILURES = "tests/failures/test_grammars.py::"
 WORKER = "tests/worker/test_grammars.py::"
 EVENTS = "tests/conformance/test_events.py::"
-MASKS = "tests/worker/test_mask_making.py::"
+MASKS = "tests/worker/test_mask_executor.py::"
 
 
 def _start_over(patch: Patches) -> None:
@@ -28,7 +28,7 @@ def _start_over(patch: Patches) -> None:
     ) -> TokenBitmask:
         return original(self, grammar, [], grammars)
 
-    patch.around(SlotGrammar, "_begin", begin)
+    patch.around(SlotGrammar, "_start_matcher", begin)
 
 
 def _use_a_mask_twice(patch: Patches) -> None:
@@ -48,14 +48,14 @@ def _ignore_the_end(patch: Patches) -> None:
     patch.around(TokenProcessor, "_append", append)
 
 
-def _do_not_hand_over_the_end(patch: Patches) -> None:
+def _do_not_hand_off_the_end(patch: Patches) -> None:
     def ready(original: Callable, self: PrefillSide, *args: object, grammar_done: bool = False) -> None:
         original(self, *args, grammar_done=False)
 
     patch.around(PrefillSide, "ready", ready)
 
 
-def _let_end_tokens_be_drawn_anywhere(patch: Patches) -> None:
+def _let_end_tokens_be_sampled_anywhere(patch: Patches) -> None:
     def forbid(original: Callable, self: SlotGrammar, logits: np.ndarray, ends: tuple[int, ...]) -> None:
         kept = logits[list(ends)]
         original(self, logits, ends)
@@ -73,19 +73,19 @@ def _lose_the_end_in_the_rows(patch: Patches) -> None:
 
 def _make_every_mask_at_once(patch: Patches) -> None:
     def make(
-        original: Callable, self: ThreadedMaskExecutor, work: Callable[[], TokenBitmask], likely_s: float
+        original: Callable, self: ThreadedMaskExecutor, compute: Callable[[], TokenBitmask], expected_s: float
     ) -> NextMask:
-        return compute_inline(work)
+        return compute_inline(compute)
 
     patch.around(ThreadedMaskExecutor, "submit", make)
 
 
 def _forget_slow_masks(patch: Patches) -> None:
     def make(
-        original: Callable, self: ThreadedMaskExecutor, work: Callable[[], TokenBitmask], likely_s: float
+        original: Callable, self: ThreadedMaskExecutor, compute: Callable[[], TokenBitmask], expected_s: float
     ) -> NextMask:
-        self._left_s = 1.0
-        return original(self, work, likely_s)
+        self._inline_budget_s = 1.0
+        return original(self, compute, expected_s)
 
     patch.around(ThreadedMaskExecutor, "submit", make)
 
@@ -102,7 +102,7 @@ TABLE = [
     ),
     Sabotage(
         "stale-mask",
-        "a mask serves two positions",
+        "a token bitmask is used for two positions",
         _use_a_mask_twice,
         [
             WORKER + f"test_an_output_satisfies_its_grammar_and_says_when_it_is_done[{case}]"
@@ -122,26 +122,26 @@ TABLE = [
         [EVENTS + "test_a_token_that_completes_its_grammar_ends_the_output_whatever_else_is_asked[shm]"],
     ),
     Sabotage(
-        "grammar-end-not-handed-over",
-        "a peer's token completes a grammar, and nobody says so",
-        _do_not_hand_over_the_end,
+        "grammar-end-not-handed-off",
+        "a peer's token completes a grammar, and the handoff does not say so",
+        _do_not_hand_off_the_end,
         ["tests/pd/test_prefill_side.py::test_that_a_grammar_is_done_is_told_with_the_tokens"],
     ),
     Sabotage(
         "ends-anywhere",
         "an answer ends before it is complete",
-        _let_end_tokens_be_drawn_anywhere,
-        [WORKER + "test_an_end_token_is_drawn_only_where_the_output_is_complete"],
+        _let_end_tokens_be_sampled_anywhere,
+        [WORKER + "test_an_end_token_is_sampled_only_where_the_output_is_complete"],
     ),
     Sabotage(
         "every-mask-at-once",
-        "one slow grammar holds up everybody's tokens",
+        "one slow grammar delays the tokens of all requests",
         _make_every_mask_at_once,
         [MASKS + "test_a_mask_that_may_take_long_is_made_by_another_thread_and_its_asker_goes_on"],
     ),
     Sabotage(
         "slow-masks-forgotten",
-        "grammars that are slow after all hold up everybody again and again",
+        "grammars that turn out to be slow delay all requests again and again",
         _forget_slow_masks,
         [MASKS + "test_masks_that_are_slow_after_all_do_not_hold_up_everybody_for_long"],
     ),

@@ -1,4 +1,4 @@
-"""Deliberate bugs in what passes between instances. See `tests/sabotage.py`, whose table these rows belong to."""
+"""Deliberate bugs in handoffs between prefill and decode instances."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,10 +20,10 @@ from onward.pd.prefill_side import PrefillSide
 from onward.proto.control import StopChild, ToChild
 from onward.proto.handoff import CancelHandoff, HandoffHeartbeat, RefuseHandoff
 from onward.transport.handoff_sockets import HandoffClientSocket
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 KV = "tests/failures/test_kv_between_machines.py::"
-PROPERTIES = "tests/engine/test_handover_properties.py::"
+PROPERTIES = "tests/engine/test_handoff_properties.py::"
 
 
 def _free_leased_blocks_at_once(patch: Patches) -> None:
@@ -63,25 +63,25 @@ def _decode_ends_without_a_word(patch: Patches) -> None:
 
 
 def _a_failed_push_is_only_logged(patch: Patches) -> None:
-    patch.around(PrefillService, "_fail", lambda original, self, job, error, now_s, quiet=False: None)
+    patch.around(PrefillService, "_fail", lambda original, self, job, error, now_s, is_quiesced=False: None)
 
 
 def _a_refusal_is_decided_and_not_sent(patch: Patches) -> None:
     def refuse_held(original: Callable, self: DecodeSide, number: int) -> None:
-        self._fail_without_telling_peer(number, decode_side.handoff_errors.no_decode_blocks("full"))
+        self._fail_without_notifying_peer(number, decode_side.handoff_errors.no_decode_blocks("full"))
 
     patch.around(DecodeSide, "_refuse_held", refuse_held)
 
 
 def _a_silent_peer_blocks_the_queue(patch: Patches) -> None:
-    def may_offer(original: Callable, self: PrefillOffers, handover: object) -> bool:
-        return not self.offered and original(self, handover)
+    def may_offer(original: Callable, self: PrefillOffers, handoff: object) -> bool:
+        return not self.offered and original(self, handoff)
 
     patch.around(PrefillOffers, "may_offer", may_offer)
 
 
 def _offer_everything_at_once(patch: Patches) -> None:
-    patch.around(PrefillOffers, "may_offer", lambda original, self, handover: True)
+    patch.around(PrefillOffers, "may_offer", lambda original, self, handoff: True)
 
 
 def _each_offer_is_a_new_one(patch: Patches) -> None:
@@ -92,13 +92,13 @@ def _each_offer_is_a_new_one(patch: Patches) -> None:
             self._by_lease.clear()
         original(self, peer, offer, now_s)
 
-    def on_offer(original: Callable, self: RemotePrefillClient, errand: object, event: object, now_s: float) -> None:
-        request: Request = errand.request  # type: ignore[attr-defined]
+    def on_offer(original: Callable, self: RemotePrefillClient, task: object, event: object, now_s: float) -> None:
+        request: Request = task.request  # type: ignore[attr-defined]
         if request.lease is not None:
             request.lease = None
             self._scheduler.allocator.awaiting_kv.remove(request)
             request.status = type(request.status).ASKED
-        original(self, errand, event, now_s)
+        original(self, task, event, now_s)
 
     patch.around(DecodeSide, "_receive_offer", receive_offer)
     patch.around(RemotePrefillClient, "_on_offer", on_offer)
@@ -109,7 +109,7 @@ def _a_granted_slot_has_an_epoch(patch: Patches) -> None:
         given = original(self, request)
         if given:
             request.slot_epoch = 99
-            self._seating.by_slot_epoch[99] = request
+            self._allocator.by_slot_epoch[99] = request
         return given
 
     patch.around(BlockLeases, "grant", grant)
@@ -137,8 +137,8 @@ def _any_incarnation_will_do(patch: Patches) -> None:
     patch.around(DecodeSide, "_find", find)
 
     def tick(original: Callable, self: DecodeSide, now_s: float) -> None:
-        for handover in self._live.values():
-            handover.silent_at_s = now_s + 1000  # metadata of a dead peer, believed for an hour
+        for handoff in self._live.values():
+            handoff.silent_at_s = now_s + 1000  # metadata of a dead peer, believed for an hour
         original(self, now_s)
 
     patch.around(DecodeSide, "tick", tick)
@@ -146,7 +146,7 @@ def _any_incarnation_will_do(patch: Patches) -> None:
 
 def _lease_half_of_it(patch: Patches) -> None:
     def grant(original: Callable, self: BlockLeases, request: Request) -> bool:
-        seating = self._seating
+        allocator = self._allocator
         before = SlotAllocator.plan_allocation
 
         def half(self: SlotAllocator, asked: Request) -> PlannedAllocation:
@@ -155,7 +155,7 @@ def _lease_half_of_it(patch: Patches) -> None:
 
         SlotAllocator.plan_allocation = half  # type: ignore[method-assign]
         try:
-            return seating.pool.num_available > 3 and original(self, request)
+            return allocator.pool.num_available > 3 and original(self, request)
         finally:
             SlotAllocator.plan_allocation = before  # type: ignore[method-assign]
 
@@ -176,9 +176,9 @@ def _judge_then_drain(patch: Patches) -> None:
 
 def _believe_ready(patch: Patches) -> None:
     def verify(original: Callable, self: DecodeSide, number: int) -> None:
-        handover = self._live[number]
-        if handover.ready is not None:
-            handover.received_checksums = handover.ready.checksums
+        handoff = self._live[number]
+        if handoff.ready is not None:
+            handoff.received_checksums = handoff.ready.checksums
         original(self, number)
 
     patch.around(DecodeSide, "_complete_if_verified", verify)
@@ -202,15 +202,15 @@ def _count_when_sent(patch: Patches) -> None:
 
 def _say_it_once(patch: Patches) -> None:
     def tick(original: Callable, self: object, now_s: float) -> None:
-        for handover in [h for d in self._decode_peers.values() for h in d.handoffs.values()]:  # type: ignore[attr-defined]
-            handover.resend_at_s = now_s + 1000
+        for handoff in [h for d in self._decode_peers.values() for h in d.handoffs.values()]:  # type: ignore[attr-defined]
+            handoff.resend_at_s = now_s + 1000
         original(self, now_s)
 
     patch.around(PrefillSide, "tick", tick)
 
 
 def _no_lease_ends_at_the_prefill_side(patch: Patches) -> None:
-    patch.around(PrefillSide, "_expire", lambda original, self, key, handover: None)
+    patch.around(PrefillSide, "_expire", lambda original, self, key, handoff: None)
     patch.put(prefill_side, "NO_LONGER_WANTED", prefill_side.UNKNOWN_TO_PREFILL)
 
 
@@ -221,9 +221,9 @@ def _a_peer_s_death_is_our_stall(patch: Patches) -> None:
 
 def _repeat_all_that_was_not_sent(patch: Patches) -> None:
     def unsent(original: Callable, self: DecodeSide, peer: str, now_s: float) -> None:
-        for number, handover in self._live.items():
-            if handover.peer == peer and handover.resend_at_s is not None:
-                handover.resend_at_s = now_s
+        for number, handoff in self._live.items():
+            if handoff.peer == peer and handoff.resend_at_s is not None:
+                handoff.resend_at_s = now_s
                 self._timers.set_earliest(number, now_s)
 
     patch.around(DecodeSide, "on_send_failed", unsent)
@@ -240,7 +240,7 @@ def _count_when_sampled(patch: Patches) -> None:
     patch.around(TokenProcessor, "finish", finish)
 
 
-def _do_not_log_failed_handovers(patch: Patches) -> None:
+def _do_not_log_failed_handoffs(patch: Patches) -> None:
     patch.put(prefill_service, "_log_failed", lambda request_id, key, error: None)
 
 
@@ -250,23 +250,23 @@ def _row(name: str, breaks: str, apply: Callable[[Patches], None], *tests: str) 
 
 TABLE = [
     _row(
-        "handed-over-when-sampled",
-        "F35: a prompt counts as handed over when its token is sampled",
+        "handed-off-when-sampled",
+        "F35: a prompt counts as handed off when its token is sampled",
         _count_when_sampled,
         "test_f35_success_is_counted_when_the_peer_has_taken_it",
     ),
     _row(
-        "failed-hand-over-not-logged",
-        "a prefill instance ends a hand-over and does not say why",
-        _do_not_log_failed_handovers,
-        "test_f35_a_hand_over_that_fails_behind_its_token_is_no_success_and_both_sides_say_why",
+        "failed-handoff-not-logged",
+        "a prefill instance ends a handoff and does not say why",
+        _do_not_log_failed_handoffs,
+        "test_f35_a_handoff_that_fails_behind_its_token_is_no_success_and_both_sides_say_why",
     ),
     Sabotage(
         "goodbye-too-early",
-        "an engine that is told to stop reads on after it has forgotten its hand-overs",
+        "an engine that is told to stop reads on after it has forgotten its handoffs",
         _say_goodbye_before_the_last_turn,
         [
-            "tests/engine/test_leaving.py::"
+            "tests/engine/test_shutdown.py::"
             "test_a_prompt_that_is_repeated_while_the_engine_is_told_to_stop_begins_nothing_anew"
         ],
     ),
@@ -293,7 +293,7 @@ TABLE = [
     ),
     _row(
         "decode-ends-silently",
-        "F22: the decode side ends a hand-over and does not say so",
+        "F22: the decode side ends a handoff and does not say so",
         _decode_ends_without_a_word,
         "test_f22_a_request_that_ends_at_the_decode_side_ends_at_the_prefill_side[asked]",
         "test_f22_a_request_that_ends_at_the_decode_side_ends_at_the_prefill_side[offered]",

@@ -1,4 +1,4 @@
-"""Deliberate bugs in HTTP: connections, and which requests are believed. See `tests/sabotage.py`."""
+"""Deliberate bugs in HTTP: connections, and which requests are believed."""
 
 from collections.abc import Callable
 
@@ -21,15 +21,15 @@ from onward.web.auth.cross_site import CrossSiteGuard
 from onward.web.auth.host_and_origin import Authority
 from onward.web.server import half_closed, http_protocol
 from onward.web.server.http_protocol import LimitedHttpProtocol
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 CONNECTIONS = "tests/web/test_connections.py::"
 PAGES = "tests/api/test_web_pages.py::"
 CROSS_SITE = "tests/web/test_cross_site.py::"
-CALLERS = "tests/web/test_callers.py::"
+CALLERS = "tests/web/test_authenticator.py::"
 
 
-def _a_proof_is_for_any_method(patch: Patches) -> None:
+def _a_signature_is_for_any_method(patch: Patches) -> None:
     original = cluster_signature._mac
     patch.put(cluster_signature, "_mac", lambda key, stamp, method, path, body: original(key, stamp, "ANY", path, body))
 
@@ -45,7 +45,7 @@ def _the_idle_time_goes_on_during_a_request(patch: Patches) -> None:
 
 def _a_head_has_no_time_that_begins_in_the_middle_of_a_read(patch: Patches) -> None:
     def on_message_begin(original: Callable, self: LimitedHttpProtocol) -> None:
-        has_time = self._reading_timer is not None
+        has_time = self._read_timer is not None
         original(self)
         if not has_time:
             self._set_timer(None)
@@ -57,7 +57,7 @@ def _every_client_knows_chunks(patch: Patches) -> None:
     patch.put(LimitedHttpProtocol, "_start_asgi_task", HttpToolsProtocol._start_asgi_task)
 
 
-def _whoever_sends_no_more_has_gone(patch: Patches) -> None:
+def _a_client_that_sends_no_more_has_gone(patch: Patches) -> None:
     patch.put(LimitedHttpProtocol, "eof_received", lambda self: False)
 
 
@@ -126,12 +126,12 @@ def _any_body_is_json(patch: Patches) -> None:
 def _pages_are_looked_at_although_there_are_keys(patch: Patches) -> None:
     def refusal(original: Callable, self: Authenticator, scope: Scope) -> ErrorInfo | None:
         refused = original(self, scope)
-        return refused or (self._guard.refusal(scope) if self._guard is not None else None)
+        return refused or (self._cross_site_guard.refusal(scope) if self._cross_site_guard is not None else None)
 
     patch.around(Authenticator, "check", refusal)
 
 
-def _any_proof_will_do(patch: Patches) -> None:
+def _any_signature_will_do(patch: Patches) -> None:
     def refusal(original: Callable, self: Authenticator, scope: Scope) -> ErrorInfo | None:
         return None if asgi.header(scope, b"x-onward-proof") else original(self, scope)
 
@@ -194,9 +194,9 @@ TABLE = [
         [CALLERS + "test_pages_are_refused_where_there_are_no_keys_and_nobody_else_is_anywhere"],
     ),
     Sabotage(
-        "any-proof-opens",
-        "a header that looks like a proof lets a page in",
-        _any_proof_will_do,
+        "any-signature-opens",
+        "a header that looks like a cluster signature lets a page in",
+        _any_signature_will_do,
         [CALLERS + "test_a_router_that_proves_itself_may_call_a_server_without_keys_by_any_name"],
     ),
     Sabotage(
@@ -218,7 +218,7 @@ TABLE = [
         "proxies-are-local",
         "what a proxy on this machine passes on is taken for this machine's own",
         _a_proxy_on_this_machine_is_this_machine,
-        ["tests/api/test_proven.py::test_what_a_proxy_passes_on_does_not_come_from_this_machine"],
+        ["tests/api/test_cluster_auth.py::test_what_a_proxy_passes_on_does_not_come_from_this_machine"],
     ),
     Sabotage(
         "idle-time-goes-on",
@@ -241,7 +241,7 @@ TABLE = [
     Sabotage(
         "half-closed-is-gone",
         "a client that closes its sending side gets no response",
-        _whoever_sends_no_more_has_gone,
+        _a_client_that_sends_no_more_has_gone,
         [
             CONNECTIONS + f"test_a_client_that_closes_its_sending_side_gets_its_response[{case}]"
             for case in ("/slow-at last-1.1", "/slow-at last-1.0")
@@ -260,11 +260,11 @@ TABLE = [
         [CONNECTIONS + "test_a_router_that_closes_its_connection_has_given_the_attempt_up"],
     ),
     Sabotage(
-        "proof-of-any-method",
-        "a proof that was made for a GET is good for a DELETE",
-        _a_proof_is_for_any_method,
+        "signature-of-any-method",
+        "a cluster signature that was made for a GET is good for a DELETE",
+        _a_signature_is_for_any_method,
         [
-            "tests/transport/test_proof.py::test_a_proof_is_for_one_method_one_path_one_body_and_a_minute",
+            "tests/transport/test_cluster_signature.py::test_a_proof_is_for_one_method_one_path_one_body_and_a_minute",
             CALLERS + "test_a_proof_of_the_clusters_key_is_as_good_as_an_admins",
         ],
     ),

@@ -25,12 +25,12 @@ from onward.obs import tables
 from onward.router import client_request
 from onward.router.endpoints import generation as router_generation
 from onward.supervisor import supervisor
-from onward.supervisor.child_process import ChildProcess
+from onward.supervisor.children import Child
 from onward.supervisor.supervisor import Supervisor
 from onward.transport import api_sockets
 from onward.web.auth import api_key_file
 from onward.worker.logits_processors import constraint_factory
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 TAG_FAULT = "test_an_end_tag_that_min_tokens_forbids_is_a_fault_of_the_request_and_not_of_the_model"
 ARRIVAL = "test_an_attempt_at_a_time_that_is_none_is_refused_and_the_engine_goes_on"
@@ -144,7 +144,7 @@ def _end_with_what_cannot_be_read(patch: Patches) -> None:
     def end(sender: str, fault: msgspec.DecodeError) -> None:
         raise fault
 
-    patch.put(api_sockets, "_note_dropped", end)
+    patch.put(api_sockets, "_log_dropped", end)
 
 
 def _let_min_tokens_forbid_the_end_tag(patch: Patches) -> None:
@@ -178,8 +178,8 @@ def _add_up_whatever_children_report(patch: Patches) -> None:
 
 
 def _let_a_message_of_a_child_end_the_supervisor(patch: Patches) -> None:
-    def read_one(self: Supervisor, child: ChildProcess) -> bool:
-        if (message := child.channel.receive()) is not None:
+    def read_one(self: Supervisor, child: Child) -> bool:
+        if (message := self._processes[child].channel.receive()) is not None:
             self._on_message(child, message)
         return message is not None
 

@@ -1,5 +1,4 @@
-"""Deliberate bugs in what is returned: by an aborted or failed request, of token ids, of echoed prompts. See
-`tests/sabotage.py`, which has the other rows."""
+"""Deliberate bugs in what is returned: by an aborted or failed request, of token ids, of echoed prompts."""
 
 from typing import Any
 
@@ -13,10 +12,10 @@ from onward.router.partial_output import PartialOutputWriter
 from onward.text.message_parser import MessageParser
 from onward.text.text_stream import TextStream
 from onward.web import sse
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 PARTIAL = "tests/api/test_partial.py::"
-CLOSING = "tests/router/test_closing.py::"
+CLOSING = "tests/router/test_partial_output.py::"
 CHAT = "/v1/chat/completions"
 
 

@@ -1,4 +1,4 @@
-"""Deliberate bugs about calls and thinking, and the tests that notice each."""
+"""Deliberate bugs about reasoning and tool calls, and the tests that notice each."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from onward.worker import cpu_model_runner
 from onward.worker.logits_processors import constraints
 from onward.worker.logits_processors.constraints import ConstrainedSlot
 from onward.worker.logits_processors.slot_grammar import SlotGrammar
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 CUTS = "tests/api/test_cut_messages.py::"
 WORKER = "tests/worker/test_thinking.py::"
@@ -54,26 +54,26 @@ def _tell_again(patch: Patches) -> None:
 
 TABLE = [
     Sabotage(
-        "thinking-starts-over",
-        "an output that was interrupted thinks anew",
+        "reasoning-starts-over",
+        "an output that was interrupted starts its reasoning over",
         _think_anew,
         [WORKER + "test_an_output_that_is_gone_on_with_anywhere_is_the_same"],
     ),
     Sabotage(
         "budget-ignored",
-        "thinking goes on beyond its budget",
+        "reasoning goes on beyond its budget",
         _let_it_think_on,
         [WORKER + "test_thinking_ends_within_its_budget_whatever_else_is_forbidden"],
     ),
     Sabotage(
-        "grammar-of-thoughts",
-        "a grammar is applied to what comes before the answer",
+        "grammar-of-reasoning",
+        "a grammar is applied to the reasoning before the answer",
         _bind_thoughts,
         [WORKER + "test_a_grammar_is_about_what_comes_behind_the_thinking"],
     ),
     Sabotage(
-        "told-twice",
-        "what an earlier answer has told of a message is told again",
+        "message-events-twice",
+        "message events that an earlier attempt has sent are sent again",
         _tell_again,
         [CUTS + "test_another_instance_goes_on_for_a_router"],
     ),

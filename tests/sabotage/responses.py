@@ -1,4 +1,4 @@
-"""Deliberate bugs about responses: how they are told, kept, cancelled and carried. Rows for `tests/sabotage.py`."""
+"""Deliberate bugs about responses: their events, records, cancellation and retries."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from onward.router.endpoints.responses import ResponseEventWriter
 from onward.router.record_lookup import find_records
 from onward.router.response_store import ClusterResponseStore
 from onward.router.routed_stream import RoutedStream
-from onward.stream_store import entries as shelf_records
+from onward.stream_store import entries as store_entries
 from onward.stream_store.entries import EntryTable
 from onward.stream_store.store_core import StreamStoreCore
 from onward.web import task_pool
@@ -27,7 +27,7 @@ from onward.web.auth.api_key_table import Caller
 from onward.web.openai_api import response_endpoint
 from onward.web.openai_api.response_ids import PREFIX, response_not_found
 from onward.web.task_pool import TaskPool
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 STORED = "tests/api/responses/test_stored.py::"
 CUTS = "tests/api/responses/test_cuts.py::"
@@ -50,8 +50,8 @@ def _show_it_and_let_it_run(patch: Patches) -> None:
 def _count_events_from_the_break(patch: Patches) -> None:
     def opening(original: Callable, self: ResponseFormatter) -> list[bytes]:
         events = original(self)
-        if self._job.prepared.is_resumed:
-            self._teller.num_events -= 1
+        if self._active.prepared.is_resumed:
+            self._event_builder.num_events -= 1
         return events
 
     patch.around(ResponseFormatter, "format_opening", opening)
@@ -62,13 +62,13 @@ def _tell_the_last_event_again(patch: Patches) -> None:
 
 
 def _keep_them_for_ever(patch: Patches) -> None:
-    def shelved(
+    def entry_of_record(
         original: Callable, self: StreamRegistry, record: StreamRecord, kind: EntryKind, **more: bool
     ) -> StoreEntry:
         kept = original(self, record, kind, **more)
         return msgspec.structs.replace(kept, ttl_s=FOR_EVER_S) if kind == "response" else kept
 
-    patch.around(StreamRegistry, "_entry_of_record", shelved)
+    patch.around(StreamRegistry, "_entry_of_record", entry_of_record)
 
 
 def _find_anybody_s(patch: Patches) -> None:
@@ -145,7 +145,7 @@ def _let_others_start_what_is_ended(patch: Patches) -> None:
 
 
 def _replace_an_end(patch: Patches) -> None:
-    patch.put(shelf_records, "_may_replace", lambda known, record: known.attempt_epoch <= record.attempt_epoch)
+    patch.put(store_entries, "_may_replace", lambda known, record: known.attempt_epoch <= record.attempt_epoch)
 
 
 def _forget_it_between_two_attempts(patch: Patches) -> None:
@@ -204,7 +204,7 @@ def _a_failure_passes_what_waits_for_scores(patch: Patches) -> None:
     patch.put(
         ResponseFormatter,
         "format_error",
-        lambda self, info: [response_formatters.event_bytes(self._teller.fail(info))],
+        lambda self, info: [response_formatters.event_bytes(self._event_builder.fail(info))],
     )
 
 
@@ -295,7 +295,7 @@ TABLE = [
     ),
     Sabotage(
         "failure-before-scores",
-        "a response that fails before the tokens of its client have their logprobs again is told with an earlier number",
+        "a response that fails while its tokens are rescored gives an earlier sequence number",
         _a_failure_passes_what_waits_for_scores,
         [CUTS + FAILS_AFTER_RETURN + "[words, scored-GET]"],
     ),
@@ -329,7 +329,7 @@ TABLE = [
         _a_delete_only_drops,
         [
             ABORTS + "test_a_response_that_is_deleted_while_it_runs_is_not_kept_as_cancelled",
-            "tests/shelf/test_records.py::test_a_deleted_response_does_not_come_back",
+            "tests/stream_store/test_entries.py::test_a_deleted_response_does_not_come_back",
         ],
     ),
     Sabotage(
@@ -337,8 +337,8 @@ TABLE = [
         "a caller that stores much evicts the records of others",
         _evict_the_oldest_of_all,
         [
-            "tests/shelf/test_records.py::test_a_caller_that_fills_the_store_evicts_none_of_another_caller",
-            "tests/test_fair_records.py::test_a_caller_that_fills_the_store_loses_its_own_oldest_records",
+            "tests/stream_store/test_entries.py::test_a_caller_that_fills_the_store_evicts_none_of_another_caller",
+            "tests/test_fair_record_store.py::test_a_caller_that_fills_the_store_loses_its_own_oldest_records",
         ],
     ),
     Sabotage(
@@ -351,20 +351,20 @@ TABLE = [
         "background-taken-by-one",
         "one caller takes all places of background responses",
         _let_a_caller_take_all,
-        ["tests/web/test_tasks.py::test_a_caller_leaves_room_for_others"],
+        ["tests/web/test_task_pool.py::test_a_caller_leaves_room_for_others"],
     ),
     Sabotage(
         "end-replaced",
         "a later attempt replaces the record of a response that was completed or cancelled",
         _replace_an_end,
-        [f"tests/shelf/test_records.py::test_a_record_that_has_ended_is_never_replaced[{one}]" for one in _ENDS],
+        [f"tests/stream_store/test_entries.py::test_a_record_that_has_ended_is_never_replaced[{one}]" for one in _ENDS],
     ),
     Sabotage(
-        "response-forgotten-between-attempts",
+        "response-dropped-between-attempts",
         "the record of a response is dropped when its next attempt starts, and not when that one has put its own",
         _forget_it_between_two_attempts,
         [
-            "tests/shelf/test_records.py::test_a_response_is_kept_until_a_later_attempt_replaces_its_record",
+            "tests/stream_store/test_entries.py::test_a_response_is_kept_until_a_later_attempt_replaces_its_record",
             f"{FOUND}[a_response_is_forgotten_between_two_attempts]",
         ],
     ),
@@ -376,7 +376,7 @@ TABLE = [
     ),
     Sabotage(
         "failure-numbered-from-the-break",
-        "a response that is made again and fails before its client's place gives a number again",
+        "a response that is regenerated and fails before its reader's position gives a sequence number again",
         _number_a_failure_from_the_break,
         [f"{FOUND}[a_failure_is_numbered_before_the_place_of_its_client]"],
     ),
@@ -388,13 +388,13 @@ TABLE = [
     ),
     Sabotage(
         "cancel-undone",
-        "whoever follows a response takes it up while it is being cancelled",
+        "a reader of a response starts its next attempt while it is being cancelled",
         _let_others_start_what_is_ended,
-        ["tests/shelf/test_core.py::test_what_somebody_is_about_to_end_is_not_taken_up_meanwhile"],
+        ["tests/stream_store/test_store_core.py::test_what_somebody_is_about_to_end_is_not_taken_up_meanwhile"],
     ),
     Sabotage(
         "number-told-twice",
-        "whoever goes on with a stream gives a number again",
+        "an attempt that continues a stream gives a sequence number again",
         _count_events_from_the_break,
         [
             *_of(_WORDY, "test_a_client_goes_on_by_its_last_event_id"),
@@ -403,7 +403,7 @@ TABLE = [
     ),
     Sabotage(
         "starting-at",
-        "who asks for the events behind a number is told that one again",
+        "a client that asks for the events after a number gets that one again",
         _tell_the_last_event_again,
         [CUTS + "test_a_client_that_comes_back_is_told_the_events_behind_its_last_one"],
     ),
@@ -415,7 +415,7 @@ TABLE = [
     ),
     Sabotage(
         "responses-of-anybody",
-        "whoever knows its id sees another caller's response",
+        "a caller that knows its id sees another caller's response",
         _find_anybody_s,
         [STORED + "test_each_caller_has_its_own_responses"],
     ),
@@ -426,20 +426,20 @@ TABLE = [
         [STORED + "test_a_background_response_is_seen_while_it_runs_and_when_it_is_over"],
     ),
     Sabotage(
-        "begun-not-kept",
+        "started-not-stored",
         "a background response is lost with the process that runs it",
         _keep_none_that_runs,
         [STORED + "test_a_background_response_whose_process_dies_is_taken_up_by_the_next_that_is_asked"],
     ),
     Sabotage(
         "router-keeps-only-streams",
-        "a response that nobody streamed is lost with the instance that finished it",
+        "a response that was not streamed is lost with the instance that finished it",
         _keep_only_streams,
         [ROUTED + "test_what_has_ended_is_found_although_the_instance_that_finished_it_has_gone"],
     ),
     Sabotage(
         "unknown-too-soon",
-        "a router that has just started knows no response, for it knows no instance yet",
+        "a router that has just started answers 404 for a response, before any instance has registered",
         _say_unknown_too_soon,
         [ROUTED + "test_a_router_that_has_just_started_waits_for_instances_before_it_says_unknown"],
     ),

@@ -1,4 +1,4 @@
-"""Deliberate bugs in how streams are carried on. See `tests/sabotage.py`, whose table these rows belong to."""
+"""Deliberate bugs in how a router retries, resumes and ends streams, and in what it knows of instances."""
 
 import asyncio
 import math
@@ -36,7 +36,7 @@ from onward.router.upstream_events import BLANK_LINE, DONE, UpstreamEvent
 from onward.text.detokenizer import Detokenizer
 from onward.text.text_stream import TextStream
 from onward.transport.http_urls import ServerUrl
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 ROWS = "tests/router/test_failures.py::"
 REPLICAS = "tests/router/test_replicas.py::"
@@ -156,7 +156,7 @@ def _text_is_encoded_again(patch: Patches) -> None:
     def of_attempt(
         original: Callable, self: RequestBuilder, attempt: Attempt, *rest: object, **named: object
     ) -> PreparedRequest:
-        prompts = self._backend.text_processor
+        prompts = self._services.text_processor
         choices = [ChoiceSnapshot(_encoded_again(prompts, one.token_ids), one.finish_reason) for one in attempt.choices]
         return original(self, msgspec.structs.replace(attempt, choices=choices), *rest, **named)
 
@@ -358,7 +358,7 @@ def _an_abort_only_cuts(patch: Patches) -> None:
     patch.around(RouterCore, "abort", abort)
 
 
-def _a_failed_dispatch_keeps_its_booking(patch: Patches) -> None:
+def _a_failed_dispatch_keeps_its_reservation(patch: Patches) -> None:
     def release(original: Callable, self: RoutedStream) -> None:
         if self.stream.was_accepted:
             original(self)
@@ -366,7 +366,7 @@ def _a_failed_dispatch_keeps_its_booking(patch: Patches) -> None:
     patch.around(RoutedStream, "release_reservations", release)
 
 
-def _prefills_stay_booked(patch: Patches) -> None:
+def _prefills_stay_reserved(patch: Patches) -> None:
     def release(original: Callable, self: RoutedStream) -> None:
         self.prefill_reservations = []
         original(self)
@@ -374,7 +374,7 @@ def _prefills_stay_booked(patch: Patches) -> None:
     patch.around(RoutedStream, "release_reservations", release)
 
 
-def _bookings_are_a_number(patch: Patches) -> None:
+def _reservations_are_a_number(patch: Patches) -> None:
     def release(original: Callable, self: Reservation) -> None:
         if self._all:
             self._all.pop()
@@ -382,7 +382,7 @@ def _bookings_are_a_number(patch: Patches) -> None:
     patch.around(Reservation, "release", release)
 
 
-def _bookings_outlive_their_incarnation(patch: Patches) -> None:
+def _reservations_outlive_their_incarnation(patch: Patches) -> None:
     def register(
         original: Callable, self: InstanceRegistry, registration: Registration, now_s: float
     ) -> RegistrationReply:
@@ -433,7 +433,7 @@ TABLE = [
     ),
     Sabotage(
         "first-choice-only",
-        "F41: the tokens of the first choice are carried on, those of the others are not",
+        "F41: a retry has the tokens of the first choice, and not those of the others",
         _only_the_first_choice_is_carried_on,
         [*_of_f41(True, CHAT, "/v1/generate"), *_of_f41(False, "/v1/completions")],
     ),
@@ -481,7 +481,7 @@ TABLE = [
     ),
     Sabotage(
         "any-sign-is-progress",
-        "F45: who says again and again that nothing moves is alive",
+        "F45: an instance that repeats that nothing moves counts as making progress",
         _any_sign_of_life_is_progress,
         [F45_LIVE],
     ),
@@ -502,9 +502,7 @@ TABLE = [
         "no-done-behind-error", "F46: nothing says that the error was the end", _no_end_behind_the_error, [F46, F48]
     ),
     Sabotage("429-is-retried", "F47: an overloaded instance is asked again", _a_429_is_an_error_like_others, [F47_429]),
-    Sabotage(
-        "retries-at-two-layers", "F47: whoever sends retries beside the router", _the_connection_retries_too, [F47_429]
-    ),
+    Sabotage("retries-at-two-layers", "F47: the upstream client retries too", _the_connection_retries_too, [F47_429]),
     Sabotage(
         "no-retry-budget",
         "F47: every stream retries for itself, however many do",
@@ -527,7 +525,7 @@ TABLE = [
     ),
     Sabotage(
         "probes-in-rounds",
-        "F49: nobody is probed while one probe is under way",
+        "F49: no instance is probed while one probe is under way",
         _all_probes_end_before_the_next_begin,
         [REPLICAS + "TestProbes::test_f49_one_hung_probe_does_not_delay_the_others"],
     ),
@@ -548,7 +546,7 @@ TABLE = [
         "a connection that fails by an error of the resolver is a fault of the router",
         _only_the_kernel_s_errors_are_failed_connections,
         [
-            "tests/router/test_posting.py::test_an_error_of_any_kind_while_connecting_is_a_failed_attempt[gpu-box..internal-1]"
+            "tests/router/test_upstream_connections.py::test_an_error_of_any_kind_while_connecting_is_a_failed_attempt[gpu-box..internal-1]"
         ],
     ),
     Sabotage(
@@ -588,21 +586,21 @@ TABLE = [
         [ROWS + "test_f50_how_an_aborted_stream_ends_is_decided_once", F48],
     ),
     Sabotage(
-        "failed-dispatch-stays-booked",
-        "F51: an attempt that was never accepted keeps its place",
-        _a_failed_dispatch_keeps_its_booking,
+        "failed-dispatch-stays-reserved",
+        "F51: an attempt that was never accepted keeps its reservation",
+        _a_failed_dispatch_keeps_its_reservation,
         [ROWS + "test_f51_nothing_stays_booked_when_a_dispatch_fails"],
     ),
     Sabotage(
-        "prefill-stays-booked",
-        "F51: whoever was to compute the prompt of a failed attempt stays busy",
-        _prefills_stay_booked,
+        "prefill-stays-reserved",
+        "F51: the prefill instance of a failed attempt keeps its reservation",
+        _prefills_stay_reserved,
         [ROWS + "test_f51_nothing_stays_booked_when_a_dispatch_fails"],
     ),
     Sabotage(
-        "bookings-are-a-number",
-        "F51: a place that is given back twice is counted twice",
-        _bookings_are_a_number,
+        "reservations-are-a-number",
+        "F51: a reservation that is released twice is counted twice",
+        _reservations_are_a_number,
         [
             REPLICAS
             + "TestBookings::test_f51_a_booking_whose_dispatch_failed_is_given_back_however_often_it_is_released",
@@ -611,9 +609,9 @@ TABLE = [
         ],
     ),
     Sabotage(
-        "bookings-outlive",
-        "F51: a new incarnation inherits the places of the old one",
-        _bookings_outlive_their_incarnation,
+        "reservations-outlive",
+        "F51: a new incarnation inherits the reservations of the old one",
+        _reservations_outlive_their_incarnation,
         [REPLICAS + "TestBookings::test_f51_bookings_end_with_their_incarnation"],
     ),
     Sabotage(

@@ -15,12 +15,12 @@ from onward.engine.scheduling.step_plan_builder import StepPlanBuilder
 from onward.engine.slots import SlotPool
 from onward.proto.engine import Submit
 from onward.proto.step import StepPlan
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 ARRIVAL = "tests/engine/test_arrival.py::"
 DEATHS = "tests/api/test_engine_deaths.py::"
 KILLER = "test_a_request_that_kills_every_engine_is_refused_after_four_and_all_others_complete"
-HANDOVERS = "tests/engine/test_handovers.py::"
+HANDOFFS = "tests/engine/test_handoffs.py::"
 SUSPECTS = "tests/engine/test_suspects.py::"
 VICTIMS = "tests/engine/test_victims.py::"
 
@@ -60,7 +60,7 @@ def _count_blocks_and_no_slots(patch: Patches) -> None:
         finally:
             self.slots = slots
 
-    patch.around(SlotAllocator, "has_room_beside", has_room)
+    patch.around(SlotAllocator, "has_room_with", has_room)
 
 
 def _keep_room_for_the_first_only(patch: Patches) -> None:
@@ -176,14 +176,14 @@ def _a_resubmission_comes_last(patch: Patches) -> None:
 
 
 def _engine_deaths_are_not_charged(patch: Patches) -> None:
-    patch.around(RequestTracker, "_count_engine_crash", lambda original, self, promise, alone, actions: None)
+    patch.around(RequestTracker, "_count_engine_crash", lambda original, self, tracked, alone, actions: None)
 
 
 def _all_are_charged_alone(patch: Patches) -> None:
     def charge(
-        original: Callable, self: RequestTracker, promise: TrackedRequest, alone: str | None, actions: TrackerActions
+        original: Callable, self: RequestTracker, tracked: TrackedRequest, alone: str | None, actions: TrackerActions
     ) -> None:
-        original(self, promise, promise.spec.request_id, actions)
+        original(self, tracked, tracked.spec.request_id, actions)
 
     patch.around(RequestTracker, "_count_engine_crash", charge)
 
@@ -348,14 +348,14 @@ TABLE = [
         "the slot that an earlier request waits for goes to a later one, if there are blocks for both",
         _count_blocks_and_no_slots,
         [
-            HANDOVERS + "test_a_request_that_waits_for_a_slot_is_not_passed_by_those_whose_prompts_peers_compute",
-            HANDOVERS + "test_a_prompt_of_a_peer_that_waits_for_a_slot_is_not_passed_by_requests_of_our_own",
+            HANDOFFS + "test_a_request_that_waits_for_a_slot_is_not_passed_by_those_whose_prompts_peers_compute",
+            HANDOFFS + "test_a_prompt_of_a_peer_that_waits_for_a_slot_is_not_passed_by_requests_of_our_own",
         ],
     ),
     Sabotage(
         "room-kept-for-the-first-only",
         "room is kept for the first in line, and later requests take that of the second",
         _keep_room_for_the_first_only,
-        [HANDOVERS + "test_the_second_in_the_queue_keeps_its_room_from_those_whose_prompts_peers_compute"],
+        [HANDOFFS + "test_the_second_in_the_queue_keeps_its_room_from_those_whose_prompts_peers_compute"],
     ),
 ]

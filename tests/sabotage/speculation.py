@@ -1,5 +1,5 @@
-"""Deliberate bugs of those who draft, and the tests that notice each. Answers cannot differ by a wrong guess; but guesses
-may silently become worse, memory may be missing, and time may be wasted.
+"""Deliberate bugs of proposers, and the tests that notice each. Outputs cannot differ by a wrong draft; but drafts may
+silently become worse, memory may be missing, and time may be wasted.
 
 What has kernels is imported where its row is put in: every process of every other row reads this table too.
 """
@@ -18,7 +18,7 @@ from onward.worker.speculation.draft_block_hashes import DraftBlockHashes, Hashe
 from onward.worker.speculation.draft_manager import DraftManager
 from onward.worker.speculation.draft_round import DraftRound
 from onward.worker.speculation.proposer import ComputedSpan, DraftRequest
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 MODEL = "tests/worker/speculation/test_draft_model.py::"
 EAGLE = "tests/worker/speculation/test_eagle.py::"
@@ -32,10 +32,10 @@ CHUNKING = EAGLE + "test_drafts_are_those_of_the_plain_layer_in_any_chunking"
 def _keep_kv_of_rejected_drafts(patch: Patches) -> None:
     from onward.worker.speculation.draft_model_proposer import DraftModelProposer
 
-    def take_list(original: Callable, self: DraftModelProposer, wish: DraftRequest) -> None:
-        num_fed = self._fed[wish.slot].num_computed
-        original(self, wish)
-        self._fed[wish.slot].num_computed = min(num_fed, wish.num_tokens - 1)
+    def take_list(original: Callable, self: DraftModelProposer, draft_request: DraftRequest) -> None:
+        num_fed = self._progress[draft_request.slot].num_computed
+        original(self, draft_request)
+        self._progress[draft_request.slot].num_computed = min(num_fed, draft_request.num_tokens - 1)
 
     patch.around(DraftModelProposer, "_sync_tokens", take_list)
 
@@ -43,21 +43,21 @@ def _keep_kv_of_rejected_drafts(patch: Patches) -> None:
 def _noise_of_the_next_position(patch: Patches) -> None:
     from onward.worker.speculation.draft_sampler import DraftSampler
 
-    def draw(
-        original: Callable, self: DraftSampler, logits: Any, wishes: list[DraftRequest], depths: list[int]
+    def sample(
+        original: Callable, self: DraftSampler, logits: Any, draft_requests: list[DraftRequest], depths: list[int]
     ) -> list:
-        return original(self, logits, wishes, [depth + 1 for depth in depths])
+        return original(self, logits, draft_requests, [depth + 1 for depth in depths])
 
-    patch.around(DraftSampler, "sample", draw)
+    patch.around(DraftSampler, "sample", sample)
 
 
 def _noise_of_the_first_choice(patch: Patches) -> None:
     from onward.worker.speculation import draft_sampler
 
-    def draw(original: Callable, sampling: SamplingParams, position: int) -> object:
+    def sample(original: Callable, sampling: SamplingParams, position: int) -> object:
         return original(msgspec.structs.replace(sampling, choice_index=0), position)
 
-    patch.around(draft_sampler, "SamplingRow", draw)
+    patch.around(draft_sampler, "SamplingRow", sample)
 
 
 def _penalties_of_rejected_drafts_stay(patch: Patches) -> None:
@@ -69,13 +69,13 @@ def _penalties_of_rejected_drafts_stay(patch: Patches) -> None:
 def _drafts_are_not_penalized_for_each_other(patch: Patches) -> None:
     from onward.worker.speculation.draft_sampler import DraftSampler
 
-    def draw(original: Callable, self: DraftSampler, *given: Any) -> list:
-        kept = {slot: rules.copy() for slot, rules in self._drafted.items()}
-        drawn = original(self, *given)
-        self._drafted = kept
-        return drawn
+    def sample(original: Callable, self: DraftSampler, *given: Any) -> list:
+        kept = {slot: processor.copy() for slot, processor in self._round_processors.items()}
+        sampled = original(self, *given)
+        self._round_processors = kept
+        return sampled
 
-    patch.around(DraftSampler, "sample", draw)
+    patch.around(DraftSampler, "sample", sample)
 
 
 def _penalties_of_the_last_request_stay(patch: Patches) -> None:
@@ -87,11 +87,11 @@ def _penalties_of_the_last_request_stay(patch: Patches) -> None:
 def _penalties_stay_behind_the_list(patch: Patches) -> None:
     from onward.worker.speculation.draft_sampler import DraftSampler
 
-    def rules_of(original: Callable, self: DraftSampler, wish: DraftRequest, tokens: Any) -> object:
-        known = self._known.get(wish.slot)
-        return original(self, wish, tokens) if known is None else known.rules
+    def rules_of(original: Callable, self: DraftSampler, draft_request: DraftRequest, tokens: Any) -> object:
+        known = self._processors.get(draft_request.slot)
+        return original(self, draft_request, tokens) if known is None else known.processor
 
-    patch.around(DraftSampler, "_rules_of", rules_of)
+    patch.around(DraftSampler, "_processor_of", rules_of)
 
 
 def _every_cached_block_is_taken_for_its_own(patch: Patches) -> None:
@@ -115,9 +115,13 @@ def _written_blocks_keep_their_names(patch: Patches) -> None:
 def _names_for_what_is_not_computed_yet(patch: Patches) -> None:
     from onward.worker.speculation.draft_model_proposer import DraftModelProposer
 
-    def give_names(original: Callable, self: DraftModelProposer, wish: DraftRequest) -> None:
-        fed = self._fed[wish.slot]
-        self._names.record(fed.named, self._table(wish.slot), self._tokens[wish.slot, : wish.num_tokens])
+    def give_names(original: Callable, self: DraftModelProposer, draft_request: DraftRequest) -> None:
+        fed = self._progress[draft_request.slot]
+        self._block_hashes.record(
+            fed.hashed_prefix,
+            self._table(draft_request.slot),
+            self._tokens[draft_request.slot, : draft_request.num_tokens],
+        )
 
     patch.around(DraftModelProposer, "_record_hashes", give_names)
 
@@ -126,9 +130,9 @@ def _a_slot_keeps_what_its_last_request_had_computed(patch: Patches) -> None:
     from onward.worker.speculation.draft_model_proposer import DraftModelProposer
 
     def assigned(original: Callable, self: DraftModelProposer, slot: int, num_tokens: int, num_computed: int) -> None:
-        num_fed = self._fed[slot].num_computed
+        num_fed = self._progress[slot].num_computed
         original(self, slot, num_tokens, num_computed)
-        self._fed[slot].num_computed = max(self._fed[slot].num_computed, min(num_fed, num_tokens - 1))
+        self._progress[slot].num_computed = max(self._progress[slot].num_computed, min(num_fed, num_tokens - 1))
 
     patch.around(DraftModelProposer, "on_assign", assigned)
 
@@ -147,17 +151,19 @@ def _a_draft_layers_memory_is_not_counted(patch: Patches) -> None:
 
 def _draft_behind_an_end(patch: Patches) -> None:
     def take(original: Callable, self: DraftRound, slot: int, token: int | None) -> None:
-        wish = self.wishes[slot]
-        self.wishes[slot] = replace(wish, sampling=msgspec.structs.replace(wish.sampling, end_token_ids=()))
+        draft_request = self.draft_requests[slot]
+        self.draft_requests[slot] = replace(
+            draft_request, sampling=msgspec.structs.replace(draft_request.sampling, end_token_ids=())
+        )
         original(self, slot, token)
-        self.wishes[slot] = wish
+        self.draft_requests[slot] = draft_request
 
     patch.around(DraftRound, "add", take)
 
 
 def _draft_beyond_the_context(patch: Patches) -> None:
-    def init(original: Callable, self: DraftRound, wishes: Sequence[DraftRequest], max_model_len: int) -> None:
-        original(self, wishes, 1 << 20)
+    def init(original: Callable, self: DraftRound, draft_requests: Sequence[DraftRequest], max_model_len: int) -> None:
+        original(self, draft_requests, 1 << 20)
 
     patch.around(DraftRound, "__init__", init)
 
@@ -176,10 +182,10 @@ def _pairs_of_a_state_and_its_own_token(patch: Patches) -> None:
     from onward.worker.speculation.eagle_proposer import EagleProposer
 
     def computed(original: Callable, self: EagleProposer, spans: Sequence[ComputedSpan], outputs: Callable) -> None:
-        tokens = self._around.tokens.copy()
-        self._around.tokens[:, 1:] = tokens[:, :-1]
+        tokens = self._context.tokens.copy()
+        self._context.tokens[:, 1:] = tokens[:, :-1]
         original(self, spans, outputs)
-        self._around.tokens[:] = tokens
+        self._context.tokens[:] = tokens
 
     patch.around(EagleProposer, "on_computed", computed)
 
@@ -188,9 +194,12 @@ def _drafted_pairs_at_the_position_of_their_token(patch: Patches) -> None:
     from onward.worker.speculation.eagle_proposer import EagleProposer
 
     def draft(
-        original: Callable, self: EagleProposer, wishes: Sequence[DraftRequest], hidden: Any, round_: DraftRound
+        original: Callable, self: EagleProposer, draft_requests: Sequence[DraftRequest], hidden: Any, round_: DraftRound
     ) -> Any:
-        later = [replace(wish, num_tokens=wish.num_tokens + 1, num_prompt=wish.num_prompt + 1) for wish in wishes]
+        later = [
+            replace(draft_request, num_tokens=draft_request.num_tokens + 1, num_prompt=draft_request.num_prompt + 1)
+            for draft_request in draft_requests
+        ]
         return original(self, later, hidden, round_)
 
     patch.around(EagleProposer, "_draft", draft)
@@ -219,9 +228,9 @@ def _pairs_that_nobody_has_computed_count(patch: Patches) -> None:
     patch.around(EagleProposer, "on_assign", assigned)
 
 
-def _a_peers_guesses_are_used_late(patch: Patches) -> None:
-    def given_for(original: Callable, self: DraftManager, wish: DraftRequest) -> list[int]:
-        return self._peer_drafts.pop(wish.slot, (0, []))[1][: wish.num_drafts]
+def _a_peers_drafts_are_used_late(patch: Patches) -> None:
+    def given_for(original: Callable, self: DraftManager, draft_request: DraftRequest) -> list[int]:
+        return self._peer_drafts.pop(draft_request.slot, (0, []))[1][: draft_request.num_drafts]
 
     patch.around(DraftManager, "_peer_drafts_for", given_for)
 
@@ -232,7 +241,7 @@ def _one_mask_for_all_rows(patch: Patches) -> None:
     patch.put(step_sampler, "_rows_at_once", lambda chain: range(1 + len(chain.drafts)))
 
 
-def _a_peers_guesses_are_too_dear(patch: Patches) -> None:
+def _a_peers_drafts_are_too_costly(patch: Patches) -> None:
     def num_drafts(
         original: Callable, limit: int, record: Any, load: scheduling_policy.StepLoad, num_given: int = 0
     ) -> int:
@@ -252,7 +261,7 @@ def _who_waits_for_blocks_fills_the_step(patch: Patches) -> None:
 TABLE = [
     Sabotage(
         "rejected-kv-kept",
-        "a model drafts behind KV of what it had guessed wrong",
+        "a model drafts after the KV of its rejected drafts",
         _keep_kv_of_rejected_drafts,
         [
             MODEL + f"test_what_was_said_while_nobody_asked_replaces_what_was_drafted[{num_missed}]"
@@ -261,19 +270,19 @@ TABLE = [
     ),
     Sabotage(
         "draft-noise-next-position",
-        "a draft is drawn with the noise of the next position",
+        "a draft is sampled with the noise of the next position",
         _noise_of_the_next_position,
         [SAME_NOISE + "[sampled]", EAGLE + "test_sampled_drafts_have_the_noise_that_the_served_model_would_have"],
     ),
     Sabotage(
         "draft-noise-first-choice",
-        "drafts for every choice are drawn with the first one's noise",
+        "drafts for every choice are sampled with the first one's noise",
         _noise_of_the_first_choice,
         [SAME_NOISE + "[sampled]", EAGLE + "test_sampled_drafts_have_the_noise_that_the_served_model_would_have"],
     ),
     Sabotage(
         "draft-penalties-of-rejected",
-        "what was guessed and not accepted is penalized in later drafts",
+        "rejected drafts are penalized in later drafts",
         _penalties_of_rejected_drafts_stay,
         [GOES_ON + "[0-penalized]"],
     ),
@@ -314,8 +323,8 @@ TABLE = [
         ],
     ),
     Sabotage(
-        "draft-names-kept",
-        "a block that somebody writes keeps the name of what it held",
+        "draft-hashes-kept",
+        "a block that is overwritten keeps the hash of what it held",
         _written_blocks_keep_their_names,
         [
             MODEL + "test_a_block_that_another_slot_began_to_fill_has_lost_its_name",
@@ -323,8 +332,8 @@ TABLE = [
         ],
     ),
     Sabotage(
-        "draft-names-early",
-        "blocks are named that a drafting model has not caught up with yet",
+        "draft-hashes-early",
+        "blocks that a drafting model has not computed yet get a hash",
         _names_for_what_is_not_computed_yet,
         [MODEL + "test_a_prefix_that_is_only_half_caught_up_with_is_shared_as_far_as_it_is"],
     ),
@@ -384,31 +393,31 @@ TABLE = [
     ),
     Sabotage(
         "eagle-stale-output",
-        "a draft layer guesses from what it said a pass ago",
+        "a draft layer drafts from its output of the pass before",
         _what_the_layer_said_last_is_not_kept,
         [EAGLE + "test_drafting_goes_on_from_what_was_accepted"],
     ),
     Sabotage(
         "eagle-missing-pairs",
-        "a draft layer guesses over KV that it never computed",
+        "a draft layer drafts over KV that it never computed",
         _pairs_that_nobody_has_computed_count,
         [EAGLE + "test_kv_of_a_peer_has_no_hidden_states_and_so_no_drafts"],
     ),
     Sabotage(
-        "peer-guesses-late",
-        "what a peer guessed for one place is tried in a later one",
-        _a_peers_guesses_are_used_late,
-        [VERIFICATION + "test_what_a_peer_has_guessed_is_left_out_once_another_step_has_come_before"],
+        "peer-drafts-late",
+        "a peer's draft for one position is verified at a later one",
+        _a_peers_drafts_are_used_late,
+        [VERIFICATION + "test_a_peer_s_drafts_are_left_out_once_another_step_has_come_before"],
     ),
     Sabotage(
-        "peer-guesses-dear",
-        "what a peer has guessed is not used where guessing is dear",
-        _a_peers_guesses_are_too_dear,
-        [ENGINE + "test_what_a_peer_has_guessed_is_verified_also_where_guessing_would_not_pay"],
+        "peer-drafts-costly",
+        "a peer's drafts are not used where drafting does not pay",
+        _a_peers_drafts_are_too_costly,
+        [ENGINE + "test_a_peer_s_drafts_are_verified_also_where_drafting_would_not_pay"],
     ),
     Sabotage(
         "one-mask-for-all-drafts",
-        "every row of a chain is drawn under the mask of its first one",
+        "every row of a slot's drafts is sampled under the bitmask of its first one",
         _one_mask_for_all_rows,
         [
             "tests/worker/speculation/test_rules.py::test_an_output_under_a_grammar_is_the_same_with_drafts"
@@ -418,9 +427,9 @@ TABLE = [
         ],
     ),
     Sabotage(
-        "no-guess-while-short",
-        "nobody guesses while the next in line waits for blocks",
+        "no-drafts-while-short",
+        "no request drafts while the next in line waits for blocks",
         _who_waits_for_blocks_fills_the_step,
-        [ENGINE + "test_while_the_next_in_line_waits_for_blocks_the_others_go_on_guessing"],
+        [ENGINE + "test_while_the_next_in_line_waits_for_blocks_the_others_go_on_drafting"],
     ),
 ]

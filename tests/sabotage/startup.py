@@ -8,7 +8,7 @@ from numba.core.caching import UserProvidedCacheLocator
 
 from onward import optional_packages
 from onward.api.requests.schemas import ChatCompletionRequest, GenerationRequest
-from onward.cli import start_summary
+from onward.cli import serve, start_summary
 from onward.kernels.cpu import compile_progress
 from onward.kernels.cpu.cache_locator import KernelCacheLocator
 from onward.models import fingerprint
@@ -20,7 +20,7 @@ from onward.router.client_stream import ClientStream
 from onward.supervisor import oom
 from onward.supervisor.child_process import ChildProcess
 from onward.supervisor.oom import OomEvidence, OomWatch
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 DEFAULT = "tests/api/test_default_max_tokens.py::"
 ROUTED_DEFAULT = "tests/router/test_default_max_tokens.py::"
@@ -91,7 +91,8 @@ def _facts_must_be_kept(patch: Patches) -> None:
 
 
 def _no_word_about_a_small_pool(patch: Patches) -> None:
-    patch.put(start_summary, "pool_warning", lambda worker: None)
+    for module in (start_summary, serve):
+        patch.put(module, "pool_warning", lambda worker: None)
 
 
 def _compile_in_silence(patch: Patches) -> None:
@@ -152,7 +153,7 @@ TABLE = [
         "a parent's memory limit is ignored, and the pool is larger than what may be used",
         _own_group_only,
         [
-            "tests/obs/test_memory_groups.py::test_a_nested_group_of_version_2_is_under_the_limits_of_all_above_it",
+            "tests/obs/test_cgroup_memory.py::test_a_nested_group_of_version_2_is_under_the_limits_of_all_above_it",
             "tests/worker/test_memory.py::test_the_tightest_limit_of_a_control_group_counts",
         ],
     ),
@@ -160,7 +161,7 @@ TABLE = [
         "memory-high-ignored",
         "the pool grows beyond memory.high, where the kernel throttles",
         _max_without_high,
-        ["tests/obs/test_memory_groups.py::test_a_nested_group_of_version_2_is_under_the_limits_of_all_above_it"],
+        ["tests/obs/test_cgroup_memory.py::test_a_nested_group_of_version_2_is_under_the_limits_of_all_above_it"],
     ),
     Sabotage(
         "every-sigkill-for-memory",

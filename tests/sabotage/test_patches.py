@@ -1,11 +1,13 @@
 """The deliberate bugs themselves: each has a place in the code of today, and can be taken out of it again."""
 
+from pathlib import Path
+
 import pytest
 
 from onward.engine.scheduling.block_pool import BlockPool
-from tests.sabotage import TABLE
-from tests.sabotage_child import sabotaged
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.child import sabotaged
+from tests.sabotage.patches import FAULTS_FILE, Patches, Sabotage
+from tests.sabotage.table import TABLE
 
 
 @pytest.mark.parametrize("sabotage", TABLE, ids=lambda sabotage: sabotage.name)
@@ -32,6 +34,31 @@ def test_a_bug_whose_place_is_gone_is_an_error() -> None:
         Patches().put(BlockPool, "no_such_rule", None)
 
 
+def test_a_bug_that_fails_by_itself_is_noted_and_one_that_makes_shipping_code_fail_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    noted = tmp_path / "faults"
+    monkeypatch.setenv(FAULTS_FILE, str(noted))
+    for bug, fault in (
+        (lambda original, self: self.renamed_since, AttributeError),
+        (lambda original: None, TypeError),
+        (lambda original, self: original(self, 1), TypeError),
+    ):
+        patches = Patches()
+        patches.around(BlockPool, "count_by_state", bug)
+        with pytest.raises(fault):
+            BlockPool(4, 16).count_by_state()
+        patches.undo()
+        assert fault.__name__ in noted.read_text()
+        noted.unlink()
+    patches = Patches()
+    patches.around(BlockPool, "acquire_cached", lambda original, self, hashes: original(self, None))
+    with pytest.raises(TypeError):
+        BlockPool(4, 16).acquire_cached([])
+    patches.undo()
+    assert not noted.exists()
+
+
 def test_only_processes_of_ours_are_broken_too() -> None:
     ours = ["python", "-W", "error", "-m", "onward.api.main", "--control-fd", "3"]
     broken = [
@@ -39,7 +66,7 @@ def test_only_processes_of_ours_are_broken_too() -> None:
         "-W",
         "error",
         "-m",
-        "tests.sabotage_child",
+        "tests.sabotage.child",
         "tail-only",
         "onward.api.main",
         "--control-fd",

@@ -36,7 +36,7 @@ from onward.sim import response_check
 from onward.sim.invariants import InvariantMonitor
 from onward.stream_store.entries import EntryTable
 from onward.web.json_body import compact_json
-from tests.sabotage_kinds import Patches
+from tests.sabotage.patches import Patches
 
 
 def a_cursor_names_a_place_behind_its_client(patch: Patches) -> None:
@@ -57,7 +57,7 @@ def a_short_record_is_all_there_is(patch: Patches) -> None:
     async def generate(original: Callable, self: GenerationEndpoint, *args: Any) -> None:
         identity, body, cursor, _ = args
         if cursor is not None:
-            record = await self._record(identity, cursor, must_answer=False)
+            record = await self._find_record(identity, cursor, require_reply=False)
             is_meant = record is not None and record.attempt.body == compact_json(body)
             if record is not None and is_meant and resumed_attempt(record.attempt, cursor) is None:
                 raise STREAM_UNKNOWN
@@ -92,7 +92,7 @@ def the_end_of_a_choice_that_is_made_again_is_told(patch: Patches) -> None:
         if len(progress.updates) == before and choice.finish_reason is not None:
             progress.updates.append(ChoiceUpdate(choice.index, [], "", choice.finish_reason, is_known_to_reader=True))
 
-    patch.around(RequestOutput, "_take_skipped", take_skipped)
+    patch.around(RequestOutput, "_apply_known_output", take_skipped)
     # Seldom needed before: a router now asks around for a record that reaches to the client's place.
     patch.put(generation, "covers_cursor", lambda stream, place: True)
 
@@ -213,7 +213,7 @@ def a_failure_passes_tokens_that_wait_for_scores(patch: Patches) -> None:
     patch.put(
         ResponseFormatter,
         "format_error",
-        lambda self, info: [response_formatters.event_bytes(self._teller.fail(info))],
+        lambda self, info: [response_formatters.event_bytes(self._event_builder.fail(info))],
     )
 
 

@@ -3,7 +3,7 @@
 from onward.sim.scenario import Scenario
 from onward.sim.scenario_generator import generate_scenario
 from onward.sim.simulation import run_scenario
-from tests.sabotage import TABLE
+from tests.sabotage.table import TABLE
 
 NUM_SEEDS = 400
 

@@ -7,7 +7,7 @@ import pytest
 
 from onward.sim.scenario import Scenario
 from onward.sim.simulation import run_scenario
-from tests.sabotage_kinds import Patches
+from tests.sabotage.patches import Patches
 from tests.sim import found
 
 FILES = sorted((Path(__file__).parent / "regressions").glob("*.json"))

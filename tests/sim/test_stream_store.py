@@ -1,4 +1,4 @@
-"""What the shelf is for, over many seeds: a client that comes back is known, whichever api process it reaches."""
+"""What the stream store is for, over many seeds: a client that comes back is known, whichever api process it reaches."""
 
 import msgspec
 
@@ -33,7 +33,7 @@ def test_nobody_who_comes_back_is_unknown_in_either_process() -> None:
     assert num_back > 25
 
 
-def test_a_shelf_that_dies_or_hangs_costs_a_second_question_and_no_token() -> None:
+def test_a_stream_store_that_dies_or_hangs_costs_a_second_question_and_no_token() -> None:
     num_unknown = num_killed = 0
     for seed in range(25):
         faults = [FaultSpec("kill-shelf", "m0", at_s=2.0 + 0.4 * number) for number in range(3)]

@@ -7,7 +7,7 @@ from onward.sim import embedding_check
 from onward.sim.scenario import RunResult, Scenario, Shape
 from onward.sim.scenario_generator import generate_scenario
 from onward.sim.simulation import run_scenario
-from tests import sabotage_doors, sabotage_responses
+from tests.sabotage import access_and_limits, responses
 
 NUM_SEEDS: dict[Shape, int] = {"engine": 16, "cluster": 6}
 
@@ -39,9 +39,9 @@ def test_whatever_fails_nobody_gets_at_the_stream_of_another(shape: Shape) -> No
     assert sum(one.triggered.get("pry", 0) for one in outcomes) > 10 * len(outcomes)
 
 
-@pytest.mark.parametrize("name", ["ids-of-anybody", "ledger-aborts-all", "engine-aborts-all", "responses-of-anybody"])
+@pytest.mark.parametrize("name", ["ids-of-anybody", "tracker-aborts-all", "engine-aborts-all", "responses-of-anybody"])
 def test_a_stranger_that_gets_through_is_noticed(name: str) -> None:
-    [sabotage] = [one for one in (*sabotage_doors.TABLE, *sabotage_responses.TABLE) if one.name == name]
+    [sabotage] = [one for one in (*access_and_limits.TABLE, *responses.TABLE) if one.name == name]
     shape: Shape = "engine"
     with sabotage.broken():
         seeds = (with_tenants(generate_scenario(seed, shape)) for seed in range(NUM_SEEDS[shape]))

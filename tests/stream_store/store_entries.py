@@ -1,4 +1,4 @@
-"""Records as a shelf is given them."""
+"""Entries as a stream store is given them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is kept, for how long, and what goes first."""
+"""Entries of the stream store: what is kept, for how long, and what is evicted first."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from onward.proto.stream_store import EntryStatus
 from onward.stream_store.entries import DELETED_S, EntryTable, RecordLimits, size_of
-from tests.shelf.records import record_of
+from tests.stream_store.store_entries import record_of
 
 
 def few(max_records: int = 10, max_bytes: int = 1 << 20) -> EntryTable:

@@ -1,4 +1,4 @@
-"""Who has a stream, and who goes on with it: the shelf's side, without a socket."""
+"""Which api process has a stream, and which attempt continues it: the stream store's decisions, without a socket."""
 
 from onward.proto.stream_store import (
     ClaimAttempt,
@@ -18,7 +18,7 @@ from onward.proto.stream_store import (
     StoreHeartbeatReply,
 )
 from onward.stream_store.store_core import FINALIZE_TIMEOUT_S, PEER_REPLY_TIMEOUT_S, StreamStoreCore
-from tests.shelf.records import record_of
+from tests.stream_store.store_entries import record_of
 
 
 def shelf_of(*apis: str) -> StreamStoreCore:

@@ -1,4 +1,4 @@
-"""Every message between api and shelf survives the wire unchanged, over real sockets."""
+"""Every message between api and stream store survives the wire unchanged, over real sockets."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ from onward.proto.stream_store import (
 from onward.transport.curve import make_private_address
 from onward.transport.stream_store_sockets import StreamStoreClientSocket
 from onward.transport.zmq_sockets import SocketPoller
-from tests.shelf.records import record_of
+from tests.stream_store.store_entries import record_of
 
 RECORD = record_of("r", aliases=("mine",), caller="anna", attempt_epoch=3, data=bytes(range(256)))
 TO_SHELF: list[ToStreamStore] = [

@@ -124,14 +124,14 @@ PAGE = {"Host": "attacker.example", "Origin": "http://attacker.example"}
 
 
 def test_pages_are_refused_where_there_are_no_keys_and_nobody_else_is_anywhere() -> None:
-    assert statuses(guarded_app(ActiveKeys(ApiKeyTable()), guard=GUARD), PAGE, PATHS) == [403] * len(PATHS)
-    behind_a_proxy = guarded_app(ActiveKeys(keys_of()), guard=GUARD)
+    assert statuses(guarded_app(ActiveKeys(ApiKeyTable()), cross_site_guard=GUARD), PAGE, PATHS) == [403] * len(PATHS)
+    behind_a_proxy = guarded_app(ActiveKeys(keys_of()), cross_site_guard=GUARD)
     assert statuses(behind_a_proxy, PAGE | USER, PATHS) == [200, 200, 403, 403, 403, 404]
     assert statuses(behind_a_proxy, PAGE | ADMIN, PATHS) == [200, 200, 200, 200, 200, 404]
 
 
 def test_a_router_that_proves_itself_may_call_a_server_without_keys_by_any_name() -> None:
-    app = guarded_app(ActiveKeys(ApiKeyTable()), CLUSTER_KEY, guard=GUARD)
+    app = guarded_app(ActiveKeys(ApiKeyTable()), CLUSTER_KEY, cross_site_guard=GUARD)
     name = {"Host": "gpu-7.internal:8000"}
     proof = sign_request(CLUSTER_KEY, "GET", "/user", b"", SystemClock().wall_s())
     assert ask(app, "/user", name | {SIGNATURE_HEADER: proof}).status == 200

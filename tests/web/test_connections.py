@@ -70,7 +70,7 @@ class App:
         self.is_slow.set()
         await self.may_answer.wait()
         await send(asgi.body_message(b""))
-        await send(asgi.body_message(b"two", more=False))
+        await send(asgi.body_message(b"two", more_body=False))
 
     async def _write_on(self, send: Send) -> None:
         await send(asgi.start_message(200, {}))
@@ -131,9 +131,9 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(bounds: ConnectionLimits, tls: TlsFiles | None = None) -> AsyncIterator[Server]:
+async def stream_runner(bounds: ConnectionLimits, tls: TlsFiles | None = None) -> AsyncIterator[Server]:
     started, registry, app = asyncio.Event(), Registry(), App()
-    server = HttpServer(app, started.set, tls=tls, bounds=bounds, registry=registry)
+    server = HttpServer(app, started.set, tls=tls, limits=bounds, registry=registry)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         running = asyncio.create_task(server.serve([listening]))
         await started.wait()
@@ -338,7 +338,7 @@ def test_what_the_kernel_keeps_for_a_client_is_bounded() -> None:
 
     async def run() -> None:
         started = asyncio.Event()
-        server = HttpServer(App(), started.set, bounds=bounds)
+        server = HttpServer(App(), started.set, limits=bounds)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             running = asyncio.create_task(server.serve([listening]))
             await started.wait()
@@ -373,7 +373,7 @@ def test_more_connections_than_there_may_be_are_turned_away_but_for_the_question
     over_sockets(FEW, scenario)
 
 
-def test_whoever_has_been_idle_for_longest_makes_room() -> None:
+def test_the_connection_that_has_been_idle_for_longest_makes_room() -> None:
     async def scenario(server: Server) -> None:
         busy = await server.ask(get("/slow"))
         await server.holds(busy=1, idle=0)
@@ -430,7 +430,7 @@ def test_requests_one_after_the_other_share_a_connection() -> None:
     over_sockets(PATIENT, scenario)
 
 
-def test_whoever_proposes_another_protocol_is_served_in_this_one() -> None:
+def test_a_client_that_proposes_another_protocol_is_served_in_this_one() -> None:
     async def scenario(server: Server) -> None:
         client = await server.connect()
         for _ in range(2):

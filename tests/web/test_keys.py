@@ -164,7 +164,7 @@ def test_a_table_reads_as_it_was_written() -> None:
     assert parse_table(table_text(told), "f") == [told]
 
 
-def test_files_that_others_could_write_or_that_open_every_door_are_refused(tmp_path: Path) -> None:
+def test_files_that_others_could_write_or_that_lock_nothing_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     source = ApiKeySource((), str(path))
     with pytest.raises(StartupError, match=r"--api-keys .* does not exist; make it with `onward keys add"):

@@ -26,8 +26,8 @@ MAX_STEPS = 400
 class AtOnce:
     """Every mask is there at once."""
 
-    def submit(self, work: Callable[[], TokenBitmask], likely_s: float) -> NextMask:
-        return compute_inline(work)
+    def submit(self, compute: Callable[[], TokenBitmask], expected_s: float) -> NextMask:
+        return compute_inline(compute)
 
 
 class InThreads:
@@ -36,8 +36,8 @@ class InThreads:
     def __init__(self) -> None:
         self._maker = ThreadedMaskExecutor(2)
 
-    def submit(self, work: Callable[[], TokenBitmask], likely_s: float) -> NextMask:
-        return self._maker.submit(work, math.inf)
+    def submit(self, compute: Callable[[], TokenBitmask], expected_s: float) -> NextMask:
+        return self._maker.submit(compute, math.inf)
 
 
 class Held:
@@ -46,15 +46,15 @@ class Held:
     def __init__(self) -> None:
         self._held: list[tuple[Future[TokenBitmask], Callable[[], TokenBitmask]]] = []
 
-    def submit(self, work: Callable[[], TokenBitmask], likely_s: float) -> NextMask:
+    def submit(self, compute: Callable[[], TokenBitmask], expected_s: float) -> NextMask:
         future: Future[TokenBitmask] = Future()
-        self._held.append((future, work))
+        self._held.append((future, compute))
         return future
 
     def release(self) -> None:
         held, self._held = self._held, []
-        for future, work in held:
-            future.set_result(work())
+        for future, compute in held:
+            future.set_result(compute())
 
 
 def driver(masks: MaskExecutor | None = None, **settings: Any) -> Driver:
@@ -66,7 +66,7 @@ def driver(masks: MaskExecutor | None = None, **settings: Any) -> Driver:
         )
         defaults = {"num_kv_blocks": 64, "max_num_seqs": 8, "max_model_len": 128, "max_num_batched_tokens": 64}
         made = Driver(model, small_int8.arrays(CONFIG), masks, **(defaults | settings))
-        made.runner._grammars.get()  # reads the file
+        made.runner._grammar_compiler.get()  # reads the file
         return made
 
 

@@ -25,7 +25,7 @@ def test_an_output_satisfies_its_grammar_and_says_when_it_is_done(name: str) -> 
         assert is_done == (tokens[-1] != END and len(tokens) < 60)
 
 
-def test_an_end_token_is_drawn_only_where_the_output_is_complete() -> None:
+def test_an_end_token_is_sampled_only_where_the_output_is_complete() -> None:
     driver = spoken.driver(AtOnce())
     ends = [resumed(driver, sampling(OPEN.grammar, seed=seed, logit_bias=((END, 100.0),)))[0] for seed in range(10)]
     assert all(tokens[-1] == END and len(tokens) > 1 for tokens in ends)

@@ -46,7 +46,7 @@ def test_the_least_temperature_that_is_not_greedy_draws_the_likeliest_token() ->
     ],
     ids=str,
 )  # fmt: skip
-def test_tokens_are_drawn_as_often_as_they_are_likely(options: dict[str, float]) -> None:
+def test_tokens_are_sampled_as_often_as_they_are_likely(options: dict[str, float]) -> None:
     logits, count = _logits(), 4_000
     full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
     expected = numpy_reference.filtered_probabilities(logits, **full)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def test_a_draw_does_not_depend_on_batch_slot_or_other_rows() -> None:
 
 
 @pytest.mark.parametrize("other", [SamplingParams(seed=6), SamplingParams(seed=5, choice_index=1)])
-def test_seed_choice_and_position_each_change_what_is_drawn(other: SamplingParams) -> None:
+def test_seed_choice_and_position_each_change_what_is_sampled(other: SamplingParams) -> None:
     logits = np.broadcast_to(np.zeros(VOCAB, np.float32), (30, VOCAB))
     base = _sample(logits, [SamplingRow(SamplingParams(seed=5), position) for position in range(30)])
     assert len(set(base)) > 25

@@ -90,7 +90,7 @@ def test_a_resumed_request_draws_the_same_tokens_and_logprobs_wherever_it_was_cu
 
 @pytest.mark.parametrize("chunks", [[17], [8, 9], [1] * 17, [7, 3, 7]])
 @pytest.mark.parametrize("score_from", [8, 9, 13, 16])
-def test_given_tokens_are_scored_again_as_they_were_when_they_were_drawn(chunks: list[int], score_from: int) -> None:
+def test_given_tokens_are_scored_again_as_they_were_when_they_were_sampled(chunks: list[int], score_from: int) -> None:
     drawn = run(small_int8.driver(), SAMPLING, PROMPT, [7] + [1] * 10)
     tokens = [event.token_ids[0] for event in drawn]
     given = PROMPT + tokens[:10]

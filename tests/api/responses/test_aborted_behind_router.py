@@ -39,7 +39,7 @@ async def paused_at(two: list[Instance], router: Router, num_tokens: int, **more
 
     async def has_them() -> bool:
         held = [len(running.tokens) for one in two for running in one.engine.running.values()]
-        told_tokens = [one.stream for one in router.process.serving.core.live_streams() if one.stream.has_tokens]
+        told_tokens = [one.stream for one in router.process.stream_runner.core.live_streams() if one.stream.has_tokens]
         return held == [num_tokens] and bool(told_tokens) == bool(num_tokens)
 
     await until(has_them)
@@ -153,7 +153,7 @@ def test_a_response_is_cancelled_with_the_same_tokens_at_all_instances(thinker: 
         async def scenario(router: Router) -> None:
             begun = (await asyncio.wait_for(await paused_at(pair, router, 3, background=True), PATIENCE_S)).json
             [runner] = [one for one in pair if one.engine.running]
-            found = ClusterResponseStore(router.process.serving)
+            found = ClusterResponseStore(router.process.stream_runner)
             record = await found.find(ANONYMOUS, begun["id"])
             assert len(record.attempt.choices[0].token_ids) == 3
             speak_until(runner, 5, TEXT)
@@ -180,7 +180,7 @@ def test_an_abort_of_a_completed_response_does_not_cancel_an_older_record_of_it(
             assert complete is not None and complete.is_finished
             attempt = msgspec.structs.replace(complete.attempt, attempt_epoch=0, choices=[])
             older = QueryResponse(action="keep", record=StreamRecord(attempt=attempt))
-            await router.process.serving.upstream.forward(other.url, RESPONSE_PATH, msgspec.msgpack.encode(older))
+            await router.process.stream_runner.upstream.forward(other.url, RESPONSE_PATH, msgspec.msgpack.encode(older))
             assert find(other.url, attempt.request_id) is not None
             assert await aborted("router", [one, other], router, made["id"]) == {"aborted": [], "unknown": [made["id"]]}
             assert (await ask(router, "GET", f"/{made['id']}")).json == made

@@ -39,7 +39,7 @@ PATIENCE_S = 25.0
 async def router_of(instances: list[Instance], policy: str, **more: Any) -> AsyncIterator[Router]:
     urls = ",".join(instance.url for instance in instances)
     async with running_router(instances=urls, settle_s=0.5, stall_timeout_s=5.0, policy=policy, **more) as router:
-        serving = router.process.serving
+        serving = router.process.stream_runner
         while len(serving.core.serving_instances(serving.clock.now_s())) < len(instances):
             await serving.wait_for_change(1.0)
         yield router
@@ -247,7 +247,7 @@ def test_a_router_that_has_just_started_waits_for_instances_before_it_says_unkno
         async with running_router(settle_s=60.0) as router:
             asking = asyncio.create_task(ask(router, "GET", f"/{made[0]['id']}"))
             await asyncio.wait((asking,), timeout=1.0)
-            router.process.serving.core.instances.add_static(two[0].url)
+            router.process.stream_runner.core.instances.add_static(two[0].url)
             assert (await asking).json == made[0]
 
     uvloop.run(work())
@@ -339,7 +339,7 @@ def test_who_follows_waits_with_the_response_until_there_is_an_instance_again(th
                 await asyncio.wait(
                     (reading,), timeout=3 * ClusterResponseStore.poll_interval_s
                 )  # it asks, and nobody answers
-                router.process.serving.core.instances.add_static(other.url)
+                router.process.stream_runner.core.instances.add_static(other.url)
                 read += await reading
             events = told(events_in(Answer(200, {}, read)))
             assert [event["sequence_number"] for event in events] == list(range(len(events)))

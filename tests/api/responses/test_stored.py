@@ -18,7 +18,7 @@ from tests.api.responses.reading import PATH, ask, body_of, check_items, check_r
 from tests.api.routed import MSGPACK_BODY, attempt_of, find
 from tests.api.test_roles import keyed, until
 from tests.api.thinking_model import speak, tokens_of
-from tests.web import doors
+from tests.web import route_access
 
 BACKGROUND = {"background": True}
 TEXT = tokens_of("one two three")
@@ -103,7 +103,7 @@ def test_a_background_response_is_followed_in_another_process(pair: tuple[Instan
     assert told(events) == told(again)
 
 
-def test_who_follows_in_another_process_does_not_notice_that_the_shelf_is_restarted(
+def test_a_reader_in_another_process_does_not_notice_that_the_stream_store_is_restarted(
     pair: tuple[Instance, list[httpx.Client]],
 ) -> None:
     instance, (here, there) = pair
@@ -281,17 +281,17 @@ def test_a_response_is_kept_for_a_while_only(thinker: PreparedModel) -> None:
 def test_each_caller_has_its_own_responses(thinker: PreparedModel) -> None:
     with keyed(thinker) as instance, httpx.Client(base_url=instance.url, timeout=30, verify=NO_CERTIFICATES) as http:
         speak(instance, TEXT)
-        made = ask(http, "POST", json=body_of("words"), headers=doors.header("user")).json()
+        made = ask(http, "POST", json=body_of("words"), headers=route_access.header("user")).json()
         path = f"/{made['id']}"
-        unknown: dict[str, Any] = ask(http, "GET", f"/resp_{'ab' * 16}", headers=doors.header("other")).json()
+        unknown: dict[str, Any] = ask(http, "GET", f"/resp_{'ab' * 16}", headers=route_access.header("other")).json()
         for method, more in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
-            theirs = ask(http, method, path + more, headers=doors.header("other"))
+            theirs = ask(http, method, path + more, headers=route_access.header("other"))
             assert theirs.status_code == 404
             assert theirs.text.replace(made["id"], "") == str_of(unknown).replace(f"resp_{'ab' * 16}", "")
         goes_on = body_of("words", previous_response_id=made["id"])
-        assert ask(http, "POST", json=goes_on, headers=doors.header("other")).status_code == 404
+        assert ask(http, "POST", json=goes_on, headers=route_access.header("other")).status_code == 404
         for name in ("user", "admin"):
-            assert ask(http, "GET", path, headers=doors.header(name)).json() == made
+            assert ask(http, "GET", path, headers=route_access.header(name)).json() == made
 
 
 def str_of(answer: dict[str, Any]) -> str:

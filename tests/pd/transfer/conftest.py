@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.transfer.instance import Instance
+from tests.pd.transfer.instance import Instance
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from onward.proto.kv_transfer import KvEndpoint
-from tests.worker.transfer.instance import Instance
+from tests.pd.transfer.instance import Instance
 
 ROOT = Path(__file__).parents[3]
 
@@ -19,7 +19,7 @@ class InstanceProcess:
 
     def __init__(self, backend: str = "") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.worker.transfer.instance_process", backend],
+            [sys.executable, "-m", "tests.pd.transfer.instance_process", backend],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -18,7 +18,7 @@ from onward.proto.kv_transfer import (
     WriterLost,
     WritesComplete,
 )
-from tests.worker.transfer.instance import LAYOUT, PAGE_BYTES, Instance, wait_until
+from tests.pd.transfer.instance import LAYOUT, PAGE_BYTES, Instance, wait_until
 
 Start = Callable[..., Instance]
 each = pytest.mark.parametrize("backend", ["shm", "tcp", "nixl"])

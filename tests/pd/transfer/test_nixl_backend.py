@@ -15,7 +15,7 @@ import onward.pd.transfer.nixl_backend as nixl_backend
 from onward.errors import StartupError
 from onward.pd.transfer.backend import MemoryCopy, TransferFailed
 from onward.pd.transfer.nixl_backend import NixlReceiverBackend, NixlSenderBackend
-from tests.worker.transfer.nixl_peer import map_memory
+from tests.pd.transfer.nixl_peer import map_memory
 
 MIB = 1 << 20
 WRITERS = itertools.count()
@@ -60,7 +60,7 @@ class Peer:
         os.ftruncate(fd, num_bytes)
         self.memory = map_memory(fd, num_bytes)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.worker.transfer.nixl_peer", role, str(fd), str(num_bytes)],
+            [sys.executable, "-m", "tests.pd.transfer.nixl_peer", role, str(fd), str(num_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

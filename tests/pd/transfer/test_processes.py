@@ -16,8 +16,8 @@ from onward.proto.kv_transfer import (
     WriterLost,
     WritesComplete,
 )
-from tests.worker.transfer.instance import Instance, wait_until
-from tests.worker.transfer.instance_process import InstanceProcess
+from tests.pd.transfer.instance import Instance, wait_until
+from tests.pd.transfer.instance_process import InstanceProcess
 
 MANY = 1500
 """Blocks whose bytes no socket buffers."""

@@ -13,9 +13,9 @@ from onward.proto.kv_transfer import ExpectingWrites, ExpectWrites, KvEndpoint, 
 from onward.proto.step import AssignSlot, RunSlot, SlotFailed
 from onward.transport.curve import make_private_address
 from onward.transport.zmq_sockets import SocketPoller
+from tests.pd.transfer.instance import TIMEOUT_S, wait_until
 from tests.worker import small_int8
 from tests.worker.driver import Driver
-from tests.worker.transfer.instance import TIMEOUT_S, wait_until
 
 PROMPT = [(7 * i * i + 3 * i + 5) % 97 for i in range(90)]
 

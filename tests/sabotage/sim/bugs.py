@@ -1,4 +1,4 @@
-"""Deliberate bugs for the simulator, beside those of `tests/sabotage.py`: rules that no single test can show broken."""
+"""Deliberate bugs for the simulator beside those of `tests/sabotage/table.py`: no single test can show these."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,7 +39,7 @@ from onward.sim.process import EPOCH_S
 from onward.sim.vocabulary import END_ID
 from onward.text.detokenizer import Detokenizer
 from onward.text.stop_strings import StopStringMatcher
-from tests.sabotage_kinds import Patches
+from tests.sabotage.patches import Patches
 
 
 def a_new_pool_keeps_its_hashes(patch: Patches) -> None:
@@ -63,8 +63,8 @@ def an_abort_without_its_epoch(patch: Patches) -> None:
 
 
 def _change_submissions(patch: Patches, change: Callable[[Submit], Submit]) -> None:
-    def attempt(original: Callable, self: RequestTracker, promise: TrackedRequest, now_s: float) -> list[Submit]:
-        return [change(submit) for submit in original(self, promise, now_s)]
+    def attempt(original: Callable, self: RequestTracker, tracked: TrackedRequest, now_s: float) -> list[Submit]:
+        return [change(submit) for submit in original(self, tracked, now_s)]
 
     patch.around(RequestTracker, "_resubmit", attempt)
 
@@ -85,10 +85,10 @@ def the_last_token_is_not_resubmitted(patch: Patches) -> None:
 
 
 def a_resubmission_under_the_same_epoch(patch: Patches) -> None:
-    def attempt(original: Callable, self: RequestTracker, promise: TrackedRequest, now_s: float) -> list[Submit]:
-        if promise.epoch % EPOCHS_PER_ATTEMPT:
-            promise.epoch -= 1
-        return original(self, promise, now_s)
+    def attempt(original: Callable, self: RequestTracker, tracked: TrackedRequest, now_s: float) -> list[Submit]:
+        if tracked.epoch % EPOCHS_PER_ATTEMPT:
+            tracked.epoch -= 1
+        return original(self, tracked, now_s)
 
     patch.around(RequestTracker, "_resubmit", attempt)
 
@@ -97,9 +97,9 @@ def duplicates_are_delivered(patch: Patches) -> None:
     def take(
         original: Callable, self: RequestTracker, delta: TokenDelta, now_s: float, actions: TrackerActions
     ) -> None:
-        promise = self._requests.get(delta.request_id)
-        if promise is not None and promise.epoch == delta.epoch and delta.position < len(promise.tokens):
-            self._accept_tokens(promise, 0, delta, actions)
+        tracked = self._requests.get(delta.request_id)
+        if tracked is not None and tracked.epoch == delta.epoch and delta.position < len(tracked.tokens):
+            self._accept_tokens(tracked, 0, delta, actions)
         else:
             original(self, delta, now_s, actions)
 
@@ -110,16 +110,16 @@ def gaps_are_delivered(patch: Patches) -> None:
     def take(
         original: Callable, self: RequestTracker, delta: TokenDelta, now_s: float, actions: TrackerActions
     ) -> None:
-        promise = self._requests.get(delta.request_id)
-        if promise is not None and promise.epoch == delta.epoch and delta.position > len(promise.tokens):
-            self._accept_tokens(promise, 0, delta, actions)
+        tracked = self._requests.get(delta.request_id)
+        if tracked is not None and tracked.epoch == delta.epoch and delta.position > len(tracked.tokens):
+            self._accept_tokens(tracked, 0, delta, actions)
         else:
             original(self, delta, now_s, actions)
 
     patch.around(RequestTracker, "_apply_delta", take)
 
 
-def nobody_compares_what_is_held(patch: Patches) -> None:
+def held_requests_are_not_reported(patch: Patches) -> None:
     patch.around(EngineCore, "_send_held_requests", lambda original, self: None)
 
 
@@ -139,7 +139,7 @@ def a_suspect_is_let_go(patch: Patches) -> None:
     patch.put(scheduling_policy, "MAX_CRASH_CHARGES", 1_000_000)
 
 
-def names_outlive_their_blocks(patch: Patches) -> None:
+def hashes_outlive_their_blocks(patch: Patches) -> None:
     def forget(original: Callable, self: BlockPool, block: int) -> None:
         name = self._block_hash[block]
         original(self, block)
@@ -149,7 +149,7 @@ def names_outlive_their_blocks(patch: Patches) -> None:
     patch.around(BlockPool, "_drop_hash", forget)
 
 
-def a_name_without_what_came_before(patch: Patches) -> None:
+def a_hash_without_the_parent(patch: Patches) -> None:
     patch.around(block_hash, "hash_block", lambda original, parent, token_ids: original(b"", token_ids))
 
 
@@ -173,7 +173,7 @@ def what_is_sent_is_not_held(patch: Patches) -> None:
 
 
 def a_late_offer_is_granted(patch: Patches) -> None:
-    """One that comes when its hand-over is over is taken for a new one."""
+    """An offer that comes after the end of its handoff is taken for a new one."""
     ended: dict[tuple[int, int], Any] = {}
 
     def forget(original: Callable, self: DecodeSide, number: int, *rest: object, **named: object) -> object:
@@ -187,20 +187,20 @@ def a_late_offer_is_granted(patch: Patches) -> None:
             self._live[offer.handoff_id] = over
         original(self, peer, offer, now_s)
 
-    def forget_errand(original: Callable, self: RemotePrefillClient, errand: RemotePrefillTask) -> None:
-        number = errand.handoff_id
-        original(self, errand)
+    def end_handoff(original: Callable, self: RemotePrefillClient, task: RemotePrefillTask) -> None:
+        number = task.handoff_id
+        original(self, task)
         if number is not None:
-            self._by_handover[number] = errand
+            self._by_handoff_id[number] = task
 
     patch.around(DecodeSide, "_remove", forget)
     patch.around(DecodeSide, "_receive_offer", receive_offer)
-    patch.around(RemotePrefillClient, "_end_handoff", forget_errand)
+    patch.around(RemotePrefillClient, "_end_handoff", end_handoff)
 
 
 def a_lost_writer_is_forgotten(patch: Patches) -> None:
     patch.around(DecodeSide, "on_sender_lost", lambda original, self, lease_id, message, now_s: None)
-    patch.around(DecodeSide, "_fail_and_tell_peer", lambda original, self, number, error: None)
+    patch.around(DecodeSide, "_fail_and_notify_peer", lambda original, self, number, error: None)
 
 
 def held_back_bytes_are_dropped(patch: Patches) -> None:
@@ -227,7 +227,7 @@ def _change_attempts(patch: Patches, change: Callable[[Attempt], Attempt]) -> No
     patch.around(ClientStream, "build_attempt", attempt)
 
 
-def each_attempt_draws_its_own_seed(patch: Patches) -> None:
+def each_attempt_has_its_own_seed(patch: Patches) -> None:
     _change_attempts(patch, lambda made: msgspec.structs.replace(made, seed=made.seed ^ (made.attempt_epoch - 1)))
 
 
@@ -280,13 +280,13 @@ def a_mean_from_the_cache(patch: Patches) -> None:
 
 
 def vectors_change_places(patch: Patches) -> None:
-    def order(original: Callable, self: EmbeddingService, wanted: PreparedEmbedding, index: int) -> SubmitSpec:
+    def submit_spec(original: Callable, self: EmbeddingService, wanted: PreparedEmbedding, index: int) -> SubmitSpec:
         return original(self, wanted, (index + 1) % len(wanted.prompts))
 
-    patch.around(EmbeddingService, "_order", order)
+    patch.around(EmbeddingService, "_submit_spec", submit_spec)
 
 
-def who_left_is_computed_for(patch: Patches) -> None:
+def a_disconnected_request_runs_on(patch: Patches) -> None:
     patch.put(StreamRegistry, "_release", lambda self, stream: None)
 
 
@@ -300,7 +300,7 @@ def a_cancel_stays_at_the_router(patch: Patches) -> None:
     patch.put(StreamRunner, "_cancel_attempt", lambda self, route: None)
 
 
-# Who is served first.
+# The order of the queue.
 
 
 def the_last_is_first(patch: Patches) -> None:

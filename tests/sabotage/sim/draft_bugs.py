@@ -1,4 +1,4 @@
-"""Deliberate bugs around drafts: what was guessed must never be taken for what was drawn."""
+"""Deliberate bugs around drafts for the simulator: a draft must never be taken for a sampled token."""
 
 from collections.abc import Callable
 
@@ -13,11 +13,11 @@ from onward.engine.token_processor import TokenProcessor
 from onward.proto.handoff import PrefillDone
 from onward.proto.step import RunSlot, SlotTokens, StepPlan
 from onward.sim.hash_worker import HashWorker, HashWorkerSlot
-from tests.sabotage_kinds import Patches
+from tests.sabotage.patches import Patches
 
 
 def a_rejected_draft_is_cached(patch: Patches) -> None:
-    """The newest token's place still holds what was guessed there."""
+    """The newest token's position still holds the KV of the rejected draft."""
 
     def publish(original: Callable, self: SlotAllocator, request: Request) -> None:
         computed = request.num_computed
@@ -42,18 +42,18 @@ def a_rejected_draft_counts_as_computed(patch: Patches) -> None:
     patch.around(HashWorker, "_tokens_event", told)
 
 
-def a_guess_of_the_peer_takes_a_position(patch: Patches) -> None:
+def a_draft_of_the_peer_takes_a_position(patch: Patches) -> None:
     def arrived(
-        original: Callable, self: RemotePrefillClient, errand: RemotePrefillTask, ready: PrefillDone, now_s: float
+        original: Callable, self: RemotePrefillClient, task: RemotePrefillTask, ready: PrefillDone, now_s: float
     ) -> None:
         tokens = ready.token_ids + ready.draft_token_ids
-        original(self, errand, msgspec.structs.replace(ready, token_ids=tokens), now_s)
+        original(self, task, msgspec.structs.replace(ready, token_ids=tokens), now_s)
 
     patch.around(RemotePrefillClient, "_on_arrived", arrived)
 
 
 def a_rejected_draft_takes_a_position(patch: Patches) -> None:
-    """The worker tells what it has computed, and not what it has drawn."""
+    """The worker tells what it has computed, and not what it has sampled."""
 
     def told(
         original: Callable, self: HashWorker, run: RunSlot, slot: HashWorkerSlot, position: int, *more: object

@@ -1,6 +1,6 @@
 """A deliberate bug, and the search for a seed by which the simulator notices it: the proof that it can fail.
 
-The bugs are in `sabotage_table`; `make sim-sabotage` searches for all of them.
+The bugs are in `table`; `make sim-sabotage` searches for all of them.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from onward.sim.catalogue_entry import find_mismatch
 from onward.sim.scenario import RunResult, Scenario, Shape
 from onward.sim.scenario_generator import FaultSelection, generate_scenario
 from onward.sim.simulation import run_scenario
-from tests.sabotage_kinds import Patches, Sabotage
+from tests.sabotage.patches import Patches, Sabotage
 
 
 @dataclass(frozen=True, slots=True)

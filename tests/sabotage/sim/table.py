@@ -3,24 +3,24 @@
 from onward.sim.catalogue import SCENARIOS
 from onward.sim.scenario import Shape
 from onward.sim.unneeded_repairs import CLIENT_ONLY_FAULTS
-from tests.sabotage import TABLE as TESTED
-from tests.sim import sabotage_bugs as bugs
-from tests.sim import sabotage_drafts as drafts
-from tests.sim.sabotage import Row
+from tests.sabotage.sim import bugs
+from tests.sabotage.sim import draft_bugs as drafts
+from tests.sabotage.sim.search import Row
+from tests.sabotage.table import TABLE as TESTED
 
 CALM = CLIENT_ONLY_FAULTS
-"""Runs in which nothing suffers but single requests: there, whatever had to be repaired is a finding."""
+"""Runs in which only single requests fail: every repair in them is a finding."""
 _TESTED = {sabotage.name: sabotage for sabotage in TESTED}
 
 
 def _tested(name: str, shape: Shape, max_seeds: int, only: frozenset[str] | None = None) -> Row:
-    """One of `tests/sabotage.py`."""
+    """A row of `tests/sabotage/table.py`."""
     known = _TESTED[name]
     return Row(name, known.breaks, known.apply, shape, max_seeds, only)
 
 
 def _in(scenario: str, name: str) -> Row:
-    """One of `tests/sabotage.py`, in a scenario of the catalogue."""
+    """A row of `tests/sabotage/table.py`, in a scenario of the catalogue."""
     known, written = _TESTED[name], SCENARIOS[scenario].scenario
     assert written is not None, "a scenario that can be run"
     return Row(name, known.breaks, known.apply, written.shape, 3, scenario=scenario)
@@ -46,11 +46,13 @@ STEPS = [
     ),
     Row("admitted-without-room", "a request is let in before there is room", bugs.admitted_without_room, "engine", 20),
     Row("block-leaks", "the last block of a request is not given back", bugs.blocks_are_not_given_back, "engine", 400),
-    Row("names-outlive-blocks", "an evicted block is still found", bugs.names_outlive_their_blocks, "engine", 400),
-    Row("name-without-parent", "a block's name is its own tokens", bugs.a_name_without_what_came_before, "engine", 400),
+    Row("hashes-outlive-blocks", "an evicted block is still found", bugs.hashes_outlive_their_blocks, "engine", 400),
+    Row("hash-without-parent", "a block's hash has its own tokens only", bugs.a_hash_without_the_parent, "engine", 400),
     Row("pool-keeps-hashes", "a new worker's pool has the old hashes", bugs.a_new_pool_keeps_its_hashes, "engine", 400),
-    Row("poison-for-ever", "who crashes every worker is tried again", bugs.a_suspect_is_let_go, "engine", 20),
-    Row("crashes-not-charged", "a crash is nobody's", bugs.crashes_are_not_charged, "engine", 20),
+    Row(
+        "poison-for-ever", "a request that crashes every worker is tried again", bugs.a_suspect_is_let_go, "engine", 20
+    ),
+    Row("crashes-not-charged", "a crash is charged to no request", bugs.crashes_are_not_charged, "engine", 20),
     _tested("engine-deaths-not-charged", "engine", 100),
     _tested("all-charged-alone", "engine", 200),
     _tested("alone-not-told", "engine", 100),
@@ -77,7 +79,18 @@ LOAD = [
     ),
 ]
 
-LEDGER = [
+SUPERVISOR = [
+    _tested("worker-outlives-its-engine", "engine", 100),
+    _tested("worker-not-restarted", "engine", 100),
+    _tested("worker-death-not-announced", "engine", 100),
+    _tested("engine-death-not-announced", "engine", 200),
+    _tested("api-death-not-announced", "engine", 400),
+    _tested("api-without-engine", "engine", 100),
+    _tested("stream-store-not-announced", "engine", 400),
+    _tested("silence-tolerated", "engine", 400),
+]
+
+TRACKER = [
     Row("abort-without-epoch", "an abort ends the next attempt too", bugs.an_abort_without_its_epoch, "engine", 400),
     Row("ends-filtered", "an end token is not in the history", bugs.ends_are_filtered_in_the_history, "engine", 400),
     Row("last-token-forgotten", "a resubmission is short", bugs.the_last_token_is_not_resubmitted, "engine", 1000),
@@ -89,12 +102,12 @@ LEDGER = [
         10,
         frozenset({"lose"}),
     ),
-    Row("duplicates-delivered", "a repeated token is told again", bugs.duplicates_are_delivered, "engine", 60),
+    Row("duplicates-delivered", "a repeated token is delivered again", bugs.duplicates_are_delivered, "engine", 60),
     Row("gaps-delivered", "a lost token is skipped", bugs.gaps_are_delivered, "engine", 400),
     Row(
-        "nobody-compares",
-        "what was lost is not missed",
-        bugs.nobody_compares_what_is_held,
+        "held-requests-not-reported",
+        "the engine does not report which requests it holds",
+        bugs.held_requests_are_not_reported,
         "engine",
         10,
         frozenset({"lose"}),
@@ -157,9 +170,9 @@ ROUTER = [
     _tested("new-id-per-attempt", "cluster", 40),
     _tested("loser-runs-on", "cluster", 40),
     _in("F50", "abort-only-cuts"),
-    _in("F51", "failed-dispatch-stays-booked"),
-    _tested("prefill-stays-booked", "cluster", 30),
-    Row("seed-per-attempt", "a retry draws another seed", bugs.each_attempt_draws_its_own_seed, "cluster", 40),
+    _in("F51", "failed-dispatch-stays-reserved"),
+    _tested("prefill-stays-reserved", "cluster", 30),
+    Row("seed-per-attempt", "a retry has another seed", bugs.each_attempt_has_its_own_seed, "cluster", 40),
     Row("time-per-attempt", "a retry has another time", bugs.each_attempt_has_its_own_time, "cluster", 40),
     Row("retry-is-short", "a retry lacks the last token", bugs.retries_begin_without_the_last_token, "cluster", 120),
     Row("one-epoch-for-all", "retries have one epoch", bugs.every_attempt_has_the_same_epoch, "cluster", 40),
@@ -170,7 +183,7 @@ GRAMMAR = [
     _tested("grammar-starts-over", "engine", 20),
     _tested("stale-mask", "engine", 20),
     _tested("grammar-end-ignored", "engine", 20),
-    _tested("grammar-end-not-handed-over", "pd", 100),
+    _tested("grammar-end-not-handed-off", "pd", 100),
 ]
 
 VECTORS = [
@@ -179,7 +192,14 @@ VECTORS = [
 ]
 
 DETACHED = [
-    Row("left-runs-on", "who goes away leaves its work behind", bugs.who_left_is_computed_for, "engine", 100, CALM),
+    Row(
+        "disconnected-runs-on",
+        "a request runs on after its client left",
+        bugs.a_disconnected_request_runs_on,
+        "engine",
+        100,
+        CALM,
+    ),
 ]
 
 RESPONSES = [
@@ -190,7 +210,7 @@ RESPONSES = [
     _tested("starting-at", "engine", 100),
     _tested("response-kept-for-ever", "engine", 60),
     _tested("tied-to-its-creator", "engine", 100, CALM),
-    _tested("begun-not-kept", "engine", 200, frozenset({"kill-api", "detach"})),
+    _tested("started-not-stored", "engine", 200, frozenset({"kill-api", "detach"})),
     Row(
         "cancel-stays-at-the-router",
         "a router remembers a cancel and tells no instance",
@@ -205,7 +225,9 @@ DRAFTS = [
     Row("rejected-cached", "a rejected token is cached", drafts.a_rejected_draft_is_cached, "engine", 40),
     Row("rejected-computed", "draft KV counts as computed", drafts.a_rejected_draft_counts_as_computed, "engine", 40),
     Row("rejected-told", "a rejected draft takes a position", drafts.a_rejected_draft_takes_a_position, "engine", 40),
-    Row("guess-handed-over", "a peer's guess takes a position", drafts.a_guess_of_the_peer_takes_a_position, "pd", 60),
+    Row(
+        "peer-draft-accepted", "a peer's draft takes a position", drafts.a_draft_of_the_peer_takes_a_position, "pd", 60
+    ),
     Row("run-not-cut", "a stop inside an accepted run is not cut", drafts.what_follows_a_stop_is_kept, "engine", 40),
     Row(
         "drafts-not-planned", "drafts in flight are not counted", drafts.drafts_in_flight_are_not_counted, "engine", 40
@@ -213,7 +235,7 @@ DRAFTS = [
     Row("drafts-without-blocks", "drafts have no blocks", drafts.drafts_have_no_blocks, "engine", 40),
 ]
 
-TABLE = [*STEPS, *LOAD, *LEDGER, *TEXT, *KV, *ROUTER, *GRAMMAR, *VECTORS, *DETACHED, *RESPONSES, *DRAFTS]
+TABLE = [*STEPS, *LOAD, *SUPERVISOR, *TRACKER, *TEXT, *KV, *ROUTER, *GRAMMAR, *VECTORS, *DETACHED, *RESPONSES, *DRAFTS]
 QUICK = {
     "skip-epoch-check",
     "silence-is-a-reply",
@@ -229,7 +251,7 @@ QUICK = {
     "wall-clock-of-a-router",
     "abort-without-epoch",
     "duplicates-delivered",
-    "nobody-compares",
+    "held-requests-not-reported",
     "held-bytes-dropped",
     "leased-freed-at-once",
     "decode-ends-silently",
@@ -243,7 +265,7 @@ QUICK = {
     "retry-starts-over",
     "seed-per-attempt",
     "no-retry-budget",
-    "failed-dispatch-stays-booked",
+    "failed-dispatch-stays-reserved",
     "rejected-cached",
     "rejected-computed",
     "drafts-not-planned",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.sim.sabotage import Row, search
-from tests.sim.sabotage_table import QUICK, TABLE
+from tests.sabotage.sim.search import Row, search
+from tests.sabotage.sim.table import QUICK, TABLE
 
 
 def test_there_are_enough_bugs_and_each_has_a_name_of_its_own() -> None:

@@ -19,7 +19,7 @@ def tokenizer_with(tags: list[str], *, special: bool) -> OurTokenizer:
 
 def test_a_rule_names_the_tags_tokens_and_the_lead() -> None:
     tokenizer = tokenizer_with(["<think>", "</think>"], special=False)
-    rule = make_reasoning_params(REASONING_FORMATS["qwen3"], tokenizer, begins_inside=True, budget=5)
+    rule = make_reasoning_params(REASONING_FORMATS["qwen3"], tokenizer, starts_inside=True, budget=5)
     line_break = tokenizer.encode("\n")
     assert rule == ReasoningParams((256,), (257,), True, 5, tuple(line_break))
 
@@ -27,7 +27,7 @@ def test_a_rule_names_the_tags_tokens_and_the_lead() -> None:
 def test_tags_that_are_no_tokens_cannot_be_followed() -> None:
     assert (
         make_reasoning_params(
-            REASONING_FORMATS["mistral"], tokenizer_with([], special=True), begins_inside=False, budget=5
+            REASONING_FORMATS["mistral"], tokenizer_with([], special=True), starts_inside=False, budget=5
         )
         is None
     )

@@ -114,5 +114,5 @@ def spoken_driver(masks: MaskExecutor | None = None, **settings: Any) -> DeviceD
 def spoken_cpu_driver(masks: MaskExecutor | None = None) -> Driver:
     with spoken_model() as model:
         driver = Driver(model, random_weights(SPOKEN), masks, **SETTINGS)
-        driver.runner._grammars.get()
+        driver.runner._grammar_compiler.get()
         return driver

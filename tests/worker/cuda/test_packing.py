@@ -63,5 +63,5 @@ def test_tiles_cover_a_chunks_rows_once(count: int) -> None:
 
 def test_inputs_of_rows_that_fill_a_batch_up_are_nobodys() -> None:
     inputs = np.full((3, 4), 77, np.int32)
-    fill_inputs(inputs, [span(1, 19, 20), span(0, 9, 10)], nobody=8)
+    fill_inputs(inputs, [span(1, 19, 20), span(0, 9, 10)], padding_slot=8)
     assert inputs.tolist() == [[1, 0, 8, 8], [20, 10, 0, 0], [101, NO_BLOCK, NO_BLOCK, NO_BLOCK]]

@@ -22,15 +22,18 @@ class Injected:
         self.outputs: list[np.ndarray] = []
         self.num_drafted = 0
 
-    def create(self, surroundings: ProposerContext) -> "Injected":
-        self._tokens = surroundings.tokens
+    def create(self, context: ProposerContext) -> "Injected":
+        self._tokens = context.tokens
         return self
 
     def on_assign(self, slot: int, num_tokens: int, num_computed: int) -> None:
         pass
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[list[int]]:
-        drafts = [self._guess(wish, self._tokens[wish.slot, : wish.num_tokens].tolist()) for wish in wishes]
+    def propose(self, draft_requests: Sequence[DraftRequest]) -> list[list[int]]:
+        drafts = [
+            self._guess(draft_request, self._tokens[draft_request.slot, : draft_request.num_tokens].tolist())
+            for draft_request in draft_requests
+        ]
         self.num_drafted += sum(map(len, drafts))
         return drafts
 
@@ -42,9 +45,9 @@ class Injected:
 def knowing(outputs: dict[int, list[int]]) -> Guess:
     """By slot, what will follow the prompt."""
 
-    def guess(wish: DraftRequest, tokens: list[int]) -> list[int]:
-        at = wish.num_tokens - wish.num_prompt
-        return outputs[wish.slot][at : at + wish.num_drafts]
+    def guess(draft_request: DraftRequest, tokens: list[int]) -> list[int]:
+        at = draft_request.num_tokens - draft_request.num_prompt
+        return outputs[draft_request.slot][at : at + draft_request.num_drafts]
 
     return guess
 
@@ -53,8 +56,8 @@ def right_until(outputs: dict[int, list[int]], depth: int, vocab_size: int) -> G
     """The draft at `depth` is wrong, those before it are right, those behind it are what would follow."""
     know = knowing(outputs)
 
-    def guess(wish: DraftRequest, tokens: list[int]) -> list[int]:
-        drafts = know(wish, tokens)
+    def guess(draft_request: DraftRequest, tokens: list[int]) -> list[int]:
+        drafts = know(draft_request, tokens)
         if depth < len(drafts):
             drafts[depth] = (drafts[depth] + 1) % vocab_size
         return drafts

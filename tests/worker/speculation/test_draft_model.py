@@ -12,7 +12,7 @@ from onward.worker.speculation.draft_model_proposer import MIN_CATCH_UP_TOKENS, 
 from tests.models.checkpoints import random_tensors
 from tests.worker import small_int8
 from tests.worker.driver import GREEDY, prepared
-from tests.worker.speculation.surroundings import BLOCK_SIZE, Tables, wish
+from tests.worker.speculation.proposer_context import BLOCK_SIZE, Tables, wish
 
 VOCABULARY = small_int8.CONFIG.vocab_size
 PROMPT = [5, 9, 11, 2, 60, 33, 8]

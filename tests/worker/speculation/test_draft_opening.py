@@ -12,7 +12,7 @@ from onward.worker.speculation.draft_opening import create_draft_model_factory, 
 from tests.models.checkpoints import random_tensors, write_folder
 from tests.worker import small_int8
 from tests.worker.driver import prepared
-from tests.worker.speculation.surroundings import BLOCK_SIZE, NUM_BLOCKS, Tables, wish, worker_config
+from tests.worker.speculation.proposer_context import BLOCK_SIZE, NUM_BLOCKS, Tables, wish, worker_config
 
 CONFIG = small_int8.CONFIG
 

@@ -150,8 +150,8 @@ class _FreeOfCharge:
     def bytes_per_block(self) -> int:
         return self.opening.bytes_per_block
 
-    def create(self, surroundings: ProposerContext) -> Proposer:
-        return self.opening.create(surroundings)
+    def create(self, context: ProposerContext) -> Proposer:
+        return self.opening.create(context)
 
 
 def _answers(prompts: list[str], drafter: ProposerFactory | None, num_kv_blocks: int) -> tuple[list[list[int]], LLM]:

@@ -19,7 +19,7 @@ from onward.worker.speculation.proposer import ComputedSpan
 from tests.worker import small_int8
 from tests.worker.driver import prepared
 from tests.worker.speculation.plain_eagle import PlainEagle, random_head, write_head
-from tests.worker.speculation.surroundings import BLOCK_SIZE, NUM_BLOCKS, Tables, wish, worker_config
+from tests.worker.speculation.proposer_context import BLOCK_SIZE, NUM_BLOCKS, Tables, wish, worker_config
 
 CONFIG = msgspec.structs.replace(small_int8.UNTIED, num_layers=1)
 RANDOM = np.random.default_rng(17)

@@ -52,8 +52,8 @@ def test_slots_of_one_step_follow_their_own_drafts() -> None:
     expected = {slot: tokens_of(plain(sampling, prompt)) for slot, (prompt, sampling) in requests.items()}
     depths = {0: 99, 3: 2, 5: 1}
 
-    def guess(wish, tokens):
-        return right_until(expected, depths[wish.slot], VOCAB)(wish, tokens)
+    def guess(draft_request, tokens):
+        return right_until(expected, depths[draft_request.slot], VOCAB)(draft_request, tokens)
 
     driver, _ = drafting(guess)
     assigns = [driver.assign(slot, p, room=LENGTH + 1, sampling=s) for slot, (p, s) in requests.items()]
@@ -79,7 +79,7 @@ def test_a_chain_ends_with_a_token_that_ends_the_output(place: int) -> None:
     assert all(end not in event.token_ids[:-1] for event in events), "nothing is drawn behind it"
 
 
-def test_no_end_token_is_drawn_before_min_tokens_inside_a_chain() -> None:
+def test_no_end_token_is_sampled_before_min_tokens_among_drafts() -> None:
     free = tokens_of(plain(GREEDY))
     sampling = msgspec.structs.replace(GREEDY, end_token_ids=(free[2],), min_tokens=9)
     expected = tokens_of(plain(sampling))
@@ -132,14 +132,16 @@ def test_drafts_that_are_no_tokens_or_more_than_asked_for_are_left_out() -> None
 
 
 def test_drafts_never_take_more_rows_than_a_step_has() -> None:
-    driver, _ = drafting(lambda wish, tokens: [1] * wish.num_drafts, max_num_batched_tokens=8, max_num_seqs=8)
+    driver, _ = drafting(
+        lambda draft_request, tokens: [1] * draft_request.num_drafts, max_num_batched_tokens=8, max_num_seqs=8
+    )
     requests = [driver.assign(slot, PROMPT, room=20) for slot in range(6)]
     events = generate(driver, requests, 4, 16)
     assert [tokens_of(one)[:4] for one in events] == [tokens_of(plain(GREEDY))[:4]] * 6
 
 
 def test_drafts_stay_within_the_slot_s_blocks_and_the_longest_list() -> None:
-    driver, _ = drafting(lambda wish, tokens: [1] * wish.num_drafts, max_model_len=32)
+    driver, _ = drafting(lambda draft_request, tokens: [1] * draft_request.num_drafts, max_model_len=32)
     request = driver.assign(0, PROMPT + [1] * 8, room=0)  # 15 of the 16 tokens that its block holds
     driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 14)])
     [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 1, [], 4)])
@@ -154,9 +156,9 @@ def test_a_permission_without_a_drafter_gives_one_token() -> None:
     assert (len(event.token_ids), event.num_draft_tokens) == (1, 0)
 
 
-def test_what_a_peer_has_guessed_is_verified_first_and_once() -> None:
+def test_a_peer_s_drafts_are_verified_first_and_once() -> None:
     tokens = tokens_of(plain(GREEDY))
-    driver, _ = drafting(lambda wish, tokens: [])
+    driver, _ = drafting(lambda draft_request, tokens: [])
     request = driver.assign(0, PROMPT, room=20)
     request = msgspec.structs.replace(request, draft_token_ids=[*tokens[:2], (tokens[2] + 1) % VOCAB])
     driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 6)])
@@ -166,7 +168,7 @@ def test_what_a_peer_has_guessed_is_verified_first_and_once() -> None:
     assert (second.token_ids, second.num_draft_tokens) == ([tokens[3]], 0)
 
 
-def test_what_a_peer_has_guessed_is_left_out_once_another_step_has_come_before() -> None:
+def test_a_peer_s_drafts_are_left_out_once_another_step_has_come_before() -> None:
     """Behind the next token it would be wrong, and count against those who guess well."""
     tokens = tokens_of(plain(GREEDY))
     driver, drafter = drafting(knowing({0: tokens}))
@@ -190,7 +192,7 @@ def test_the_drafter_is_told_of_every_row_and_what_the_head_reads_of_it() -> Non
 def test_logits_that_are_no_numbers_behind_a_draft_fail_the_request_at_their_own_step() -> None:
     broken = small_int8.arrays()["norm"].copy()
     broken[:] = np.nan
-    drafter = Injected(lambda wish, tokens: [1] * wish.num_drafts)
+    drafter = Injected(lambda draft_request, tokens: [1] * draft_request.num_drafts)
     driver = small_int8.driver(changes={"norm": broken}, drafter=drafter)
     request = driver.assign(0, PROMPT, room=9)
     driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 6)])

@@ -1,0 +1,195 @@
+"""Deliberate bugs of the supervisor's rules: which process is started, killed and informed, and when."""
+
+from collections.abc import Callable
+from typing import Any
+
+from onward.proto.control import ApiGone, EngineGone, EngineUp, StreamStoreUp, WorkerGone
+from onward.supervisor import core
+from onward.supervisor.children import Child, ProcessRole
+from onward.supervisor.core import Phase, RemoveProcess, SendMessage, SupervisorCore
+from onward.supervisor.restart_policy import RestartPolicy
+from tests.sabotage.patches import Patches, Sabotage
+
+CORE = "tests/supervisor/test_core.py::"
+RESTARTS = "tests/supervisor/test_restarts.py::"
+
+
+def _without_messages(patch: Patches, name: str, kind: type) -> None:
+    """The method `name` of the core sends no message of this kind."""
+
+    def filtered(original: Callable, *args: Any) -> list:
+        return [a for a in original(*args) if not (isinstance(a, SendMessage) and isinstance(a.message, kind))]
+
+    patch.around(SupervisorCore, name, filtered)
+
+
+def _keep_a_dead_engine_s_worker(patch: Patches) -> None:
+    def announce(original: Callable, self: SupervisorCore, child: Child, cause: str) -> list:
+        workers = self.children_of(ProcessRole.WORKER) if child.role is ProcessRole.ENGINE else []
+        actions = original(self, child, cause)
+        self.children.update((worker.incarnation, worker) for worker in workers)
+        return [action for action in actions if not isinstance(action, RemoveProcess)]
+
+    patch.around(SupervisorCore, "_announce_exit", announce)
+
+
+def _never_restart_workers(patch: Patches) -> None:
+    def restart_due(original: Callable, self: SupervisorCore, now_s: float) -> list:
+        self._restart_at_s.pop((ProcessRole.WORKER, 0), None)
+        return original(self, now_s)
+
+    patch.around(SupervisorCore, "_restart_due", restart_due)
+
+
+def _restart_without_delay(patch: Patches) -> None:
+    patch.put(RestartPolicy, "record_death", lambda self, now_s, progress: 0.0)
+
+
+def _one_policy_for_all_processes(patch: Patches) -> None:
+    def init(original: Callable, self: SupervisorCore, *args: Any) -> None:
+        original(self, *args)
+        self._stream_store_restart_policy = self._restart_policy
+
+    patch.around(SupervisorCore, "__init__", init)
+
+
+def _announce_a_dead_worker_to_no_engine(patch: Patches) -> None:
+    _without_messages(patch, "_announce_exit", WorkerGone)
+
+
+def _announce_a_dead_engine_to_no_api_process(patch: Patches) -> None:
+    _without_messages(patch, "_announce_exit", EngineGone)
+
+
+def _announce_a_dead_api_process_to_nobody(patch: Patches) -> None:
+    _without_messages(patch, "_announce_exit", ApiGone)
+
+
+def _start_api_processes_without_the_engine_s_address(patch: Patches) -> None:
+    _without_messages(patch, "on_started", EngineUp)
+
+
+def _announce_no_new_stream_store(patch: Patches) -> None:
+    _without_messages(patch, "on_started", StreamStoreUp)
+
+
+def _let_processes_be_silent(patch: Patches) -> None:
+    patch.put(SupervisorCore, "_unresponsive", lambda self, now_s: [])
+
+
+def _judge_by_silence_while_suspended(patch: Patches) -> None:
+    patch.put(core, "SUSPENDED_AFTER_S", float("inf"))
+
+
+def _replace_any_worker(patch: Patches) -> None:
+    def on_message(original: Callable, self: SupervisorCore, child: Child, message: Any, now_s: float) -> list:
+        if isinstance(message, core.ReplaceWorker):
+            return [core.KillProcess(worker, message.cause) for worker in self.children_of(ProcessRole.WORKER)]
+        return original(self, child, message, now_s)
+
+    patch.around(SupervisorCore, "on_message", on_message)
+
+
+def _give_streams_their_grace_at_a_second_signal(patch: Patches) -> None:
+    def stop(original: Callable, self: SupervisorCore, now_s: float) -> list:
+        return [] if self.phase is Phase.STOPPING_APIS else original(self, now_s)
+
+    patch.around(SupervisorCore, "stop", stop)
+
+
+def _wait_for_processes_that_start(patch: Patches) -> None:
+    def stop_role(original: Callable, self: SupervisorCore, role: ProcessRole, grace_s: float) -> list:
+        return [SendMessage(child, core.StopChild(grace_s)) for child in self.children_of(role)]
+
+    patch.around(SupervisorCore, "_stop_role", stop_role)
+
+
+TABLE = [
+    Sabotage(
+        "worker-outlives-its-engine",
+        "the worker of a dead engine goes on beside the next one",
+        _keep_a_dead_engine_s_worker,
+        [CORE + "test_the_worker_of_a_dead_engine_is_gone_before_the_next_engine_starts"],
+    ),
+    Sabotage(
+        "worker-not-restarted",
+        "a worker that died is not replaced",
+        _never_restart_workers,
+        [CORE + "test_the_engine_is_informed_of_a_dead_worker_before_the_next_one_starts"],
+    ),
+    Sabotage(
+        "restart-without-delay",
+        "a process that dies again and again is restarted at once each time",
+        _restart_without_delay,
+        [
+            CORE + "test_restarts_are_delayed_more_and_more_and_progress_ends_the_delay",
+            RESTARTS + "test_the_first_death_is_answered_at_once_and_later_ones_more_slowly",
+        ],
+    ),
+    Sabotage(
+        "stream-store-delays-others",
+        "deaths of the stream store delay the restart of the other processes",
+        _one_policy_for_all_processes,
+        [CORE + "test_a_stream_store_that_dies_often_does_not_delay_the_others"],
+    ),
+    Sabotage(
+        "worker-death-not-announced",
+        "the engine is not informed that its worker died",
+        _announce_a_dead_worker_to_no_engine,
+        [CORE + "test_the_engine_is_informed_of_a_dead_worker_before_the_next_one_starts"],
+    ),
+    Sabotage(
+        "engine-death-not-announced",
+        "api processes are not informed that the engine died",
+        _announce_a_dead_engine_to_no_api_process,
+        [CORE + "test_the_worker_of_a_dead_engine_is_gone_before_the_next_engine_starts"],
+    ),
+    Sabotage(
+        "api-death-not-announced",
+        "engine and stream store are not informed that an api process died",
+        _announce_a_dead_api_process_to_nobody,
+        [CORE + "test_engine_and_stream_store_are_informed_of_a_dead_api_process"],
+    ),
+    Sabotage(
+        "api-without-engine",
+        "an api process that starts later is not told of the engine",
+        _start_api_processes_without_the_engine_s_address,
+        [CORE + "test_an_api_process_that_starts_later_is_told_of_stream_store_engine_and_drain"],
+    ),
+    Sabotage(
+        "stream-store-not-announced",
+        "api processes are not told of a new stream store",
+        _announce_no_new_stream_store,
+        [CORE + "test_api_processes_are_informed_of_a_dead_stream_store_and_of_the_next_one"],
+    ),
+    Sabotage(
+        "silence-tolerated",
+        "a process that stops answering is left alone",
+        _let_processes_be_silent,
+        [CORE + "test_a_process_that_stops_answering_is_killed"],
+    ),
+    Sabotage(
+        "suspended-counts-as-silence",
+        "a supervisor that was suspended kills all processes for their silence meanwhile",
+        _judge_by_silence_while_suspended,
+        [CORE + "test_a_supervisor_that_was_suspended_kills_no_process_for_its_silence_meanwhile"],
+    ),
+    Sabotage(
+        "any-worker-replaced",
+        "a late request to replace a worker ends its successor",
+        _replace_any_worker,
+        [CORE + "test_the_engine_may_ask_for_another_worker_and_only_for_its_present_one"],
+    ),
+    Sabotage(
+        "second-signal-waits",
+        "a second signal leaves the streams their grace period",
+        _give_streams_their_grace_at_a_second_signal,
+        [CORE + "test_a_second_signal_leaves_the_api_processes_no_grace"],
+    ),
+    Sabotage(
+        "starting-processes-waited-for",
+        "a stop waits for a process that is still starting",
+        _wait_for_processes_that_start,
+        [CORE + "test_a_process_that_is_still_starting_is_killed_instead_of_asked"],
+    ),
+]
