@@ -1,4 +1,4 @@
-"""Every knob, declared once with its help text; flags are generated from here. The environment is read only here.
+"""Every setting, declared once with its help text; flags are generated from here. The environment is read only here.
 
 One frozen dataclass per process. `ServeConfig` is what a person says; the others are what each process is told.
 """
@@ -306,19 +306,21 @@ class ApiConfig:
     """The instance's `ServeConfig`, as `/info` shows it."""
 
 
-def derive_config(source: Any, target: type[Any], **more: Any) -> Any:
+def derive_config(source: Any, target: type[Any], **overrides: Any) -> Any:
     """Builds a process's config from the fields it shares with `source`, and those given."""
     shared = {f.name for f in dataclasses.fields(target)} & {f.name for f in dataclasses.fields(source)}
-    return target(**({name: getattr(source, name) for name in shared} | more))
+    return target(**({name: getattr(source, name) for name in shared} | overrides))
 
 
-def with_defaults(config: type[Any], said: dict[str, Any]) -> Any:
-    """The config with what was said; the rest has its default, on a CUDA device that device's."""
-    is_cuda = said.get("device") == "cuda"
-    own = {f.name: f.metadata["on_cuda"] for f in dataclasses.fields(config) if is_cuda and f.metadata.get("on_cuda")}
-    if said.get("quantization") == "fp8" or said.get("dtype") in ("float32", "float16"):
-        own.pop("deterministic", None)  # only bfloat16 was shown to be exact
-    return config(**(own | said))
+def with_defaults(config: type[Any], given: dict[str, Any]) -> Any:
+    """The config with the given values; other fields have their default, on a CUDA device that device's."""
+    is_cuda = given.get("device") == "cuda"
+    device_defaults = {
+        f.name: f.metadata["on_cuda"] for f in dataclasses.fields(config) if is_cuda and f.metadata.get("on_cuda")
+    }
+    if given.get("quantization") == "fp8" or given.get("dtype") in ("float32", "float16"):
+        device_defaults.pop("deterministic", None)  # only bfloat16 was shown to be exact
+    return config(**(device_defaults | given))
 
 
 def cache_dir() -> Path:
@@ -340,9 +342,9 @@ def api_key_in_environment() -> str | None:
     return os.environ.get(API_KEY_VARIABLE) or None
 
 
-def environment_with(more: dict[str, str]) -> dict[str, str]:
+def environment_with(overrides: dict[str, str]) -> dict[str, str]:
     """For a process that we start."""
-    return os.environ | more
+    return os.environ | overrides
 
 
 def terminal_is_dumb() -> bool:

@@ -37,71 +37,71 @@ class _CallerUsage:
 
 
 class FairRecordStore(Generic[T]):
-    def __init__(self, bounds: RecordLimits) -> None:
+    def __init__(self, limits: RecordLimits) -> None:
         self.num_bytes = 0
-        self._bounds = bounds
-        self._kept: dict[str, _StoredRecord[T]] = {}
+        self._limits = limits
+        self._records: dict[str, _StoredRecord[T]] = {}
         self._usage: dict[str, _CallerUsage] = {}
         self._next_expiry_s = math.inf
         """No record expires before this time."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._records)
 
     def __contains__(self, record_id: str) -> bool:
-        return record_id in self._kept
+        return record_id in self._records
 
     def values(self) -> Iterator[T]:
-        return (kept.value for kept in self._kept.values())
+        return (record.value for record in self._records.values())
 
     def get(self, record_id: str, now_s: float) -> T | None:
-        kept = self._kept.get(record_id)
-        return kept.value if kept is not None and kept.expires_at_s > now_s else None
+        record = self._records.get(record_id)
+        return record.value if record is not None and record.expires_at_s > now_s else None
 
-    def put(self, record_id: str, caller: str, value: T, num_bytes: int, until_s: float, now_s: float) -> int:
+    def put(self, record_id: str, caller: str, value: T, num_bytes: int, expires_at_s: float, now_s: float) -> int:
         """Replaces a record of the same id. Returns the number of records that were evicted."""
         self.drop(record_id)
-        self._kept[record_id] = _StoredRecord(value, caller, num_bytes, until_s)
+        self._records[record_id] = _StoredRecord(value, caller, num_bytes, expires_at_s)
         usage = self._usage.setdefault(caller, _CallerUsage())
         usage.ids[record_id] = None
         usage.num_bytes += num_bytes
         self.num_bytes += num_bytes
-        self._next_expiry_s = min(self._next_expiry_s, until_s)
+        self._next_expiry_s = min(self._next_expiry_s, expires_at_s)
         if self._has_too_many or self._is_too_large:
             self.expire(now_s)
-        num_before = len(self._kept)
+        num_before = len(self._records)
         while self._has_too_many:
-            self._evict(max(self._usage.values(), key=lambda one: len(one.ids)))
+            self._evict(max(self._usage.values(), key=lambda usage: len(usage.ids)))
         while self._is_too_large:
-            self._evict(max(self._usage.values(), key=lambda one: one.num_bytes))
-        return num_before - len(self._kept)
+            self._evict(max(self._usage.values(), key=lambda usage: usage.num_bytes))
+        return num_before - len(self._records)
 
     def drop(self, record_id: str) -> bool:
-        kept = self._kept.pop(record_id, None)
-        if kept is None:
+        record = self._records.pop(record_id, None)
+        if record is None:
             return False
-        usage = self._usage[kept.caller]
+        usage = self._usage[record.caller]
         del usage.ids[record_id]
-        usage.num_bytes -= kept.num_bytes
-        self.num_bytes -= kept.num_bytes
+        usage.num_bytes -= record.num_bytes
+        self.num_bytes -= record.num_bytes
         if not usage.ids:
-            del self._usage[kept.caller]
+            del self._usage[record.caller]
         return True
 
     def expire(self, now_s: float) -> None:
         if now_s < self._next_expiry_s:
             return
-        for record_id in [one for one, kept in self._kept.items() if kept.expires_at_s <= now_s]:
+        for record_id in [expired_id for expired_id, record in self._records.items() if record.expires_at_s <= now_s]:
             self.drop(record_id)
-        self._next_expiry_s = min((kept.expires_at_s for kept in self._kept.values()), default=math.inf)
+        self._next_expiry_s = min((record.expires_at_s for record in self._records.values()), default=math.inf)
 
     @property
     def _has_too_many(self) -> bool:
-        return len(self._kept) > self._bounds.max_records
+        return len(self._records) > self._limits.max_records
 
     @property
     def _is_too_large(self) -> bool:
-        return self.num_bytes > self._bounds.max_bytes
+        return self.num_bytes > self._limits.max_bytes
 
     def _evict(self, usage: _CallerUsage) -> None:
         self.drop(next(iter(usage.ids)))

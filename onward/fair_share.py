@@ -1,11 +1,11 @@
-"""How much of a bound that callers share one of them may use."""
+"""How much of a shared limit one caller may use."""
 
 
-def within_fair_share(amount: int, own: int, of_others: int, bound: int, *, is_named: bool) -> bool:
-    """Whether a caller that uses `own` may use `amount` more, beside `of_others` of all other callers.
+def within_fair_share(amount: int, used: int, used_by_others: int, limit: int, *, is_named: bool) -> bool:
+    """Whether a caller that uses `used` of `limit` may use `amount` more, while all others use `used_by_others`.
 
     A named caller gets at most half of what the others leave, so that the next caller finds room. Without keys there is one
     caller, which may use all.
     """
-    free = bound - of_others
-    return own + amount <= (free // 2 if is_named else free)
+    free = limit - used_by_others
+    return used + amount <= (free // 2 if is_named else free)

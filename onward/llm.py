@@ -44,7 +44,7 @@ from onward.text.tokenizer import Tokenizer
 __all__ = ["LLM", "Completion", "CompletionChunk", "SamplingOptions"]
 
 ProgressReport = Callable[[int, int], None]
-"""Hears how many tokens and how many whole outputs there are."""
+"""Called with the number of tokens and the number of complete outputs."""
 
 
 class LLM:
@@ -54,11 +54,11 @@ class LLM:
         *,
         cache_dir: Path | None = None,
         progress: Callable[[str, float | None], None] = lambda message, fraction: None,
-        **knobs: Any,
+        **llm_args: Any,
     ) -> None:
-        """`model` and the knobs are those of `onward serve` (`offline.inputs.OFFLINE_KNOBS` lists them).
-        `progress(message, fraction)` hears of downloads, conversion and warming up."""
-        config = build_config(model, knobs)
+        """`model` and `llm_args` are flags of `onward serve` (`offline.inputs.LLM_ARGS` lists them).
+        `progress(message, fraction)` is called during download, conversion and warm-up."""
+        config = build_config(model, llm_args)
         from onward.models.loader import model_store
 
         prepared = model_store.prepare(
@@ -167,15 +167,16 @@ class LLM:
         return self._tokenizer.encode_chat(self._template.render(conversation, created_s=time.time()))
 
     def _create_request(self, prompt_token_ids: list[int], path: str, options: SamplingOptions) -> OfflineRequest:
-        fitting = self._engine.max_tokens
-        room = fitting - len(prompt_token_ids)
-        wanted = max(options.max_tokens or 1, options.min_tokens)
-        if wanted > room:
+        max_tokens = self._engine.max_tokens
+        max_output_tokens = max_tokens - len(prompt_token_ids)
+        num_output_tokens = max(options.max_tokens or 1, options.min_tokens)
+        if num_output_tokens > max_output_tokens:
             raise InvalidRequest(
-                f"{path if room < 1 else 'max_tokens'}: {len(prompt_token_ids)} prompt tokens and {wanted} of output "
-                f"are {wanted - room} more than the {fitting} that fit here",
+                f"{path if max_output_tokens < 1 else 'max_tokens'}: {len(prompt_token_ids)} prompt tokens and "
+                f"{num_output_tokens} of output "
+                f"are {num_output_tokens - max_output_tokens} more than the {max_tokens} that fit here",
                 code="context_length_exceeded",
-                param=path.partition("[")[0] if room < 1 else "max_tokens",
+                param=path.partition("[")[0] if max_output_tokens < 1 else "max_tokens",
             )
         check_token_ids_exist(options, self._engine.worker.vocab_size)
         bad_words = bad_word_token_ids(options.bad_words, self._tokenizer)
@@ -190,16 +191,17 @@ class LLM:
 
     def _complete(self, token_lists: dict[str, list[int]], sampling: Options, show_progress: bool) -> list[Completion]:
         options = expand_sampling(sampling, len(token_lists))
-        outputs = [
-            self._create_request(ids, path, one) for (path, ids), one in zip(token_lists.items(), options, strict=True)
+        requests = [
+            self._create_request(ids, path, sampling_options)
+            for (path, ids), sampling_options in zip(token_lists.items(), options, strict=True)
         ]
-        with _progress_bar(len(outputs)) if show_progress else _no_progress_bar() as report:
-            self._run(outputs, report)
-        return [output.completion() for output in outputs]
+        with _progress_bar(len(requests)) if show_progress else _no_progress_bar() as report:
+            self._run(requests, report)
+        return [request.completion() for request in requests]
 
-    def _run(self, outputs: list[OfflineRequest], report: ProgressReport) -> None:
+    def _run(self, requests: list[OfflineRequest], report: ProgressReport) -> None:
         engine = self._engine
-        waiting, num_done, num_done_tokens = deque(outputs), 0, 0
+        waiting, num_done, num_done_tokens = deque(requests), 0, 0
         running: list[OfflineRequest] = []
         try:
             while waiting or running:
@@ -207,10 +209,12 @@ class LLM:
                     running.append(waiting.popleft())
                     engine.submit(running[-1])
                 engine.step()
-                num_done_tokens += sum(len(one.token_ids) for one in running if one.finish_reason is not None)
-                running = [one for one in running if one.finish_reason is None]
-                num_done = len(outputs) - len(waiting) - len(running)
-                report(num_done_tokens + sum(len(one.token_ids) for one in running), num_done)
+                num_done_tokens += sum(
+                    len(request.token_ids) for request in running if request.finish_reason is not None
+                )
+                running = [request for request in running if request.finish_reason is None]
+                num_done = len(requests) - len(waiting) - len(running)
+                report(num_done_tokens + sum(len(request.token_ids) for request in running), num_done)
         finally:
             engine.abort(running)
 
@@ -218,22 +222,22 @@ class LLM:
         self, prompt_token_ids: list[int], param: str, sampling: SamplingOptions | None
     ) -> Iterator[CompletionChunk]:
         """Not a generator itself, so that bad input is refused at once and not at the first piece."""
-        output = self._create_request(prompt_token_ids, param, sampling or SamplingOptions())
-        return self._chunks(self._engine, output)
+        request = self._create_request(prompt_token_ids, param, sampling or SamplingOptions())
+        return self._chunks(self._engine, request)
 
-    def _chunks(self, engine: OfflineEngine, output: OfflineRequest) -> Iterator[CompletionChunk]:
+    def _chunks(self, engine: OfflineEngine, request: OfflineRequest) -> Iterator[CompletionChunk]:
         if not engine.can_submit:
             raise Unavailable("too many streams are open; finish or close some")
-        engine.submit(output)
+        engine.submit(request)
         try:
             while True:
-                while output.unread_chunks:
-                    yield output.unread_chunks.popleft()
-                if output.finish_reason is not None:
+                while request.unread_chunks:
+                    yield request.unread_chunks.popleft()
+                if request.finish_reason is not None:
                     return
                 engine.step()
         finally:
-            engine.abort([output])
+            engine.abort([request])
 
 
 @contextmanager

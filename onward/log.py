@@ -21,8 +21,8 @@ class LineFormatter(logging.Formatter):
     """Escapes what other libraries and exceptions bring, and marks every further line as one. `before` is written in front
     of each event."""
 
-    def __init__(self, form: str, before: str = "") -> None:
-        super().__init__(form)
+    def __init__(self, format_string: str, before: str = "") -> None:
+        super().__init__(format_string)
         self._before = before
 
     def format(self, record: logging.LogRecord) -> str:
@@ -56,4 +56,6 @@ def _printable(text: str) -> str:
     """`text` with control characters, line breaks and other invisible characters as Python escapes."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )

@@ -8,19 +8,19 @@ from importlib.util import find_spec
 from onward.errors import StartupError
 
 
-def require_torch(what: str, *, instead: str | None = None) -> None:
-    """Raises `StartupError` if `what`, a flag or a model, needs torch and it is not installed."""
-    _require(what, ("torch",), extra="torch", instead=instead)
+def require_torch(feature: str, *, alternative: str | None = None) -> None:
+    """Raises `StartupError` if torch, which `feature` (a flag or a model) needs, is not installed."""
+    _require(feature, ("torch",), extra="torch", alternative=alternative)
 
 
-def require_cuda(what: str) -> None:
-    _require(what, ("torch", "triton"), extra="cuda", instead=None)
+def require_cuda(feature: str) -> None:
+    _require(feature, ("torch", "triton"), extra="cuda", alternative=None)
 
 
-def _require(what: str, packages: tuple[str, ...], *, extra: str, instead: str | None) -> None:
+def _require(feature: str, packages: tuple[str, ...], *, extra: str, alternative: str | None) -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         # With a folder: no index has this package, and the name may be taken there.
         advice = f"install the extra onward[{extra}] (pip install -e '.[{extra}]' in the source folder)"
-        advice += f", or use {instead}" if instead else ""
-        raise StartupError(f"{what} needs {' and '.join(missing)}, not installed here: {advice}")
+        advice += f", or use {alternative}" if alternative else ""
+        raise StartupError(f"{feature} needs {' and '.join(missing)}, not installed here: {advice}")

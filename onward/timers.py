@@ -23,8 +23,8 @@ class Timers(Generic[Key]):
 
     def set_earliest(self, key: Key, at_s: float) -> None:
         """`due` returns this key at `at_s`, or before if it was to do so anyway."""
-        known_s = self._at_s.get(key)
-        if known_s is None or at_s < known_s:
+        current_s = self._at_s.get(key)
+        if current_s is None or at_s < current_s:
             self._at_s[key] = at_s
             heappush(self._heap, (at_s, next(self._serials), key))
             self._compact()

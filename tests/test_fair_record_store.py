@@ -12,7 +12,7 @@ PUTS = st.lists(st.tuples(st.sampled_from(CALLERS), st.integers(0, 6), st.intege
 
 
 def put(records: FairRecordStore[str], record_id: str, caller: str, num_bytes: int = 1, *, ttl_s: float = 60.0) -> int:
-    return records.put(record_id, caller, record_id, num_bytes, until_s=ttl_s, now_s=0.0)
+    return records.put(record_id, caller, record_id, num_bytes, expires_at_s=ttl_s, now_s=0.0)
 
 
 def test_a_caller_that_fills_the_store_loses_its_own_oldest_records() -> None:
@@ -51,7 +51,7 @@ def test_expired_records_are_dropped_before_any_other_is_evicted() -> None:
     records: FairRecordStore[str] = FairRecordStore(RecordLimits(2, 1000))
     put(records, "long", "a")
     put(records, "short", "a", ttl_s=1.0)
-    assert records.put("new", "a", "new", 1, until_s=60.0, now_s=1.0) == 0
+    assert records.put("new", "a", "new", 1, expires_at_s=60.0, now_s=1.0) == 0
     assert list(records.values()) == ["long", "new"]
     assert records.get("long", 60.0) is None
 

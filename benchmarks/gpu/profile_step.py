@@ -25,7 +25,7 @@ GROUPS = {
     "norms": ("_add_norm",),
     "silu": ("_silu",),
     "sampling": ("_survey", "_pick_out", "_cut", "_resurvey", "_draw", "_log_totals"),
-    "rows": ("_begin_rows", "_finish_rows", "index", "Index", "Memcpy"),
+    "rows": ("_load_rows", "_append_sampled", "index", "Index", "Memcpy"),
     "products": ("gemm", "nvjet", "cutlass", "_linear", "_one_row", "cublas"),
 }
 

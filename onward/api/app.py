@@ -25,7 +25,7 @@ from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.requests.request_context import RequestContextMiddleware
 from onward.api.responses.background import BackgroundResponses
 from onward.api.responses.create_endpoint import CreateResponseEndpoint
-from onward.api.responses.response_formatters import make_response_formatter as response_form_of
+from onward.api.responses.response_formatters import make_response_formatter
 from onward.api.responses.response_store import InstanceResponseStore
 from onward.api.responses.responses_adapter import ResponseRequestBuilder, ResponsesAdapter
 from onward.api.responses.router_endpoint import RoutedResponseEndpoint
@@ -63,91 +63,108 @@ from onward.web.throttle_middleware import ThrottleMiddleware
 
 
 def build_app(
-    backend: ApiServices,
+    services: ApiServices,
     admin: AdminEndpoints,
     streams: StreamRegistry,
-    description: InstanceDescription,
+    instance_description: InstanceDescription,
     registry: Registry,
-    keyring: ActiveKeys,
+    active_keys: ActiveKeys,
 ) -> RequestIdMiddleware:
-    prompts, config = backend.text_processor, backend.config
-    dialects: dict[str, EndpointAdapter] = {
-        "/v1/chat/completions": ChatAdapter(prompts, config.internal_adapter),
-        "/v1/completions": CompletionsAdapter(prompts, config.internal_adapter),
-        "/v1/generate": GenerateAdapter(prompts, config.internal_adapter),
+    text_processor, config = services.text_processor, services.config
+    adapters: dict[str, EndpointAdapter] = {
+        "/v1/chat/completions": ChatAdapter(text_processor, config.internal_adapter),
+        "/v1/completions": CompletionsAdapter(text_processor, config.internal_adapter),
+        "/v1/generate": GenerateAdapter(text_processor, config.internal_adapter),
     }
-    generates = config.role != "prefill"
-    proven = ClusterAuth(config.cluster_key, backend.clock)
-    generators = {
-        path: GenerationRunner(RequestBuilder(one, path, backend), backend, streams) for path, one in dialects.items()
+    serves_clients = config.role != "prefill"
+    cluster_auth = ClusterAuth(config.cluster_key, services.clock)
+    runners = {
+        path: GenerationRunner(RequestBuilder(adapter, path, services), services, streams)
+        for path, adapter in adapters.items()
     }
     endpoints: dict[str, ASGIApp] = {
-        path: GenerationEndpoint(one, backend, streams) for path, one in generators.items()
+        path: GenerationEndpoint(runner, services, streams) for path, runner in runners.items()
     }
-    closing = CloseAttemptEndpoint(dict(generators), backend, proven)
-    responding = generators[response_ids.PATH] = GenerationRunner(
-        ResponseRequestBuilder(ResponsesAdapter(prompts), response_ids.PATH, backend),
-        backend,
+    close_endpoint = CloseAttemptEndpoint(dict(runners), services, cluster_auth)
+    responses_runner = runners[response_ids.PATH] = GenerationRunner(
+        ResponseRequestBuilder(ResponsesAdapter(text_processor), response_ids.PATH, services),
+        services,
         streams,
-        response_form_of,
+        make_response_formatter,
     )
-    background = BackgroundResponses(responding, streams, backend.tasks)
-    stored = InstanceResponseStore(responding, backend, streams, background)
-    endpoints[response_ids.PATH] = CreateResponseEndpoint(responding, backend, streams, stored, background)
-    of_response = StoredResponseEndpoint(stored) if generates else WrongRoleEndpoint()
-    attempts = AttemptEndpoint(generators if generates else {}, backend, streams, proven)
-    aborting = AbortEndpoints(backend.engine_client, streams, config.max_body_bytes, proven)
-    tokenizing = TokenizeEndpoints(backend, proven)
-    embeddings = EmbeddingService(backend, streams)
-    embed = EmbeddingsEndpoint(embeddings, config.max_body_bytes)
-    between = {
-        ATTEMPT_PATH: attempts,
-        CLOSE_PATH: closing.close,
-        FIND_PATH: FindStreamEndpoint(streams, proven).find,
-        PROBE_PATH: ProbeEndpoint(description, proven).probe,
-        TOKENIZER_FILES_PATH: TokenizerEndpoint(backend, proven).get_tokenizer_files,
-        ABORT_PATH: aborting.abort_for_router,
-        TOKENIZE_PATH: tokenizing.tokenize_for_router,
-        DETOKENIZE_PATH: tokenizing.detokenize_for_router,
-        RESPONSE_PATH: RoutedResponseEndpoint(stored, proven, config.max_body_bytes).query_response,
-        EMBED_PATH: RoutedEmbeddingsEndpoint(embeddings, config.max_body_bytes, proven, backend.clock),
+    background = BackgroundResponses(responses_runner, streams, services.tasks)
+    response_store = InstanceResponseStore(responses_runner, services, streams, background)
+    endpoints[response_ids.PATH] = CreateResponseEndpoint(
+        responses_runner, services, streams, response_store, background
+    )
+    response_endpoint = StoredResponseEndpoint(response_store) if serves_clients else WrongRoleEndpoint()
+    attempt_endpoint = AttemptEndpoint(runners if serves_clients else {}, services, streams, cluster_auth)
+    abort_endpoints = AbortEndpoints(services.engine_client, streams, config.max_body_bytes, cluster_auth)
+    tokenize_endpoints = TokenizeEndpoints(services, cluster_auth)
+    embedding_service = EmbeddingService(services, streams)
+    embeddings_endpoint = EmbeddingsEndpoint(embedding_service, config.max_body_bytes)
+    cluster_endpoints = {
+        ATTEMPT_PATH: attempt_endpoint,
+        CLOSE_PATH: close_endpoint.close,
+        FIND_PATH: FindStreamEndpoint(streams, cluster_auth).find,
+        PROBE_PATH: ProbeEndpoint(instance_description, cluster_auth).probe,
+        TOKENIZER_FILES_PATH: TokenizerEndpoint(services, cluster_auth).get_tokenizer_files,
+        ABORT_PATH: abort_endpoints.abort_for_router,
+        TOKENIZE_PATH: tokenize_endpoints.tokenize_for_router,
+        DETOKENIZE_PATH: tokenize_endpoints.detokenize_for_router,
+        RESPONSE_PATH: RoutedResponseEndpoint(response_store, cluster_auth, config.max_body_bytes).query_response,
+        EMBED_PATH: RoutedEmbeddingsEndpoint(embedding_service, config.max_body_bytes, cluster_auth, services.clock),
     }
     routes = [
         *(
             GuardedRoute(
-                path, one if generates else WrongRoleEndpoint(), methods=["GET", "POST"], access=RouteAccess.USER
+                path,
+                endpoint if serves_clients else WrongRoleEndpoint(),
+                methods=["GET", "POST"],
+                access=RouteAccess.USER,
             )
-            for path, one in endpoints.items()
+            for path, endpoint in endpoints.items()
         ),
-        GuardedRoute(response_ids.ITEM_PATH, of_response, methods=["GET", "DELETE"], access=RouteAccess.USER),
-        GuardedRoute(response_ids.CANCEL_PATH, of_response, methods=["POST"], access=RouteAccess.USER),
-        GuardedRoute(response_ids.INPUT_PATH, of_response, methods=["GET"], access=RouteAccess.USER),
+        GuardedRoute(response_ids.ITEM_PATH, response_endpoint, methods=["GET", "DELETE"], access=RouteAccess.USER),
+        GuardedRoute(response_ids.CANCEL_PATH, response_endpoint, methods=["POST"], access=RouteAccess.USER),
+        GuardedRoute(response_ids.INPUT_PATH, response_endpoint, methods=["GET"], access=RouteAccess.USER),
         GuardedRoute(
-            "/v1/embeddings", embed if generates else WrongRoleEndpoint(), methods=["POST"], access=RouteAccess.USER
+            "/v1/embeddings",
+            embeddings_endpoint if serves_clients else WrongRoleEndpoint(),
+            methods=["POST"],
+            access=RouteAccess.USER,
         ),
-        GuardedRoute("/v1/abort", aborting.abort, methods=["POST"], access=RouteAccess.USER),
-        GuardedRoute("/tokenize", tokenizing.tokenize, methods=["POST"], access=RouteAccess.USER),
-        GuardedRoute("/detokenize", tokenizing.detokenize, methods=["POST"], access=RouteAccess.USER),
-        *(GuardedRoute(path, one, methods=["POST"], access=RouteAccess.CLUSTER) for path, one in between.items()),
-        *admin.routes(proven),
+        GuardedRoute("/v1/abort", abort_endpoints.abort, methods=["POST"], access=RouteAccess.USER),
+        GuardedRoute("/tokenize", tokenize_endpoints.tokenize, methods=["POST"], access=RouteAccess.USER),
+        GuardedRoute("/detokenize", tokenize_endpoints.detokenize, methods=["POST"], access=RouteAccess.USER),
+        *(
+            GuardedRoute(path, endpoint, methods=["POST"], access=RouteAccess.CLUSTER)
+            for path, endpoint in cluster_endpoints.items()
+        ),
+        *admin.routes(cluster_auth),
         GuardedRoute(docs_page.PATH, docs_page.show, methods=["GET"], access=RouteAccess.OPEN),
         GuardedRoute(root_page.PATH, root_page.show, methods=["GET"], access=RouteAccess.OPEN),
     ]
-    routes.append(openapi.route(routes, validation_context(backend)))
+    routes.append(openapi.route(routes, validation_context(services)))
     origins = config.cors_origin
     own_host = urlsplit(config.url).hostname or ""
-    guard = CrossSiteGuard(AllowedHosts.for_server(config.host, (*config.allowed_host, own_host)), origins)
-    callers = Authenticator(
-        keyring, routes, config.cluster_key, backend.clock, answers_preflights=bool(origins), guard=guard
+    cross_site_guard = CrossSiteGuard(AllowedHosts.for_server(config.host, (*config.allowed_host, own_host)), origins)
+    authenticator = Authenticator(
+        active_keys,
+        routes,
+        config.cluster_key,
+        services.clock,
+        answers_preflights=bool(origins),
+        cross_site_guard=cross_site_guard,
     )
-    requests = registry.counter("onward_http_requests_total", "HTTP responses begun", ["path", "status"])
+    request_counter = registry.counter("onward_http_requests_total", "HTTP responses begun", ["path", "status"])
     paths = [route.path for route in routes]
-    identified = Middleware(RequestContextMiddleware, clock=backend.clock, chance=backend.random)
-    # Inside `identified`: the time that a request waits counts against its deadline.
-    paced = Middleware(ThrottleMiddleware, clock=backend.clock, registry=registry)
-    app = make_starlette_app(routes, [Middleware(ConnectionLimitMiddleware), identified, paced])
+    request_context = Middleware(RequestContextMiddleware, clock=services.clock, random=services.random)
+    # Inside `request_context`: the time that a request waits counts against its deadline.
+    throttle = Middleware(ThrottleMiddleware, clock=services.clock, registry=registry)
+    app = make_starlette_app(routes, [Middleware(ConnectionLimitMiddleware), request_context, throttle])
     # A browser is shown refusals too, or its page learns nothing but that something has failed.
-    checks = (callers.check, check_content_type)
+    checks = (authenticator.check, check_content_type)
     return RequestIdMiddleware(
-        with_cors(app, origins), requests, paths, first_refusal(*checks), with_cors(respond_refusal, origins)
+        with_cors(app, origins), request_counter, paths, first_refusal(*checks), with_cors(respond_refusal, origins)
     )

@@ -37,23 +37,23 @@ M_MMAP_THRESHOLD = -3
 """As `malloc.h` has it."""
 LARGE_BYTES = 1 << 20
 _THREAD_SWITCH_INTERVAL_S = 0.0005
-"""How long the event loop waits for a thread that decodes or tokenizes. Python's default of 5 ms would delay every token."""
+"""How long the event loop waits for a thread that decodes or tokenizes. Python's default of 5 ms would delay each token."""
 
 
-async def _serve(start: StartApi, channel: ControlChannel, prompts: TextProcessor) -> None:
-    rim = Runtime(
+async def _serve(start: StartApi, channel: ControlChannel, text_processor: TextProcessor) -> None:
+    runtime = Runtime(
         clock=SystemClock(),
         random=SystemRandomSource(),
         connect_engine=lambda address: EngineClientSocket(address, start.incarnation),
         connect_stream_store=lambda address: StreamStoreClientSocket(address, start.incarnation),
         new_session=aiohttp.ClientSession,
-        new_executor=lambda num, name: ThreadPoolExecutor(num, thread_name_prefix=name),
-        stop_server=lambda grace_s, at_its_end: server.stop(grace_s, at_its_end),
+        new_executor=lambda num_threads, name: ThreadPoolExecutor(num_threads, thread_name_prefix=name),
+        stop_server=lambda grace_s, on_end: server.stop(grace_s, on_end),
         exit_now=_exit_now,
     )
-    api = ApiProcess(start, channel, prompts, rim)
-    bounds = ConnectionLimits(max_connections=start.config.max_connections)
-    server = HttpServer(api.app, api.on_listening, tls=tls_files(start.config), bounds=bounds, registry=api.registry)
+    api = ApiProcess(start, channel, text_processor, runtime)
+    limits = ConnectionLimits(max_connections=start.config.max_connections)
+    server = HttpServer(api.app, api.on_listening, tls=tls_files(start.config), limits=limits, registry=api.registry)
     loop = asyncio.get_running_loop()
     loop.add_reader(channel.fileno(), api.read_control)
     try:
@@ -83,11 +83,11 @@ def main() -> None:
     assert isinstance(start, StartApi), "the first message says what to be"
     log.configure(f"api-{start.index}", start.config.log_level)
     try:
-        jails = TemplateSandboxPool(TEMPLATE_LIMITS.running) if start.config.trust_request_chat_template else None
+        sandboxes = TemplateSandboxPool(TEMPLATE_LIMITS.running) if start.config.trust_request_chat_template else None
         config = start.config
-        prompts = TextProcessor(
+        text_processor = TextProcessor(
             read_tokenizer_files(start.model),
-            jails,
+            sandboxes,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
             max_tokens=start.model.config.max_position_embeddings,
@@ -100,8 +100,8 @@ def main() -> None:
     # What is here now stays: a look for garbage among the tokenizer's tables would hold up every stream.
     gc.collect()
     gc.freeze()
-    uvloop.run(_serve(start, channel, prompts))
-    prompts.grammar_validator.close()
+    uvloop.run(_serve(start, channel, text_processor))
+    text_processor.grammar_validator.close()
     channel.close()
 
 

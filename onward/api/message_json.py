@@ -38,9 +38,9 @@ def delta_fields(events: Iterable[MessageEvent], call_id: CallId) -> dict[str, A
 
 def message_fields(events: Iterable[MessageEvent], call_id: CallId) -> dict[str, Any]:
     """Of a whole answer's message. Content is null where there are calls and no words."""
-    said = delta_fields(events, call_id)
-    calls = said.pop("tool_calls", [])
-    fields = {"role": "assistant", "content": said.pop("content", None if calls else ""), "refusal": None} | said
+    delta = delta_fields(events, call_id)
+    calls = delta.pop("tool_calls", [])
+    fields = {"role": "assistant", "content": delta.pop("content", None if calls else ""), "refusal": None} | delta
     if calls:
         fields["tool_calls"] = [{name: value for name, value in call.items() if name != "index"} for call in calls]
     return fields

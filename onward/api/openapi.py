@@ -109,29 +109,29 @@ class ErrorResponse(msgspec.Struct, frozen=True):
     error: ErrorFields
 
 
-def route(routes: Sequence[GuardedRoute], bounds: ValidationContext) -> GuardedRoute:
+def route(routes: Sequence[GuardedRoute], context: ValidationContext) -> GuardedRoute:
     @cache  # who never asks does not wait for it
-    def told() -> dict[str, Any]:
-        return document([*routes], bounds)
+    def cached_document() -> dict[str, Any]:
+        return document([*routes], context)
 
-    async def tell(_: Request) -> Response:
-        return json_response(told())
+    async def serve(_: Request) -> Response:
+        return json_response(cached_document())
 
-    return GuardedRoute(PATH, tell, methods=["GET"], access=RouteAccess.USER)
+    return GuardedRoute(PATH, serve, methods=["GET"], access=RouteAccess.USER)
 
 
-def document(routes: Sequence[GuardedRoute], bounds: ValidationContext) -> dict[str, Any]:
-    kinds = [*_BODIES.values(), ErrorResponse]
-    _, schemas = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS)
-    for kind in (ChatCompletionRequest, CompletionRequest, GenerateRequest, CreateResponseRequest):
-        _add_ranges(schemas[kind.__name__]["properties"], bounds)
+def document(routes: Sequence[GuardedRoute], context: ValidationContext) -> dict[str, Any]:
+    structs = [*_BODIES.values(), ErrorResponse]
+    _, schemas = msgspec.json.schema_components(structs, ref_template=_SCHEMAS)
+    for struct in (ChatCompletionRequest, CompletionRequest, GenerateRequest, CreateResponseRequest):
+        _add_ranges(schemas[struct.__name__]["properties"], context)
     del schemas[CreateResponseRequest.__name__]["properties"][CONTEXT_FIELD]
     schemas["ContentPart"]["properties"]["type"]["enum"] = ["text"]
     schemas["ContentPart"]["required"] = ["type", "text"]
     return {
         "openapi": "3.1.0",
         "info": {"title": "onward", "version": __version__},
-        "paths": {_path(one): _operations(one) for one in routes if one.access is not RouteAccess.CLUSTER},
+        "paths": {_path(route): _operations(route) for route in routes if route.access is not RouteAccess.CLUSTER},
         "components": {
             "schemas": schemas,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -139,24 +139,24 @@ def document(routes: Sequence[GuardedRoute], bounds: ValidationContext) -> dict[
     }
 
 
-def _add_ranges(properties: dict[str, dict[str, Any]], bounds: ValidationContext) -> None:
+def _add_ranges(properties: dict[str, dict[str, Any]], context: ValidationContext) -> None:
     for name in properties.keys() & FIELD_RANGES.keys():
         properties[name] |= FIELD_RANGES[name]
     for name in properties.keys() & DESCRIPTIONS.keys():
         properties[name]["description"] = DESCRIPTIONS[name]
-    properties["model"]["enum"] = [bounds.model]
+    properties["model"]["enum"] = [context.model]
     for name in properties.keys() & {"n", "best_of"}:
-        properties[name] |= {"minimum": 1, "maximum": bounds.max_choices}
+        properties[name] |= {"minimum": 1, "maximum": context.max_choices}
     if "prompt_token_ids" in properties:
-        _bound_numbers(properties["prompt_token_ids"], {"minimum": 0, "maximum": bounds.vocab_size - 1})
+        _bound_numbers(properties["prompt_token_ids"], {"minimum": 0, "maximum": context.vocab_size - 1})
 
 
-def _bound_numbers(schema: dict[str, Any], rule: dict[str, int]) -> None:
+def _bound_numbers(schema: dict[str, Any], limits: dict[str, int]) -> None:
     """Of lists, and of lists of them."""
     if schema.get("type") == "integer":
-        schema |= rule
+        schema |= limits
     for inner in [*schema.get("anyOf", []), *([schema["items"]] if "items" in schema else [])]:
-        _bound_numbers(inner, rule)
+        _bound_numbers(inner, limits)
 
 
 def _path(route: GuardedRoute) -> str:
@@ -169,8 +169,11 @@ def _operations(route: GuardedRoute) -> dict[str, Any]:
 
 
 def _operation(route: GuardedRoute) -> dict[str, Any]:
-    failed = {"description": "An error", "content": _json({"$ref": _SCHEMAS.format(name=ErrorResponse.__name__)})}
-    operation: dict[str, Any] = {"responses": {"200": {"description": "The answer"}, "default": failed}}
+    error_response = {
+        "description": "An error",
+        "content": _json({"$ref": _SCHEMAS.format(name=ErrorResponse.__name__)}),
+    }
+    operation: dict[str, Any] = {"responses": {"200": {"description": "The answer"}, "default": error_response}}
     if summary := SUMMARIES.get(_path(route)):
         operation["summary"] = summary
     if route.access is not RouteAccess.OPEN:

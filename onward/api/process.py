@@ -17,8 +17,7 @@ from onward.api.engine_link.load_shedder import LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.lifecycle.stream_registry import StreamRegistry
-from onward.api.lifecycle.stream_store_client import StreamStoreClient
-from onward.api.lifecycle.stream_store_client import StreamStoreTransport as ShelfWire
+from onward.api.lifecycle.stream_store_client import StreamStoreClient, StreamStoreTransport
 from onward.api.other_instances import OtherInstanceCounts
 from onward.api.requests.preprocessing_executors import ExecutorFactory, make_executors
 from onward.api.requests.text_processor import TextProcessor
@@ -45,7 +44,7 @@ class Runtime:
     random: RandomSource
     connect_engine: Callable[[str], EngineTransport]
     """To the engine at this address."""
-    connect_stream_store: Callable[[str], ShelfWire]
+    connect_stream_store: Callable[[str], StreamStoreTransport]
     new_session: Callable[[], aiohttp.ClientSession]
     new_executor: ExecutorFactory
     stop_server: Callable[[float, Callable[[], object]], None]
@@ -57,46 +56,52 @@ class Runtime:
 class ApiProcess:
     """Needs a running event loop."""
 
-    def __init__(self, start: StartApi, channel: SupervisorChannel, prompts: TextProcessor, rim: Runtime) -> None:
-        self._channel, self._runtime = channel, rim
+    def __init__(
+        self, start: StartApi, channel: SupervisorChannel, text_processor: TextProcessor, runtime: Runtime
+    ) -> None:
+        self._channel, self._runtime = channel, runtime
         self.registry = registry = Registry()
-        self._link = SupervisorClient(channel, registry.snapshot)
-        self._client = EngineClient(RequestTracker(registry), rim.clock, rim.connect_engine, rim.exit_now)
+        self._supervisor = SupervisorClient(channel, registry.snapshot)
+        self._client = EngineClient(RequestTracker(registry), runtime.clock, runtime.connect_engine, runtime.exit_now)
         self._tasks = TaskPool()
         unknown_fields = registry.counter("onward_unknown_fields_total", "Unknown request fields, ignored")
-        backend = ApiServices(
+        services = ApiServices(
             config=start.config,
             model=start.model,
-            text_processor=prompts,
+            text_processor=text_processor,
             engine_client=self._client,
-            clock=rim.clock,
-            executors=make_executors(rim.new_executor, rim.clock),
+            clock=runtime.clock,
+            executors=make_executors(runtime.new_executor, runtime.clock),
             unknown_fields=UnknownFieldReporter(unknown_fields),
-            random=rim.random,
-            load_shedder=LoadShedder(rim.clock, registry),
+            random=runtime.random,
+            load_shedder=LoadShedder(runtime.clock, registry),
             tasks=self._tasks,
         )
-        self._shelf = StreamStoreClient(rim.connect_stream_store, rim.exit_now, registry)
+        self._stream_store = StreamStoreClient(runtime.connect_stream_store, runtime.exit_now, registry)
         self._streams = StreamRegistry(
-            self._client, rim.clock, start.config.detach_ttl_s, self._shelf, start.config.response_ttl_s
+            self._client, runtime.clock, start.config.detach_ttl_s, self._stream_store, start.config.response_ttl_s
         )
-        admin = AdminEndpoints(start.config, start.model, self._client, self._link, self._streams)
-        self._others = others = OtherInstanceCounts(rim.clock)
+        admin = AdminEndpoints(start.config, start.model, self._client, self._supervisor, self._streams)
+        self._other_instances = other_instances = OtherInstanceCounts(runtime.clock)
         registry.gauge("onward_live_streams", "Streams that run", ["origin"], self._streams.counts)
         registry.gauge(
             "onward_other_instances",
             "Other instances that could take over streams, as each router has said",
             ["router"],
-            others.by_router,
+            other_instances.by_router,
         )
-        description = InstanceDescription(
-            start.config, start.model, self._client, self._link, self._streams, rim.clock, others
+        instance_description = InstanceDescription(
+            start.config, start.model, self._client, self._supervisor, self._streams, runtime.clock, other_instances
         )
-        self._keyring = ActiveKeys(ApiKeyTable(start.keys))
-        self.app = build_app(backend, admin, self._streams, description, registry, self._keyring)
+        self._active_keys = ActiveKeys(ApiKeyTable(start.keys))
+        self.app = build_app(services, admin, self._streams, instance_description, registry, self._active_keys)
         # Of several processes one speaks for all.
-        speaks = start.index == 0
-        self._registering = RouterRegistrar(start.config, description, rim.clock, rim.new_session) if speaks else None
+        registers = start.index == 0
+        self._registrar = (
+            RouterRegistrar(start.config, instance_description, runtime.clock, runtime.new_session)
+            if registers
+            else None
+        )
 
     @property
     def num_unfinished(self) -> int:
@@ -106,14 +111,14 @@ class ApiProcess:
     def on_listening(self) -> None:
         """Connections are taken."""
         self._send(ChildReady())
-        if self._registering is not None:
-            self._registering.start()
+        if self._registrar is not None:
+            self._registrar.start()
 
     def read_control(self) -> None:
         """The supervisor has said something."""
         try:
-            self._link.dispatch_messages(
-                self._client, self._shelf, self._drain, self._undrain, self._stop, self._update_keys
+            self._supervisor.dispatch_messages(
+                self._client, self._stream_store, self._drain, self._undrain, self._stop, self._update_keys
             )
         except ChannelClosed:
             _logger.warning("the supervisor is gone")
@@ -123,23 +128,23 @@ class ApiProcess:
             self._runtime.exit_now()
 
     async def close(self) -> None:
-        if self._registering is not None:
-            await self._registering.close()
+        if self._registrar is not None:
+            await self._registrar.close()
         await self._tasks.close()
         await self._client.close()
-        await self._shelf.close()
+        await self._stream_store.close()
 
     def _update_keys(self, message: UpdateApiKeys) -> None:
-        self._keyring.keys = ApiKeyTable(message.keys)
+        self._active_keys.keys = ApiKeyTable(message.keys)
 
     def _stop(self, grace_s: float) -> None:
         """No new connections. Streams of a router go on elsewhere at once, or, where no other instance can take them, have
         the grace, as clients' own streams do."""
         self._streams.stop()
-        if not self._others.is_only_instance:
+        if not self._other_instances.is_only_instance:
             self._streams.end_routed_streams()
-        if self._registering is not None:
-            self._registering.deregister()
+        if self._registrar is not None:
+            self._registrar.deregister()
         self._runtime.stop_server(grace_s, self._end_streams)
 
     def _end_streams(self) -> None:
@@ -160,8 +165,8 @@ class ApiProcess:
         self._notify_routers()
 
     def _notify_routers(self) -> None:
-        if self._registering is not None:
-            self._registering.register_now()
+        if self._registrar is not None:
+            self._registrar.register_now()
 
     def _send(self, message: ChildReady) -> None:
         try:

@@ -56,9 +56,9 @@ class InstanceDescription:
         supervisor: SupervisorQueries,
         streams: StreamRegistry,
         clock: Clock,
-        others: OtherInstanceCounts,
+        other_instances: OtherInstanceCounts,
     ) -> None:
-        self.others = others
+        self.others = other_instances
         self._config = config
         self._model = model
         self._client = client
@@ -67,14 +67,16 @@ class InstanceDescription:
         self._clock = clock
         self._text_hash = tokenizer_hash(read_tokenizer_files(model))
         self._view: InstanceView | None = None
-        self._seen_at_s = 0.0
-        self._looking = asyncio.Lock()
+        self._viewed_at_s = 0.0
+        self._view_lock = asyncio.Lock()
 
-    async def registration(self, asked: RegistrationReply | None = None, *, is_leaving: bool = False) -> Registration:
-        """`asked`: what the router that hears it has said last."""
+    async def registration(
+        self, last_reply: RegistrationReply | None = None, *, is_leaving: bool = False
+    ) -> Registration:
+        """`last_reply`: what the router that hears it has said last."""
         view = await self._instance()
         # The last to be waited for, so that they and what is said of the engine below belong together.
-        kv_events = None if asked is None else await self._kv_events(asked)
+        kv_events = None if last_reply is None else await self._kv_events(last_reply)
         stats, worker = view.engine, self._client.worker
         return Registration(
             schema_version=SCHEMA_VERSION,
@@ -99,18 +101,18 @@ class InstanceDescription:
             tokenizer_hash=self._text_hash,
         )
 
-    async def _kv_events(self, asked: RegistrationReply) -> KvEvents | None:
-        return await self._client.kv_events(asked.next_kv_event) if asked.wants_kv_events else None
+    async def _kv_events(self, last_reply: RegistrationReply) -> KvEvents | None:
+        return await self._client.kv_events(last_reply.next_kv_event) if last_reply.wants_kv_events else None
 
     async def _instance(self) -> InstanceView:
-        async with self._looking:
-            if self._view is None or self._clock.now_s() - self._seen_at_s > MAX_VIEW_AGE_S:
+        async with self._view_lock:
+            if self._view is None or self._clock.now_s() - self._viewed_at_s > MAX_VIEW_AGE_S:
                 try:
                     self._view = await self._supervisor.query_instance()
                 except Unavailable:
                     if self._view is None:
                         raise
-                self._seen_at_s = self._clock.now_s()
+                self._viewed_at_s = self._clock.now_s()
             return self._view
 
 
@@ -128,12 +130,12 @@ class RouterRegistrar:
         self._description = description
         self._clock = clock
         self._new_session = new_session
-        self._telling: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._leaving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._telling = [asyncio.create_task(self._register_loop(url)) for url in self._config.routers]
+        self._tasks = [asyncio.create_task(self._register_loop(url)) for url in self._config.routers]
 
     def register_now(self) -> None:
         """Something has changed that routers act on."""
@@ -142,18 +144,18 @@ class RouterRegistrar:
 
     def deregister(self) -> None:
         """Says so once; routers that do not hear it will notice by the silence."""
-        if self._telling and self._leaving is None:
+        if self._tasks and self._leaving is None:
             self._leaving = asyncio.create_task(self._deregister())
 
     async def close(self) -> None:
-        for task in self._telling:
+        for task in self._tasks:
             task.cancel()
-        tasks = self._telling + ([self._leaving] if self._leaving else [])
+        tasks = self._tasks + ([self._leaving] if self._leaving else [])
         if tasks:
             await asyncio.wait(tasks, timeout=2 * POST_TIMEOUT_S)
 
     async def _deregister(self) -> None:
-        for task in self._telling:
+        for task in self._tasks:
             task.cancel()
         with contextlib.suppress(Unavailable, TimeoutError):
             message = await asyncio.wait_for(self._description.registration(is_leaving=True), POST_TIMEOUT_S)
@@ -162,19 +164,19 @@ class RouterRegistrar:
                 await asyncio.gather(*posts, return_exceptions=True)
 
     async def _register_loop(self, router_url: str) -> None:
-        pause_s, standing = FIRST_PAUSE_S, RegistrationLog(router_url, self._clock)
-        answer: RegistrationReply | None = None
+        pause_s, registration_log = FIRST_PAUSE_S, RegistrationLog(router_url, self._clock)
+        reply: RegistrationReply | None = None
         async with self._new_session() as session:
             while True:
                 changed = self._changed
                 try:
-                    answer = await self._post(session, router_url, await self._description.registration(answer))
-                    wait_s, pause_s = min(max(answer.interval_s, MIN_AGAIN_S), MAX_AGAIN_S), FIRST_PAUSE_S
-                    _note_answer(standing, answer)
-                    self._description.others.record(answer.router, answer.num_other_instances)
+                    reply = await self._post(session, router_url, await self._description.registration(reply))
+                    wait_s, pause_s = min(max(reply.interval_s, MIN_AGAIN_S), MAX_AGAIN_S), FIRST_PAUSE_S
+                    _log_reply(registration_log, reply)
+                    self._description.others.record(reply.router, reply.num_other_instances)
                 except RETRYABLE_ERRORS as fault:
                     wait_s, pause_s = pause_s, min(2 * pause_s, MAX_PAUSE_S)
-                    _note_fault(standing, fault)
+                    _log_fault(registration_log, fault)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), wait_s)
 
@@ -193,30 +195,30 @@ class RouterRegistrar:
 class ProbeEndpoint:
     """The same for a router that has a list of its instances, and asks."""
 
-    def __init__(self, description: InstanceDescription, proven: ClusterAuth) -> None:
+    def __init__(self, description: InstanceDescription, cluster_auth: ClusterAuth) -> None:
         self._description = description
-        self._proven = proven
+        self._cluster_auth = cluster_auth
         self._decoder = msgspec.msgpack.Decoder(RegistrationReply)
 
     async def probe(self, request: Request) -> Response:
-        asked = await read_cluster_message(request, self._proven, self._decoder)
-        self._description.others.record(asked.router, asked.num_other_instances)
-        return Response(msgspec.msgpack.encode(await self._description.registration(asked)), media_type=MSGPACK)
+        reply = await read_cluster_message(request, self._cluster_auth, self._decoder)
+        self._description.others.record(reply.router, reply.num_other_instances)
+        return Response(msgspec.msgpack.encode(await self._description.registration(reply)), media_type=MSGPACK)
 
 
-def _note_answer(standing: RegistrationLog, answer: RegistrationReply) -> None:
-    if answer.error:
-        standing.refused(answer.error)
+def _log_reply(registration_log: RegistrationLog, reply: RegistrationReply) -> None:
+    if reply.error:
+        registration_log.refused(reply.error)
     else:
-        standing.accepted()
+        registration_log.accepted()
 
 
-def _note_fault(standing: RegistrationLog, fault: Exception) -> None:
+def _log_fault(registration_log: RegistrationLog, fault: Exception) -> None:
     cause = str(fault) or type(fault).__name__
     if isinstance(fault, aiohttp.ClientResponseError) and fault.status < 500:
-        standing.refused(cause)
+        registration_log.refused(cause)
     else:
-        standing.unreachable(cause)
+        registration_log.unreachable(cause)
 
 
 def _max_tokens(worker: WorkerHello) -> int:

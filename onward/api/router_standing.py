@@ -20,12 +20,12 @@ class RegistrationLog:
         self._url = router_url
         self._clock = clock
         self._answered_at_s: float | None = None
-        self._is_told = False
+        self._has_warned = False
 
     def accepted(self) -> None:
         self._answered_at_s = self._clock.now_s()
-        if self._is_told:
-            self._is_told = False
+        if self._has_warned:
+            self._has_warned = False
             _logger.info(log.event("registered", url=self._url))
 
     def refused(self, cause: str) -> None:
@@ -39,6 +39,6 @@ class RegistrationLog:
             self._warn(cause)
 
     def _warn(self, cause: str) -> None:
-        if not self._is_told:
-            self._is_told = True
+        if not self._has_warned:
+            self._has_warned = True
             _logger.warning(log.event("router does not take us", url=self._url, cause=cause))

@@ -42,29 +42,29 @@ class SupervisorClient:
     def __init__(self, channel: SupervisorChannel, snapshot: Callable[[], list[MetricFamily]]) -> None:
         self._channel = channel
         self._snapshot = snapshot
-        self._ask_ids = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[InstanceView]] = {}
+        self._query_ids = itertools.count(1)
+        self._queries: dict[int, asyncio.Future[InstanceView]] = {}
 
     def dispatch_messages(
         self,
-        listener: EngineListener,
-        shelf: StreamStoreListener,
+        engine_client: EngineListener,
+        stream_store: StreamStoreListener,
         drain: Callable[[], None],
         undrain: Callable[[], None],
         stop: Callable[[float], None],
-        new_keys: Callable[[UpdateApiKeys], None],
+        update_keys: Callable[[UpdateApiKeys], None],
     ) -> None:
         """Acts on every message that is there. The channel raises when the supervisor has died."""
         while (message := self._channel.receive()) is not None:
             match message:
                 case EngineUp():
-                    listener.engine_up(message)
+                    engine_client.engine_up(message)
                 case EngineGone():
-                    listener.engine_gone(message)
+                    engine_client.engine_gone(message)
                 case StreamStoreUp():
-                    shelf.store_up(message)
+                    stream_store.store_up(message)
                 case StreamStoreGone():
-                    shelf.store_gone(message)
+                    stream_store.store_gone(message)
                 case QueryMetrics():
                     self._channel.send(MetricsSnapshot(message.query_id, self._snapshot()))
                 case InstanceView():
@@ -74,7 +74,7 @@ class SupervisorClient:
                 case Undrain():
                     undrain()
                 case UpdateApiKeys():
-                    new_keys(message)
+                    update_keys(message)
                 case StopChild():
                     stop(message.grace_s)
                 case _:
@@ -91,18 +91,18 @@ class SupervisorClient:
 
     async def query_instance(self) -> InstanceView:
         """The whole instance, as of now."""
-        ask_id = next(self._ask_ids)
-        answer = self._asked[ask_id] = asyncio.get_running_loop().create_future()
+        query_id = next(self._query_ids)
+        reply = self._queries[query_id] = asyncio.get_running_loop().create_future()
         try:
-            if not self._channel.send(QueryInstance(ask_id)):
+            if not self._channel.send(QueryInstance(query_id)):
                 raise Unavailable("the supervisor does not read")
-            return await asyncio.wait_for(answer, QUERY_TIMEOUT_S)
+            return await asyncio.wait_for(reply, QUERY_TIMEOUT_S)
         except TimeoutError:
             raise Unavailable(f"the supervisor did not answer within {QUERY_TIMEOUT_S:g} s") from None
         finally:
-            del self._asked[ask_id]
+            del self._queries[query_id]
 
     def _resolve_query(self, view: InstanceView) -> None:
-        answer = self._asked.get(view.query_id)
-        if answer is not None and not answer.done():
-            answer.set_result(view)
+        reply = self._queries.get(view.query_id)
+        if reply is not None and not reply.done():
+            reply.set_result(view)

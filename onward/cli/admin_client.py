@@ -51,9 +51,9 @@ class AdminClient:
             except (OSError, http.client.HTTPException) as fault:
                 raise Unavailable(f"no server answers at {self.url}: {_why(fault)}") from None
         if response.status >= 300:
-            kind = NotFound if response.status == 404 else ServerError
+            error_class = NotFound if response.status == 404 else ServerError
             hint = "; show one with --cluster-key-file or --api-key" if response.status in (401, 403) else ""
-            raise kind(f"{self.url}{path} answers {response.status}: {error_message(body)}{hint}")
+            raise error_class(f"{self.url}{path} answers {response.status}: {error_message(body)}{hint}")
         try:
             return msgspec.json.decode(body) if body else None
         except msgspec.DecodeError:
@@ -81,9 +81,9 @@ def admin_client_from_args(args: argparse.Namespace) -> AdminClient:
 
 
 def _connect(parts: SplitResult) -> http.client.HTTPConnection:
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection_class = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     assert parts.hostname is not None, "checked before"
-    return kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
+    return connection_class(parts.hostname, parts.port, timeout=TIMEOUT_S)
 
 
 def _why(fault: Exception) -> str:

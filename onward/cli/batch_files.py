@@ -70,17 +70,17 @@ _written = msgspec.json.Decoder(_WrittenResult)
 
 def read_requests(path: Path) -> Iterator[BatchRequest]:
     """One by one: a batch may be larger than memory. Raises `InvalidRequest` that names the line."""
-    for place, line in _lines(path):
-        yield _checked(place, line)
+    for location, line in _lines(path):
+        yield _checked(location, line)
 
 
 def check_input(path: Path) -> list[str]:
     """All ids, in order, after a look at every line: a batch with a fault in it is not begun."""
     seen: dict[str, None] = {}
-    for place, line in _lines(path):
-        custom_id = _checked(place, line).custom_id
+    for location, line in _lines(path):
+        custom_id = _checked(location, line).custom_id
         if custom_id in seen:
-            raise _wrong(place, f"custom_id: {custom_id[:80]!r} is there already, further up")
+            raise _invalid(location, f"custom_id: {custom_id[:80]!r} is there already, further up")
         seen[custom_id] = None
     return list(seen)
 
@@ -92,35 +92,35 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
-                    raise _wrong(f"{path}:{number}", f"longer than {MAX_LINE_BYTES} bytes")
+                    raise _invalid(f"{path}:{number}", f"longer than {MAX_LINE_BYTES} bytes")
                 if line.strip():
                     yield f"{path}:{number}", line
     except OSError as fault:
         raise StartupError(f"cannot read {path}: {fault.strerror}") from fault
 
 
-def _checked(place: str, line: bytes) -> BatchRequest:
+def _checked(location: str, line: bytes) -> BatchRequest:
     try:
         request = _requests.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise _wrong(place, str(fault)) from None
+        raise _invalid(location, str(fault)) from None
     if not 1 <= len(request.custom_id) <= MAX_ID_LENGTH:
-        raise _wrong(place, f"custom_id: must have 1 to {MAX_ID_LENGTH} characters")
+        raise _invalid(location, f"custom_id: must have 1 to {MAX_ID_LENGTH} characters")
     if request.method != "POST":
-        raise _wrong(place, f"method: must be POST, got {request.method[:80]!r}")
+        raise _invalid(location, f"method: must be POST, got {request.method[:80]!r}")
     if not request.url.startswith("/v1/") or not request.url.isascii() or not request.url.isprintable():
-        raise _wrong(place, f"url: must be a path such as /v1/chat/completions, got {request.url[:80]!r}")
+        raise _invalid(location, f"url: must be a path such as /v1/chat/completions, got {request.url[:80]!r}")
     if request.body.get("stream"):
-        raise _wrong(place, "body.stream: must not be true: each answer is one line")
+        raise _invalid(location, "body.stream: must not be true: each answer is one line")
     return request
 
 
 class BatchOutputFile:
-    """The answers so far, and those to come. `drop_failed`: requests that failed are to be asked again."""
+    """The results so far, and those to come. `drop_failed`: failed requests are sent again."""
 
     def __init__(self, path: Path, *, drop_failed: bool = False) -> None:
         self._path = path
-        self._file = self._opened()
+        self._file = self._open()
         self.answered: set[str] = set()
         self.num_failed = 0
         try:
@@ -154,7 +154,7 @@ class BatchOutputFile:
         self.answered.add(answer.custom_id)
         self.num_failed += answer.failed
 
-    def _opened(self) -> Any:
+    def _open(self) -> Any:
         try:
             file = self._path.open("a+b", buffering=0)
         except OSError as fault:
@@ -168,15 +168,17 @@ class BatchOutputFile:
 
     def _truncate_partial_line(self) -> None:
         """A run was cut off in the middle of it."""
-        end = whole = self._file.seek(0, os.SEEK_END)
-        while whole and (part := os.pread(self._file.fileno(), min(whole, 1 << 16), max(0, whole - (1 << 16)))):
+        end = end_of_lines = self._file.seek(0, os.SEEK_END)
+        while end_of_lines and (
+            part := os.pread(self._file.fileno(), min(end_of_lines, 1 << 16), max(0, end_of_lines - (1 << 16)))
+        ):
             found = part.rfind(b"\n")
             if found >= 0:
-                whole -= len(part) - found - 1
+                end_of_lines -= len(part) - found - 1
                 break
-            whole -= len(part)
-        if whole != end:
-            self._file.truncate(whole)
+            end_of_lines -= len(part)
+        if end_of_lines != end:
+            self._file.truncate(end_of_lines)
 
     def _lines(self) -> Iterator[tuple[bytes, _WrittenResult]]:
         with self._path.open("rb") as file:
@@ -184,18 +186,18 @@ class BatchOutputFile:
                 try:
                     yield line, _written.decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-                    problem = f"is no answer of a batch ({fault}); move the file away, or name another"
-                    raise StartupError(f"{self._path}:{number} {problem}") from None
+                    message = f"is no answer of a batch ({fault}); move the file away, or name another"
+                    raise StartupError(f"{self._path}:{number} {message}") from None
 
     def _drop_failed(self) -> None:
         """At once: a run that is cut off here leaves the old file or the new one."""
-        beside = self._path.with_name(self._path.name + ".new")
-        with beside.open("wb") as file:
+        new_path = self._path.with_name(self._path.name + ".new")
+        with new_path.open("wb") as file:
             file.writelines(line for line, answer in self._lines() if not answer.failed)
-        beside.replace(self._path)
+        new_path.replace(self._path)
         self._file.close()
-        self._file = self._opened()
+        self._file = self._open()
 
 
-def _wrong(place: str, problem: str) -> InvalidRequest:
-    return InvalidRequest(f"{place}: {problem}")
+def _invalid(location: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{location}: {message}")

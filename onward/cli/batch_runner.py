@@ -32,39 +32,39 @@ class BatchTarget:
 
 
 async def run_batch(
-    server: BatchTarget, requests: Iterable[BatchRequest], num_at_once: int, take: Callable[[BatchResult], None]
+    server: BatchTarget, requests: Iterable[BatchRequest], concurrency: int, on_result: Callable[[BatchResult], None]
 ) -> None:
     """`requests` are read as they are needed."""
-    waiting = iter(requests)
-    connector = aiohttp.TCPConnector(limit=num_at_once)
+    pending = iter(requests)
+    connector = aiohttp.TCPConnector(limit=concurrency)
     timeout = aiohttp.ClientTimeout(total=server.timeout_s, sock_connect=CONNECT_TIMEOUT_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
 
         async def work() -> None:
-            for request in waiting:
-                take(await _send_with_retries(session, server, request))
+            for request in pending:
+                on_result(await _send_with_retries(session, server, request))
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(num_at_once):
+            for _ in range(concurrency):
                 group.create_task(work())
 
 
 async def _send_with_retries(session: aiohttp.ClientSession, server: BatchTarget, request: BatchRequest) -> BatchResult:
     pause_s = FIRST_PAUSE_S
-    outcome, wait_s = await _send_once(session, server, request)
+    result, wait_s = await _send_once(session, server, request)
     for _ in range(server.num_retries):
-        if not _is_transient(outcome):
+        if not _is_transient(result):
             break
         await asyncio.sleep(min(MAX_PAUSE_S, max(pause_s, wait_s)))
         pause_s *= 2
-        outcome, wait_s = await _send_once(session, server, request)
-    if isinstance(outcome, BatchResponse):
-        return BatchResult(f"batch_req_{outcome.request_id}", request.custom_id, outcome, None)
-    return BatchResult(f"batch_req_{request.custom_id}", request.custom_id, None, outcome)
+        result, wait_s = await _send_once(session, server, request)
+    if isinstance(result, BatchResponse):
+        return BatchResult(f"batch_req_{result.request_id}", request.custom_id, result, None)
+    return BatchResult(f"batch_req_{request.custom_id}", request.custom_id, None, result)
 
 
-def _is_transient(outcome: BatchResponse | BatchError) -> bool:
-    return outcome.status_code in _PASSING if isinstance(outcome, BatchResponse) else outcome.code != _TOO_LARGE
+def _is_transient(result: BatchResponse | BatchError) -> bool:
+    return result.status_code in _PASSING if isinstance(result, BatchResponse) else result.code != _TOO_LARGE
 
 
 async def _send_once(
@@ -79,35 +79,35 @@ async def _send_once(
         async with session.post(
             server.url + request.url, data=body, headers=headers, allow_redirects=False
         ) as response:
-            answer = await _read_whole(response.content)
-            if answer is None:
+            body_bytes = await _read_whole(response.content)
+            if body_bytes is None:
                 return BatchError(_TOO_LARGE, f"the answer is larger than {MAX_ANSWER_BYTES} bytes"), 0.0
             request_id = response.headers.get("x-request-id", "")
-            return BatchResponse(response.status, request_id, _body_of(answer)), _wait_of(response)
+            return BatchResponse(response.status, request_id, _body_of(body_bytes)), _wait_of(response)
     except _BROKEN as fault:
-        problem = str(fault) or type(fault).__name__
-        return BatchError("unreachable", f"{server.url}{request.url}: {problem}"[:1000]), 0.0
+        reason = str(fault) or type(fault).__name__
+        return BatchError("unreachable", f"{server.url}{request.url}: {reason}"[:1000]), 0.0
 
 
 async def _read_whole(content: aiohttp.StreamReader) -> bytes | None:
     """None: it is longer than it may be."""
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     num_bytes = 0
-    async for part in content.iter_any():
-        parts.append(part)
-        num_bytes += len(part)
+    async for chunk in content.iter_any():
+        chunks.append(chunk)
+        num_bytes += len(chunk)
         if num_bytes > MAX_ANSWER_BYTES:
             return None
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
-def _body_of(answer: bytes) -> Any:
+def _body_of(body_bytes: bytes) -> Any:
     """JSON goes on as it came, but in one line, whatever it was written in."""
     try:
-        msgspec.json.decode(answer)
+        msgspec.json.decode(body_bytes)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return answer.decode(errors="replace")
-    return msgspec.Raw(msgspec.json.format(answer, indent=-1))
+        return body_bytes.decode(errors="replace")
+    return msgspec.Raw(msgspec.json.format(body_bytes, indent=-1))
 
 
 def _wait_of(response: aiohttp.ClientResponse) -> float:

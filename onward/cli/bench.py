@@ -124,23 +124,23 @@ async def _measure(
 def _document(
     target: BenchTarget, args: argparse.Namespace, summary: Summary, records: list[RequestTiming]
 ) -> dict[str, Any]:
-    began_s = min(record.started_s for record in records)
-    asked = {name: getattr(args, name) for name in (*_AT_LEAST_ONE, "temperature", "ignore_eos", "seed")}
+    started_s = min(record.started_s for record in records)
+    parameters = {name: getattr(args, name) for name in (*_AT_LEAST_ONE, "temperature", "ignore_eos", "seed")}
     return {
         "schema": SCHEMA,
         "environment": environment.describe_machine(),
         "target": {key: value for key, value in asdict(target).items() if key != "api_key"},
-        "asked": asked,
+        "asked": parameters,
         "summary": summary,
-        "requests": [_line_of(record, began_s) for record in records],
+        "requests": [_line_of(record, started_s) for record in records],
     }
 
 
-def _line_of(record: RequestTiming, began_s: float) -> dict[str, Any]:
+def _line_of(record: RequestTiming, started_s: float) -> dict[str, Any]:
     return {
-        "started_s": record.started_s - began_s,
-        "ended_s": record.ended_s - began_s,
-        "text_s": [moment - began_s for moment in record.text_at_s],
+        "started_s": record.started_s - started_s,
+        "ended_s": record.ended_s - started_s,
+        "text_s": [moment - started_s for moment in record.text_at_s],
         "usage": record.usage,
         "error": record.error,
     }

@@ -47,23 +47,23 @@ def run(args: argparse.Namespace) -> int:
     for name in ("requests", "runs", "prompt_tokens"):
         if getattr(args, name) < 1:
             raise InvalidRequest(f"--{name.replace('_', '-')} must be at least 1", param=name)
-    knobs: dict[str, Any] = {name: getattr(args, name) for name in LLM_ARGS if getattr(args, name) is not None}
+    llm_args: dict[str, Any] = {name: getattr(args, name) for name in LLM_ARGS if getattr(args, name) is not None}
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:
         model = args.model_argument
         if model in SHAPES:
             write_config(Path(folder), model)
-            model, knobs = folder, {"load_format": "dummy"} | knobs
+            model, llm_args = folder, {"load_format": "dummy"} | llm_args
         from onward.llm import LLM
 
-        with LLM(model, **knobs) as llm:
+        with LLM(model, **llm_args) as llm:
             ready_s = offline.process_age_s()
             console.print(f"{args.model_argument}: ready {ready_s:.1f} s after the process was started")
             figures = [_measure(llm, name, args) for name in args.workload or DEFAULT_WORKLOADS]
-    for one in figures:
-        console.print(_line(one), soft_wrap=True)
+    for measured in figures:
+        console.print(_line(measured), soft_wrap=True)
     if args.json is not None:
-        document = _document(args, knobs, ready_s, figures)
+        document = _document(args, llm_args, ready_s, figures)
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
     return 0
@@ -77,23 +77,25 @@ def _measure(llm: Any, workload: str, args: argparse.Namespace) -> offline.Offli
     return offline.measure_batch(llm, offline.workload_256(args.requests), num_runs=args.runs)
 
 
-def _line(one: offline.OfflineFigures) -> str:
-    runs = ", ".join(f"{one.num_output_tokens / s:.0f}" for s in one.runs_s)
-    if one.ms_per_token is not None:
-        return f"one stream: {one.ms_per_token:.3f} ms per token"
-    if one.first_token_s is not None:
-        return f"one prompt of {one.num_prompt_tokens} tokens: {one.first_token_s:.3f} s to its first token"
-    return f"{one.name} requests, {one.num_output_tokens} tokens: {one.tokens_per_s:.0f} tok/s (runs {runs})"
+def _line(figures: offline.OfflineFigures) -> str:
+    runs = ", ".join(f"{figures.num_output_tokens / seconds:.0f}" for seconds in figures.runs_s)
+    if figures.ms_per_token is not None:
+        return f"one stream: {figures.ms_per_token:.3f} ms per token"
+    if figures.first_token_s is not None:
+        return f"one prompt of {figures.num_prompt_tokens} tokens: {figures.first_token_s:.3f} s to its first token"
+    return (
+        f"{figures.name} requests, {figures.num_output_tokens} tokens: {figures.tokens_per_s:.0f} tok/s (runs {runs})"
+    )
 
 
 def _document(
-    args: argparse.Namespace, knobs: dict[str, Any], ready_s: float, figures: list[offline.OfflineFigures]
+    args: argparse.Namespace, llm_args: dict[str, Any], ready_s: float, figures: list[offline.OfflineFigures]
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "environment": environment.describe_machine(),
         "model": args.model_argument,
-        "knobs": knobs,
+        "knobs": llm_args,
         "ready_s": ready_s,
         "figures": figures,
     }

@@ -39,32 +39,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    asked = ChatOptions(args.max_tokens, args.temperature, args.seed)
-    notes = Console(stderr=True, highlight=False)
+    options = ChatOptions(args.max_tokens, args.temperature, args.seed)
+    console = Console(stderr=True, highlight=False)
     if args.offline:
-        source = _offline(args.model, asked, notes)
+        backend = _offline(args.model, options, console)
     else:
-        source = ServerChatBackend(args.url, args.model, asked, api_key_from_args(args))
-    chat = ChatSession(source, sys.stdout, notes, args.system)
+        backend = ServerChatBackend(args.url, args.model, options, api_key_from_args(args))
+    chat = ChatSession(backend, sys.stdout, console, args.system)
     if not sys.stdin.isatty():
         return chat.run(_lines_of(sys.stdin))
-    notes.print(f"{source.name}  [dim]{HELP}[/dim]")
+    console.print(f"{backend.name}  [dim]{HELP}[/dim]")
     return chat.run(_prompted())
 
 
-def _offline(model: str | None, asked: ChatOptions, notes: Console) -> ChatBackend:
+def _offline(model: str | None, options: ChatOptions, console: Console) -> ChatBackend:
     from onward.llm import LLM
 
-    with ProgressDisplay(notes) as progress:
+    with ProgressDisplay(console) as progress:
         llm = LLM(model or DEFAULT_MODEL, progress=progress)
-    return OfflineChatBackend(llm, asked)
+    return OfflineChatBackend(llm, options)
 
 
 class ChatSession:
     """The conversation so far, and what a line of the user does to it."""
 
-    def __init__(self, source: ChatBackend, out: TextIO, notes: Console, system: str | None = None) -> None:
-        self._source, self._out, self._notes = source, out, notes
+    def __init__(self, backend: ChatBackend, out: TextIO, console: Console, system: str | None = None) -> None:
+        self._backend, self._out, self._console = backend, out, console
         self._system = system
         self._history: Messages = []
         self._num_failed = 0
@@ -75,44 +75,44 @@ class ChatSession:
             try:
                 line = read_line()
             except KeyboardInterrupt:
-                self._notes.print("\n/quit leaves", style="dim")
+                self._console.print("\n/quit leaves", style="dim")
                 continue
             if line is None or line.strip() == "/quit":
                 return 1 if self._num_failed else 0
-            self._take(line.strip())
+            self._handle_line(line.strip())
 
-    def _take(self, line: str) -> None:
+    def _handle_line(self, line: str) -> None:
         command, _, rest = line.partition(" ")
         if command == "/clear":
             self._history.clear()
-            self._notes.print("forgotten", style="dim")
+            self._console.print("forgotten", style="dim")
         elif command == "/system":
             self._system = rest.strip() or None
-            self._notes.print("system prompt set" if self._system else "no system prompt", style="dim")
+            self._console.print("system prompt set" if self._system else "no system prompt", style="dim")
         elif command.startswith("/") and command[1:].isalpha():
-            self._notes.print(f"no such command; {HELP}", style="dim", markup=False)
+            self._console.print(f"no such command; {HELP}", style="dim", markup=False)
         elif line:
             self._ask(line)
 
     def _ask(self, question: str) -> None:
         system: Messages = [{"role": "system", "content": self._system}] if self._system else []
-        asked: Messages = [{"role": "user", "content": question}]
+        new_messages: Messages = [{"role": "user", "content": question}]
         answer = StreamedReply(self._out)
         try:
-            answer.follow(self._source, [*system, *self._history, *asked])
+            answer.follow(self._backend, [*system, *self._history, *new_messages])
         except KeyboardInterrupt:
-            self._notes.print(" (stopped)", style="dim", end="")
+            self._console.print(" (stopped)", style="dim", end="")
         except OnwardError as error:
             self._num_failed += 1
-            self._notes.print(f"\n{error.message}", style="red", markup=False, soft_wrap=True)
+            self._console.print(f"\n{error.message}", style="red", markup=False, soft_wrap=True)
             if error.code == "context_length_exceeded" or "context" in error.message:
-                self._notes.print("/clear begins a new conversation", style="dim")
+                self._console.print("/clear begins a new conversation", style="dim")
             return
         print(file=self._out, flush=True)
         if answer.text:
-            self._history += [*asked, {"role": "assistant", "content": answer.text}]
+            self._history += [*new_messages, {"role": "assistant", "content": answer.text}]
         if speed := answer.speed():
-            self._notes.print(speed, style="dim")
+            self._console.print(speed, style="dim")
 
 
 class StreamedReply:
@@ -122,29 +122,29 @@ class StreamedReply:
         self._out = out
         self._texts: list[str] = []
         self._num_tokens: int | None = None
-        self._asked_s = time.monotonic()
+        self._sent_s = time.monotonic()
         self._first_s: float | None = None
-        self._last_s = self._asked_s
+        self._last_s = self._sent_s
 
     @property
     def text(self) -> str:
         return "".join(self._texts)
 
-    def follow(self, source: ChatBackend, messages: Messages) -> None:
-        for said in source.stream_reply(messages):
-            self._num_tokens = said.num_tokens if said.num_tokens is not None else self._num_tokens
-            if said.text:
+    def follow(self, backend: ChatBackend, messages: Messages) -> None:
+        for delta in backend.stream_reply(messages):
+            self._num_tokens = delta.num_tokens if delta.num_tokens is not None else self._num_tokens
+            if delta.text:
                 self._last_s = time.monotonic()
                 self._first_s = self._first_s or self._last_s
-                self._texts.append(said.text)
-                print(said.text.translate(_HARMLESS), end="", file=self._out, flush=True)
+                self._texts.append(delta.text)
+                print(delta.text.translate(_HARMLESS), end="", file=self._out, flush=True)
 
     def speed(self) -> str | None:
-        """None where nobody has counted the tokens."""
+        """None if the number of tokens is not known."""
         if self._num_tokens is None or self._first_s is None:
             return None
         plural = "" if self._num_tokens == 1 else "s"
-        first = f"{self._num_tokens} token{plural}, the first after {self._first_s - self._asked_s:.2f} s"
+        first = f"{self._num_tokens} token{plural}, the first after {self._first_s - self._sent_s:.2f} s"
         if self._num_tokens < MIN_TOKENS_FOR_A_RATE or self._last_s <= self._first_s:
             return first
         return f"{first}, then {(self._num_tokens - 1) / (self._last_s - self._first_s):.1f} tokens/s"

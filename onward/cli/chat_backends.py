@@ -32,7 +32,7 @@ class ReplyDelta:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How answers are to be made. What was not said is left to the server's or the model's defaults."""
+    """Sampling options. None: the default of the server or the model."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -51,10 +51,10 @@ class ChatBackend(Protocol):
 
 
 class OfflineChatBackend:
-    def __init__(self, llm: LLM, asked: ChatOptions) -> None:
+    def __init__(self, llm: LLM, options: ChatOptions) -> None:
         self.name = llm.model.name
         self._llm = llm
-        self._sampling = SamplingOptions(**asked.given())
+        self._sampling = SamplingOptions(**options.given())
 
     def stream_reply(self, messages: Messages) -> Iterator[ReplyDelta]:
         for piece in self._llm.stream_chat(messages, self._sampling):
@@ -62,10 +62,10 @@ class OfflineChatBackend:
 
 
 class ServerChatBackend:
-    def __init__(self, url: str, model: str | None, asked: ChatOptions, api_key: str | None = None) -> None:
+    def __init__(self, url: str, model: str | None, options: ChatOptions, api_key: str | None = None) -> None:
         self._url = checked_url(url, "--url")
         self._parts = urlsplit(self._url)
-        self._asked = asked
+        self._options = options
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -77,7 +77,7 @@ class ServerChatBackend:
             "messages": messages,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **self._asked.given(),
+            **self._options.given(),
         }
         with closing(self._connect()) as connection:
             response = self._request(connection, "POST", "/v1/chat/completions", body)
@@ -106,9 +106,9 @@ class ServerChatBackend:
                 raise ServerError(f"{self._url}/v1/models names no model; give one with --model") from None
 
     def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        connection_class = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         assert self._parts.hostname is not None
-        return kind(self._parts.hostname, self._parts.port, timeout=_TIMEOUT_S)
+        return connection_class(self._parts.hostname, self._parts.port, timeout=_TIMEOUT_S)
 
     def _request(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | None = None

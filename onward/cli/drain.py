@@ -53,22 +53,24 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.timeout < math.inf:
         raise InvalidRequest("--timeout must be a number of seconds, and not negative", param="timeout")
     server, clock = admin_client.admin_client_from_args(args), SystemClock()
-    before = _ask(server)
+    remaining_before = _fetch_remaining(server)
     try:
         server.post("/drain")
     except NotFound as fault:
         raise NotFound(f"{fault.message}; only instances can be drained, is this one?") from None
     console = Console(stderr=True, highlight=False)
-    described = "it does not say what runs" if before is None else before.describe()
-    console.print(f"draining {server.url}: {described}", soft_wrap=True)
+    description = "it does not say what runs" if remaining_before is None else remaining_before.describe()
+    console.print(f"draining {server.url}: {description}", soft_wrap=True)
     started_s = clock.now_s()
     with ProgressDisplay(console) as progress:
-        left = wait_until_drained(server, args.timeout, progress, clock)
-    if left is not None and left.num_requests == 0:
+        remaining = wait_until_drained(server, args.timeout, progress, clock)
+    if remaining is not None and remaining.num_requests == 0:
         console.print(f"{server.url} is drained after {clock.now_s() - started_s:.0f} s: safe to stop", soft_wrap=True)
         return 0
-    why = "it does not answer any more" if left is None else left.describe()
-    console.print(f"{server.url} is not drained after {args.timeout:g} s, and not safe to stop: {why}", soft_wrap=True)
+    reason = "it does not answer any more" if remaining is None else remaining.describe()
+    console.print(
+        f"{server.url} is not drained after {args.timeout:g} s, and not safe to stop: {reason}", soft_wrap=True
+    )
     console.print(f"wait on with `onward drain {server.url}`, or take it back with `onward undrain`", soft_wrap=True)
     return TIMED_OUT
 
@@ -78,20 +80,20 @@ def wait_until_drained(
 ) -> RemainingWork | None:
     """What is left when nothing is, or when the time is over; None if the instance could not say at the end."""
     deadline_s = clock.now_s() + timeout_s
-    most = 1
+    max_requests = 1
     while True:
-        left = _ask(server)
-        if left is None:
-            progress.say("draining: no answer")
+        remaining = _fetch_remaining(server)
+        if remaining is None:
+            progress.show_message("draining: no answer")
         else:
-            most = max(most, left.num_requests)
-            progress(f"draining: {left.describe()}", 1 - left.num_requests / most)
-        if (left is not None and left.num_requests == 0) or clock.now_s() >= deadline_s:
-            return left
+            max_requests = max(max_requests, remaining.num_requests)
+            progress(f"draining: {remaining.describe()}", 1 - remaining.num_requests / max_requests)
+        if (remaining is not None and remaining.num_requests == 0) or clock.now_s() >= deadline_s:
+            return remaining
         time.sleep(min(POLL_S, max(0.0, deadline_s - clock.now_s())))
 
 
-def _ask(server: AdminClient) -> RemainingWork | None:
+def _fetch_remaining(server: AdminClient) -> RemainingWork | None:
     """None if there is no answer: one of its processes may be restarting."""
     try:
         return remaining_work_of(server.get("/info"))

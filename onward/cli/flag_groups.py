@@ -117,4 +117,4 @@ ROUTER: Groups = {
     "requests and connections": ("default_max_tokens", "strict_fields", "max_body_bytes", "max_connections"),
 }
 OTHERS = "other flags"
-"""For knobs that are in no group: none is left out of the help."""
+"""Title for flags that are in no group, so that none is left out of the help."""

@@ -1,4 +1,4 @@
-"""Command-line flags, generated from a config dataclass: each knob is declared once, where it is explained."""
+"""Command-line flags, generated from a config dataclass: each flag is declared once, with its help text."""
 
 import argparse
 import dataclasses
@@ -12,23 +12,25 @@ from onward.config import with_defaults
 
 def add_flags(parser: argparse._ActionsContainer, config: type[Any], skip: tuple[str, ...] = ()) -> None:
     hints = typing.get_type_hints(config)
-    for knob in dataclasses.fields(config):
-        if knob.name in skip:
+    for field in dataclasses.fields(config):
+        if field.name in skip:
             continue
-        default = knob.default if knob.default is not dataclasses.MISSING else None
-        help_text = knob.metadata["help"].replace("%", "%%")
-        on_cuda = knob.metadata.get("on_cuda")
+        default = field.default if field.default is not dataclasses.MISSING else None
+        help_text = field.metadata["help"].replace("%", "%%")
+        on_cuda = field.metadata.get("on_cuda")
         known = f"{default}; on CUDA {on_cuda}" if on_cuda is not None else default
         shown = f"{help_text} [{known}]" if default is not None else help_text
-        names = ["--" + knob.name.replace("_", "-"), *filter(None, [knob.metadata["alias"]])]
-        parser.add_argument(*names, default=None, help=shown, dest=knob.name, **_kind_of(hints[knob.name], knob.name))
+        names = ["--" + field.name.replace("_", "-"), *filter(None, [field.metadata["alias"]])]
+        parser.add_argument(
+            *names, default=None, help=shown, dest=field.name, **_kind_of(hints[field.name], field.name)
+        )
 
 
 def add_grouped_flags(
     parser: argparse.ArgumentParser, config: type[Any], groups: Groups, skip: tuple[str, ...] = ()
 ) -> None:
     """The same, in the order and under the titles of `groups`."""
-    names = [knob.name for knob in dataclasses.fields(config)]
+    names = [field.name for field in dataclasses.fields(config)]
     named = {name for group in groups.values() for name in group}
     for title, group in {**groups, OTHERS: tuple(name for name in names if name not in named)}.items():
         shown = [name for name in group if name not in skip]
@@ -39,21 +41,21 @@ def add_grouped_flags(
 
 
 def from_args(args: argparse.Namespace, config: type[Any]) -> Any:
-    """The config with what was said on the command line; what was not said keeps its default."""
-    said = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(config)}
-    return with_defaults(config, {k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if v is not None})
+    """The config with the values given on the command line; other fields keep their defaults."""
+    given = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(config)}
+    return with_defaults(config, {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None})
 
 
 def format_flags(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
-    """What was said of these knobs, as it would be said again."""
+    """The given flags among `names`, as command-line arguments."""
     flags: list[str] = []
     for name in names:
         value, flag = getattr(args, name, None), name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
-            for one in value if isinstance(value, list) else [value]:
-                flags += [f"--{flag}", str(one)]
+            for item in value if isinstance(value, list) else [value]:
+                flags += [f"--{flag}", str(item)]
     return flags
 
 

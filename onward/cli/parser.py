@@ -25,14 +25,14 @@ class CommandParser(argparse.ArgumentParser):
     def check_flags(self, arguments: list[str]) -> None:
         """Before they are parsed: the value behind an unknown flag would be taken for something else, and blamed."""
         known = self.known_flags()
-        for one in arguments[: arguments.index("--") if "--" in arguments else None]:
+        for argument in arguments[: arguments.index("--") if "--" in arguments else None]:
             # An unambiguous beginning of a flag stands for it.
-            if one.startswith("--") and not any(flag.startswith(one.partition("=")[0]) for flag in known):
-                self.refuse_unknown([one])
+            if argument.startswith("--") and not any(flag.startswith(argument.partition("=")[0]) for flag in known):
+                self.refuse_unknown([argument])
 
     def refuse_unknown(self, arguments: list[str]) -> NoReturn:
         """`arguments`: what no flag and no position takes."""
-        first = next((one for one in arguments if one.startswith("-")), arguments[0])
+        first = next((argument for argument in arguments if argument.startswith("-")), arguments[0])
         name = first.partition("=")[0]
         self.error(f"there is no flag {name}{did_you_mean(name, self.known_flags())}")
 

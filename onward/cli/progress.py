@@ -36,7 +36,7 @@ class ProgressDisplay:
             self._console.print(message, highlight=False, soft_wrap=True)
         self._last = message
 
-    def say(self, message: str) -> None:
+    def show_message(self, message: str) -> None:
         self(message, None)
 
     def stop(self) -> None:

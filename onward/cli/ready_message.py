@@ -28,8 +28,8 @@ def print_ready(
 ) -> None:
     """`summary`: titles, and what they are about."""
     greeting, *others = _lines(config, model, url, pd, routers, needs_key)
-    told = [f"  {title:<10} {said}" for title, said in summary]
-    for line in (greeting, *told, *([""] if told else []), *others):
+    summary_lines = [f"  {title:<10} {text}" for title, text in summary]
+    for line in (greeting, *summary_lines, *([""] if summary_lines else []), *others):
         console.print(line, soft_wrap=True, markup=False)
 
 

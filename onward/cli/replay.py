@@ -19,28 +19,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     reader = RecordingReader(args.file)
-    outcome = replay(reader)
+    result = replay(reader)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    for line in lines_of(outcome):
+    for line in lines_of(result):
         console.print(line)
     if reader.fault is not None:
         console.print(f"{reader.fault}; what is whole before it was replayed")
     damaged = reader.fault is not None and not reader.truncated
-    return 1 if outcome.difference is not None or damaged else 0
+    return 1 if result.difference is not None or damaged else 0
 
 
-def lines_of(outcome: ReplayResult) -> list[str]:
-    begun, difference = outcome.begun, outcome.difference
-    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(begun.wall_s))
-    tokens = "true token ids" if begun.has_real_tokens else "token ids disguised"
-    lines = [f"engine {begun.incarnation}, Onward {begun.onward_version}, begun {began}, {tokens}"]
+def lines_of(result: ReplayResult) -> list[str]:
+    start, difference = result.begun, result.difference
+    started_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(start.wall_s))
+    tokens = "true token ids" if start.has_real_tokens else "token ids disguised"
+    lines = [f"engine {start.incarnation}, Onward {start.onward_version}, begun {started_at}, {tokens}"]
     if difference is None:
         lines.append(
-            f"all {outcome.num_answers} answers are equal "
-            f"({outcome.num_records} records, {outcome.seconds:.1f} s of the engine's time)"
+            f"all {result.num_answers} answers are equal "
+            f"({result.num_records} records, {result.seconds:.1f} s of the engine's time)"
         )
-        if outcome.died is not None:
-            lines.append(f"then the engine died, here as there: {outcome.died}")
+        if result.died is not None:
+            lines.append(f"then the engine died, here as there: {result.died}")
         return lines
     return [
         *lines,
@@ -48,5 +48,5 @@ def lines_of(outcome: ReplayResult) -> list[str]:
         f"{difference.where}",
         f"  recorded  {difference.recorded}",
         f"  replayed  {difference.replayed}",
-        f"{max(0, outcome.num_answers - 1)} answers before it are equal",
+        f"{max(0, result.num_answers - 1)} answers before it are equal",
     ]

@@ -42,7 +42,7 @@ FLAGS_OF_SHARED_SERVERS = (
     "allowed_host",
     "cluster_key_file",
 )
-"""Knobs of a server that others reach; ours is for this batch alone."""
+"""Flags of a server that other clients use; the batch's own server does not have them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,35 +57,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="per request [%(default)s]")
     parser.add_argument("--retry-failed", action="store_true", help="ask again what an earlier run has failed with")
-    own = parser.add_argument_group("options of the server that is started", "as those of `onward serve`")
-    add_flags(own, ServeConfig, skip=FLAGS_OF_SHARED_SERVERS)
+    group = parser.add_argument_group("options of the server that is started", "as those of `onward serve`")
+    add_flags(group, ServeConfig, skip=FLAGS_OF_SHARED_SERVERS)
 
 
 def run(args: argparse.Namespace) -> int:
     """1 if any request failed, so that scripts notice."""
     _check_numbers(args)
-    every = check_input(args.input)
+    custom_ids = check_input(args.input)
     with BatchOutputFile(args.output, drop_failed=args.retry_failed) as output:
-        todo = {one for one in every if one not in output.answered}
-        notes = Console(stderr=True, highlight=False)
-        if len(todo) < len(every):
-            notes.print(f"{len(every) - len(todo)} of {len(every)} are answered already")
-        if todo:
-            with _server(args) as server, _bar(notes, len(every), len(every) - len(todo)) as advance:
-                _answer(server, args, todo, output, advance)
-        notes.print(f"{len(every)} answered, {output.num_failed} of them by an error: {args.output}")
+        remaining = {custom_id for custom_id in custom_ids if custom_id not in output.answered}
+        console = Console(stderr=True, highlight=False)
+        if len(remaining) < len(custom_ids):
+            console.print(f"{len(custom_ids) - len(remaining)} of {len(custom_ids)} are answered already")
+        if remaining:
+            with _server(args) as server, _bar(console, len(custom_ids), len(custom_ids) - len(remaining)) as advance:
+                _answer(server, args, remaining, output, advance)
+        console.print(f"{len(custom_ids)} answered, {output.num_failed} of them by an error: {args.output}")
         return 1 if output.num_failed else 0
 
 
 def _answer(
-    server: BatchTarget, args: argparse.Namespace, todo: set[str], output: BatchOutputFile, advance: Callable[[], None]
+    server: BatchTarget,
+    args: argparse.Namespace,
+    remaining: set[str],
+    output: BatchOutputFile,
+    advance: Callable[[], None],
 ) -> None:
-    def take(answer: BatchResult) -> None:
-        output.add(answer)
+    def on_result(result: BatchResult) -> None:
+        output.add(result)
         advance()
 
-    requests = (one for one in read_requests(args.input) if one.custom_id in todo)
-    asyncio.run(run_batch(server, requests, min(args.concurrency, len(todo)), take))
+    requests = (request for request in read_requests(args.input) if request.custom_id in remaining)
+    asyncio.run(run_batch(server, requests, min(args.concurrency, len(remaining)), on_result))
 
 
 @contextlib.contextmanager
@@ -93,10 +97,10 @@ def _server(args: argparse.Namespace) -> Iterator[BatchTarget]:
     if args.url is not None:
         yield BatchTarget(args.url, api_key_from_args(args), args.timeout, args.retries)
         return
-    names = tuple(knob.name for knob in fields(ServeConfig) if knob.name not in FLAGS_OF_SHARED_SERVERS)
+    names = tuple(field.name for field in fields(ServeConfig) if field.name not in FLAGS_OF_SHARED_SERVERS)
     flags = format_flags(args, names)
-    with temporary_server([*flags, *([] if args.log_level else ["--log-level", "warning"])]) as own:
-        yield BatchTarget(own.url, own.api_key, args.timeout, args.retries)
+    with temporary_server([*flags, *([] if args.log_level else ["--log-level", "warning"])]) as server:
+        yield BatchTarget(server.url, server.api_key, args.timeout, args.retries)
 
 
 @contextlib.contextmanager

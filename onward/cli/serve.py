@@ -185,7 +185,7 @@ def _check_stall_timeout(timeout_s: float) -> None:
 
 def check_speculation(text: str | None) -> None:
     if text is not None and parse_speculative(text).kind == "eagle":
-        require_torch(f"--speculative {text}", instead="--speculative ngram:4")
+        require_torch(f"--speculative {text}", alternative="--speculative ngram:4")
 
 
 def check_device(config: ServeConfig) -> None:

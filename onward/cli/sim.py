@@ -26,15 +26,15 @@ DEFAULT_RUNS = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--seed", type=int, metavar="N", help="one run, with a trace of what happened")
-    what.add_argument("--runs", type=int, metavar="K", help=f"many runs, each of another seed [{DEFAULT_RUNS}]")
-    what.add_argument(
+    run_choice = parser.add_mutually_exclusive_group()
+    run_choice.add_argument("--seed", type=int, metavar="N", help="one run, with a trace of what happened")
+    run_choice.add_argument("--runs", type=int, metavar="K", help=f"many runs, each of another seed [{DEFAULT_RUNS}]")
+    run_choice.add_argument(
         "--replay", type=Path, metavar="FILE", help="one run of a scenario in a file, as --save writes it"
     )
-    what.add_argument("--scenario", metavar="NAME", help="one run of a scenario of the catalogue, as F20")
-    what.add_argument("--list-scenarios", action="store_true", help="the catalogue")
-    what.add_argument("--list-faults", action="store_true", help="the kinds of faults")
+    run_choice.add_argument("--scenario", metavar="NAME", help="one run of a scenario of the catalogue, as F20")
+    run_choice.add_argument("--list-scenarios", action="store_true", help="the catalogue")
+    run_choice.add_argument("--list-faults", action="store_true", help="the kinds of faults")
     parser.add_argument(
         "--shape",
         choices=(*SHAPES, "all"),
@@ -74,11 +74,11 @@ def run(args: argparse.Namespace) -> int:
         return _run_catalogued(console, args)
     if args.replay is not None:
         return _show_run(console, _scenario_in(args.replay), args)
-    choice = choice_of(args.only, args.fault)
-    shapes = shapes_of(args.shape or ("engine" if args.seed is not None else "all"), choice)
+    selection = choice_of(args.only, args.fault)
+    shapes = shapes_of(args.shape or ("engine" if args.seed is not None else "all"), selection)
     if args.seed is not None:
-        return max(_show_run(console, generate_scenario(args.seed, shape, choice), args) for shape in shapes)
-    return sim_batch.run(console, batch_args(args), shapes, choice)
+        return max(_show_run(console, generate_scenario(args.seed, shape, selection), args) for shape in shapes)
+    return sim_batch.run(console, batch_args(args), shapes, selection)
 
 
 def batch_args(args: argparse.Namespace) -> argparse.Namespace:
@@ -96,39 +96,43 @@ def batch_args(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def choice_of(only: list[str], rates: list[str]) -> FaultSelection:
-    kinds = frozenset(_known(kind, "only") for kind in only) if only else None
+    kinds = frozenset(_check_kind(kind, "only") for kind in only) if only else None
     parsed: dict[str, float] = {}
-    for word in rates:
-        kind, _, rate = word.partition("=")
+    for rate_text in rates:
+        kind, _, rate = rate_text.partition("=")
         try:
-            parsed[_known(kind, "fault")] = float(rate)
+            parsed[_check_kind(kind, "fault")] = float(rate)
         except ValueError:
-            raise InvalidRequest(f"--fault {word}: write KIND=RATE, as kill-worker=3", param="fault") from None
+            raise InvalidRequest(f"--fault {rate_text}: write KIND=RATE, as kill-worker=3", param="fault") from None
         if not 0 <= parsed[kind] < float("inf"):
-            raise InvalidRequest(f"--fault {word}: the rate must be a number from 0 on", param="fault")
+            raise InvalidRequest(f"--fault {rate_text}: the rate must be a number from 0 on", param="fault")
     return FaultSelection(kinds, parsed)
 
 
-def _known(kind: str, param: str) -> str:
+def _check_kind(kind: str, param: str) -> str:
     if kind not in FAULT_KINDS:
         raise InvalidRequest(f"--{param}: there is no fault {kind!r}; there are {', '.join(FAULT_KINDS)}", param=param)
     return kind
 
 
-def shapes_of(word: str, choice: FaultSelection) -> list[Shape]:
+def shapes_of(shape_name: str, selection: FaultSelection) -> list[Shape]:
     """Those in which the faults that were asked for can happen."""
-    named = [*(choice.kinds or ()), *choice.rates]
-    shapes: list[Shape] = [shape for shape in SHAPES if word in (shape, "all")]
-    fitting: list[Shape] = [shape for shape in shapes if not named or any(kind in kinds_of(shape) for kind in named)]
-    if not fitting:
+    named = [*(selection.kinds or ()), *selection.rates]
+    shapes: list[Shape] = [shape for shape in SHAPES if shape_name in (shape, "all")]
+    matching_shapes: list[Shape] = [
+        shape for shape in shapes if not named or any(kind in kinds_of(shape) for kind in named)
+    ]
+    if not matching_shapes:
         kinds = ", ".join(sorted(set(named)))
-        raise InvalidRequest(f"--shape {word} knows no fault of the kind {kinds}", param="shape")
-    return fitting
+        raise InvalidRequest(f"--shape {shape_name} knows no fault of the kind {kinds}", param="shape")
+    return matching_shapes
 
 
 def _list_faults(console: Console) -> int:
-    for kind, about in FAULT_KINDS.items():
-        console.print(Text.assemble((f"{kind:14}", "bold"), f"{about.help}  ", (", ".join(about.shapes), "dim")))
+    for kind, fault_kind in FAULT_KINDS.items():
+        console.print(
+            Text.assemble((f"{kind:14}", "bold"), f"{fault_kind.help}  ", (", ".join(fault_kind.shapes), "dim"))
+        )
     return 0
 
 
@@ -138,29 +142,29 @@ def _list_faults(console: Console) -> int:
 def _show_run(console: Console, scenario: Scenario, args: argparse.Namespace) -> int:
     try:
         with batch.gc_between_runs():
-            outcome = run_scenario(scenario, keeps_lines=True, keeps_messages=args.messages)
+            result = run_scenario(scenario, keeps_lines=True, keeps_messages=args.messages)
     except Exception:
         console.print(f"the simulator itself failed:\n{traceback.format_exc()}")
         return FAILED
-    for line in outcome.trace:
+    for line in result.trace:
         console.print(report.styled(line))
     console.print()
-    for line in report.summary_of(outcome):
+    for line in report.summary_of(result):
         console.print(line)
-    if outcome.violation is not None:
-        console.print(Text(report.describe_violation(outcome.violation), "bold red"))
+    if result.violation is not None:
+        console.print(Text(report.describe_violation(result.violation), "bold red"))
         if args.shrink:
-            sim_batch.show_smallest(console, outcome, args.save)
+            sim_batch.show_smallest(console, result, args.save)
         elif args.save is not None:
-            sim_batch.save_scenario(args.save, outcome.scenario)
+            sim_batch.save_scenario(args.save, result.scenario)
         return VIOLATED
-    return _report_untriggered(console, outcome, is_narrowed=bool(args.only))
+    return _report_untriggered(console, result, is_narrowed=bool(args.only))
 
 
-def _report_untriggered(console: Console, outcome: RunResult, *, is_narrowed: bool) -> int:
-    quiet = batch.untriggered_kinds(outcome)
-    if is_narrowed and quiet:
-        console.print(Text(f"never struck: {', '.join(quiet)}", "bold red"))
+def _report_untriggered(console: Console, result: RunResult, *, is_narrowed: bool) -> int:
+    untriggered = batch.untriggered_kinds(result)
+    if is_narrowed and untriggered:
+        console.print(Text(f"never struck: {', '.join(untriggered)}", "bold red"))
         console.print(Text(SOME_UNTRIGGERED, "bold"))
         return QUIET
     console.print(Text("no invariant is violated", "bold green"))
@@ -196,6 +200,6 @@ def _list_scenarios(console: Console) -> int:
 
     width = max(len(name) for name in SCENARIOS)
     for name, entry in SCENARIOS.items():
-        where = entry.scenario.shape if entry.scenario is not None else entry.covered_by
-        console.print(Text.assemble((f"{name:{width}}  ", "bold"), f"{entry.title}  ", (where, "dim")))
+        covered_by = entry.scenario.shape if entry.scenario is not None else entry.covered_by
+        console.print(Text.assemble((f"{name:{width}}  ", "bold"), f"{entry.title}  ", (covered_by, "dim")))
     return 0

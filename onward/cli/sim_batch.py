@@ -25,42 +25,42 @@ from onward.sim.simulation import run_scenario as run_scenario
 
 VIOLATED, QUIET, FAILED, INTERRUPTED = 1, 3, 4, 130
 SOME_UNTRIGGERED = f"no invariant is violated, but not all that was asked for was tested: exit status {QUIET}"
-SAVE_EVERY_S = 5.0
-TELL_EVERY_S = 30.0
+SAVE_INTERVAL_S = 5.0
+LOG_INTERVAL_S = 30.0
 MAX_LINES_SHOWN = 400
 
 
-def run(console: Console, args: argparse.Namespace, shapes: list[Shape], choice: FaultSelection) -> int:
+def run(console: Console, args: argparse.Namespace, shapes: list[Shape], selection: FaultSelection) -> int:
     seeds = batch.seeds_by_shape(shapes, args.start, args.runs)
     code = batch_state.code_digest()
-    state = batch_state.load(args.state, choice) if args.state is not None else BatchState(choice)
+    state = batch_state.load(args.state, selection) if args.state is not None else BatchState(selection)
     _forget_other_code(console, state, code, args.any_code)
-    jobs = batch.plan_ranges(seeds, state.ranges(), args.jobs, choice, args.keep_going)
-    course = _BatchRun(console, args, state, code)
-    course.run(jobs)
-    return course.conclude()
+    jobs = batch.plan_ranges(seeds, state.ranges(), args.jobs, selection, args.keep_going)
+    batch_run = _BatchRun(console, args, state, code)
+    batch_run.run(jobs)
+    return batch_run.conclude()
 
 
-def _forget_other_code(console: Console, state: BatchState, code: str, keeps_them: bool) -> None:
+def _forget_other_code(console: Console, state: BatchState, code: str, keeps_runs: bool) -> None:
     others = state.of_other_code(code)
     if not others:
         return
-    count = sum(one.totals.num_runs for one in others)
-    if keeps_them:
+    count = sum(completed.totals.num_runs for completed in others)
+    if keeps_runs:
         console.print(f"{count:,} runs were made by other code, and are kept")
     else:
         console.print(f"{count:,} runs were made by other code, and are made again (--any-code keeps them)")
-        state.done = [one for one in state.done if one.code == code]
+        state.done = [completed for completed in state.done if completed.code == code]
 
 
 class _BatchRun:
     def __init__(self, console: Console, args: argparse.Namespace, state: BatchState, code: str) -> None:
         self._console, self._args, self._state, self._code = console, args, state, code
-        self._stoppers: list[StoppingRun] = []
-        self._is_interrupted, self._broken = False, ""
+        self._stopping_runs: list[StoppingRun] = []
+        self._is_interrupted, self._pool_error = False, ""
         self._num_runs = self._num_tokens = 0
-        self._began_s = self._told_s = time.monotonic()
-        self._saved_s = -SAVE_EVERY_S
+        self._started_s = self._reported_s = time.monotonic()
+        self._saved_s = -SAVE_INTERVAL_S
 
     # While it runs.
 
@@ -76,46 +76,46 @@ class _BatchRun:
         with _interrupts_to(self._interrupt), Progress(*columns, console=self._console, transient=True) as progress:
             bar = progress.add_task("", total=total)
             try:
-                for part in batch.run_ranges(jobs, self._args.jobs, self._should_stop):
-                    self._take(part)
+                for result in batch.run_ranges(jobs, self._args.jobs, self._should_stop):
+                    self._add_result(result)
                     progress.update(bar, completed=self._num_runs, description=self._rate())
-                    self._tell_files(total)
+                    self._log_progress(total)
             except BrokenProcessPool as fault:
-                self._broken = str(fault)
+                self._pool_error = str(fault)
             finally:
-                self._state.wall_s += time.monotonic() - self._began_s
+                self._state.wall_s += time.monotonic() - self._started_s
                 self._save(at_once=True)
 
     def _should_stop(self) -> bool:
-        return self._is_interrupted or bool(self._stoppers)
+        return self._is_interrupted or bool(self._stopping_runs)
 
     def _interrupt(self) -> None:
         self._is_interrupted = True
 
-    def _take(self, part: RangeResult) -> None:
-        if part.stopping_run is not None:
-            self._stoppers.append(part.stopping_run)
-        if part.stop > part.start:
-            self._num_runs += part.totals.num_runs
-            self._num_tokens += report.total_of(part.totals.tokens)
-            self._state.add(CompletedRange(part.shape, part.start, part.stop, self._code, part.totals))
+    def _add_result(self, result: RangeResult) -> None:
+        if result.stopping_run is not None:
+            self._stopping_runs.append(result.stopping_run)
+        if result.stop > result.start:
+            self._num_runs += result.totals.num_runs
+            self._num_tokens += report.total_of(result.totals.tokens)
+            self._state.add(CompletedRange(result.shape, result.start, result.stop, self._code, result.totals))
         self._save()
 
     def _save(self, *, at_once: bool = False) -> None:
         now_s = time.monotonic()
-        if self._args.state is not None and (at_once or now_s - self._saved_s > SAVE_EVERY_S):
+        if self._args.state is not None and (at_once or now_s - self._saved_s > SAVE_INTERVAL_S):
             self._saved_s = now_s
             batch_state.save(self._args.state, self._state)
 
-    def _tell_files(self, total: int) -> None:
-        """A bar is for terminals; elsewhere a line now and then says that it goes on."""
+    def _log_progress(self, total: int) -> None:
+        """Prints a line every LOG_INTERVAL_S where the output is not a terminal and so has no progress bar."""
         now_s = time.monotonic()
-        if not self._console.is_terminal and now_s - self._told_s > TELL_EVERY_S:
-            self._told_s = now_s
+        if not self._console.is_terminal and now_s - self._reported_s > LOG_INTERVAL_S:
+            self._reported_s = now_s
             self._console.print(f"{self._num_runs:,} of {total:,} runs, {self._rate()}")
 
     def _rate(self) -> str:
-        seconds = time.monotonic() - self._began_s
+        seconds = time.monotonic() - self._started_s
         return f"{self._num_runs / seconds:.1f} runs/s, {self._num_tokens / seconds:,.0f} tokens/s"
 
     # At its end.
@@ -125,10 +125,12 @@ class _BatchRun:
         total = batch.sum_totals(list(tallies.values()))
         if total.num_runs:
             self._show(tallies, total)
-        if self._stoppers:
-            return self._show_stopper(min(self._stoppers, key=lambda one: (one.seed, one.shape)))
-        if self._broken:
-            self._console.print(Text(f"the simulator itself failed: {self._broken}", "bold red"))
+        if self._stopping_runs:
+            return self._show_stopper(
+                min(self._stopping_runs, key=lambda stopping_run: (stopping_run.seed, stopping_run.shape))
+            )
+        if self._pool_error:
+            self._console.print(Text(f"the simulator itself failed: {self._pool_error}", "bold red"))
             return FAILED
         if self._is_interrupted:
             self._console.print(self._continuation())
@@ -178,31 +180,31 @@ class _BatchRun:
         self._console.print(Text("no invariant is violated", "bold green"))
         return 0
 
-    def _show_stopper(self, stopper: StoppingRun) -> int:
+    def _show_stopper(self, stopping_run: StoppingRun) -> int:
         self._console.print()
-        name = f"seed {stopper.seed} of shape {stopper.shape}"
-        if stopper.violation is None:
+        name = f"seed {stopping_run.seed} of shape {stopping_run.shape}"
+        if stopping_run.violation is None:
             self._console.print(Text(f"{name}: the simulator itself failed", "bold red"))
-            self._console.print(stopper.failure)
+            self._console.print(stopping_run.failure)
             return FAILED
-        self._console.print(Text(f"{name}: {report.describe_violation(stopper.violation)}", "bold red"))
-        scenario = generate_scenario(stopper.seed, stopper.shape, self._state.selection)
-        outcome = run_scenario(scenario)
-        if outcome.violation is None:
+        self._console.print(Text(f"{name}: {report.describe_violation(stopping_run.violation)}", "bold red"))
+        scenario = generate_scenario(stopping_run.seed, stopping_run.shape, self._state.selection)
+        result = run_scenario(scenario)
+        if result.violation is None:
             self._console.print("run again here, it is not violated: the run is not repeatable")
             return FAILED
-        show_smallest(self._console, outcome, self._args.save, shrinks=self._args.shrink is not False)
+        show_smallest(self._console, result, self._args.save, shrinks=self._args.shrink is not False)
         narrowed = "".join(f" --only {kind}" for kind in self._args.only)
         narrowed += "".join(f" --fault {word}" for word in self._args.fault)
-        self._console.print(f"as found: onward sim --seed {stopper.seed} --shape {stopper.shape}{narrowed}")
+        self._console.print(f"as found: onward sim --seed {stopping_run.seed} --shape {stopping_run.shape}{narrowed}")
         return VIOLATED
 
 
-def show_smallest(console: Console, outcome: RunResult, path: Path | None, *, shrinks: bool = True) -> None:
+def show_smallest(console: Console, result: RunResult, path: Path | None, *, shrinks: bool = True) -> None:
     """The smallest scenario with this violation that can be found: its trace, and how to run it again."""
-    scenario = outcome.scenario
+    scenario = result.scenario
     if shrinks:
-        scenario = _shrunk(console, outcome)
+        scenario = _shrunk(console, result)
     final = run_scenario(scenario, keeps_lines=True)
     assert final.violation is not None, "it was found so"
     for line in final.trace[-MAX_LINES_SHOWN:]:
@@ -210,12 +212,12 @@ def show_smallest(console: Console, outcome: RunResult, path: Path | None, *, sh
         if "VIOLATION" in line:
             break
     console.print(Text(report.describe_violation(final.violation), "bold red"))
-    path = path or Path(f"sim-{outcome.scenario.shape}-{outcome.scenario.seed}.json")
+    path = path or Path(f"sim-{result.scenario.shape}-{result.scenario.seed}.json")
     save_scenario(path, scenario)
     console.print(f"again:    onward sim --replay {path}")
 
 
-def _shrunk(console: Console, outcome: RunResult) -> Scenario:
+def _shrunk(console: Console, result: RunResult) -> Scenario:
     columns = (SpinnerColumn(), TextColumn("looking for a smaller one"), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("", total=MAX_RUNS)
@@ -223,8 +225,8 @@ def _shrunk(console: Console, outcome: RunResult) -> Scenario:
         def show(num_runs: int, smallest: Scenario) -> None:
             progress.update(bar, completed=num_runs, description=report.described(smallest))
 
-        shrunk = shrink(outcome, on_run=show)
-    before, after = outcome.scenario, shrunk.scenario
+        shrunk = shrink(result, on_run=show)
+    before, after = result.scenario, shrunk.scenario
     more = "; more may be possible" if shrunk.was_cut_short else ""
     console.print(f"found as: {report.described(before)}")
     console.print(f"smaller:  {report.described(after)} ({shrunk.num_runs} runs, {shrunk.seconds:.1f} s{more})")
@@ -241,15 +243,15 @@ def _write(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _interrupts_to(notice: Callable[[], None]) -> Iterator[None]:
+def _interrupts_to(on_interrupt: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C lets what is under way finish; the second one does not."""
 
     def handle(_: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        notice()
+        on_interrupt()
 
-    before = signal.signal(signal.SIGINT, handle)
+    previous_handler = signal.signal(signal.SIGINT, handle)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)

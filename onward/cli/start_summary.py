@@ -35,16 +35,16 @@ def precision(model: PreparedModel) -> str:
 
 def pool(config: ServeConfig, worker: WorkerHello) -> str:
     tokens = worker.num_blocks * worker.block_size
-    whole = worker.num_blocks // -(-worker.max_model_len // worker.block_size)
-    each = min(worker.max_model_len, worker.num_blocks // config.max_num_seqs * worker.block_size)
-    room = (
-        f"{_requests(whole)} of {worker.max_model_len:,} tokens"
-        if whole
+    num_full_context = worker.num_blocks // -(-worker.max_model_len // worker.block_size)
+    tokens_per_request = min(worker.max_model_len, worker.num_blocks // config.max_num_seqs * worker.block_size)
+    capacity = (
+        f"{_requests(num_full_context)} of {worker.max_model_len:,} tokens"
+        if num_full_context
         else f"none of {worker.max_model_len:,} tokens"
     )
-    if whole < config.max_num_seqs and each:
-        room += f", or {_requests(config.max_num_seqs)} of {each:,}"
-    return f"{worker.num_blocks:,} blocks of {worker.block_size} = {tokens:,} tokens: {room}"
+    if num_full_context < config.max_num_seqs and tokens_per_request:
+        capacity += f", or {_requests(config.max_num_seqs)} of {tokens_per_request:,}"
+    return f"{worker.num_blocks:,} blocks of {worker.block_size} = {tokens:,} tokens: {capacity}"
 
 
 def pool_warning(worker: WorkerHello) -> str | None:
@@ -75,12 +75,12 @@ def keys(config: ServeConfig, num_keys: int) -> str:
 
 
 def addresses(url: str, pd: PdConfig, routers: RegistrationConfig) -> list[str]:
-    listed = [url]
+    lines = [url]
     if pd.handoff_address is not None:
-        listed.append(f"hand-overs at {pd.handoff_address}")
+        lines.append(f"hand-overs at {pd.handoff_address}")
     if routers.router_urls:
-        listed.append(f"registered as {routers.own_url}")
-    return listed
+        lines.append(f"registered as {routers.own_url}")
+    return lines
 
 
 def _requests(count: int) -> str:

@@ -99,11 +99,11 @@ def show(console: Console, status: ClusterStatus) -> None:
         console.print("no instance has registered")
     else:
         print_table(console, _instances(status.instances))
-        for one in status.instances:
-            if any(one.oom_kills.values()):
-                kills = format_value(one.oom_kills, names_first=True)
+        for instance in status.instances:
+            if any(instance.oom_kills.values()):
+                kills = format_value(instance.oom_kills, names_first=True)
                 console.print(
-                    f"\nkilled by the kernel for lack of memory in {one.id}: {kills}", style="red", markup=False
+                    f"\nkilled by the kernel for lack of memory in {instance.id}: {kills}", style="red", markup=False
                 )
     if status.resumes:
         console.print("\nlast resumes", style="bold")
@@ -112,18 +112,18 @@ def show(console: Console, status: ClusterStatus) -> None:
 
 def _instances(instances: list[InstanceStatus]) -> Table:
     table = _table("instance", "role", "state", "url", "load", "blocks", "streams", "pids")
-    for one in instances:
+    for instance in instances:
         table.add_row(
-            Text(one.id),
-            Text(one.role),
-            Text(one.state, STYLES.get(one.state, "")),
-            Text(one.url),
-            Text(format_value(_only(one.load, "running", "waiting"))),
-            Text(format_value(one.blocks)),
-            str(one.streams),
+            Text(instance.id),
+            Text(instance.role),
+            Text(instance.state, STYLES.get(instance.state, "")),
+            Text(instance.url),
+            Text(format_value(_only(instance.load, "running", "waiting"))),
+            Text(format_value(instance.blocks)),
+            str(instance.streams),
             Text(
                 format_value(
-                    {role: " ".join(map(str, pids)) for role, pids in one.pids.items() if pids}, names_first=True
+                    {role: " ".join(map(str, pids)) for role, pids in instance.pids.items() if pids}, names_first=True
                 )
             ),
         )

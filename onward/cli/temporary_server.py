@@ -27,7 +27,7 @@ class TemporaryServer:
 @contextlib.contextmanager
 def temporary_server(flags: Sequence[str]) -> Iterator[TemporaryServer]:
     """`flags` are those of `onward serve`. It listens on this machine only, and its lines go to our standard error."""
-    key, ours = secrets.token_hex(16), os.getpid()
+    key, own_pid = secrets.token_hex(16), os.getpid()
     command = [sys.executable, "-m", "onward.cli.main", "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
     child = subprocess.Popen(
         command,
@@ -35,7 +35,7 @@ def temporary_server(flags: Sequence[str]) -> Iterator[TemporaryServer]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         process_group=0,
-        preexec_fn=lambda: exit_with_parent(ours),  # no thread runs here, so it is safe
+        preexec_fn=lambda: exit_with_parent(own_pid),  # no thread runs here, so it is safe
     )
     with child:
         try:
@@ -49,8 +49,8 @@ def _ready_at(child: "subprocess.Popen[bytes]") -> str:
     assert child.stdout is not None
     for line in child.stdout:
         text = line.decode(errors="replace")
-        if text.startswith(READY_LINE_PREFIX) and (found := re.search(r" at (https?://\S+)", text)):
-            return found[1]
+        if text.startswith(READY_LINE_PREFIX) and (match := re.search(r" at (https?://\S+)", text)):
+            return match[1]
     raise StartupError("the server did not start; its own words are above")
 
 

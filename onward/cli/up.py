@@ -55,8 +55,8 @@ FLAGS_SET_PER_INSTANCE = (
     "tls_cert",
     "tls_key",
 )
-"""Knobs that differ from instance to instance, those that name a file that only one instance could write, and those of
-whoever stands in front."""
+"""Flags that differ from instance to instance, flags that name a file that only one instance could write, and flags of
+the process that clients connect to."""
 ROUTER_ONLY_FLAGS = (
     "policy",
     "prefill_policy",
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     check(replace(config, port=args.port))
     check_kv_ports(config.kv_port, counts)
     check_router_flags(args)
-    front = frontend_keys_from_args(args, config.host)
+    frontend_keys = frontend_keys_from_args(args, config.host)
     log.configure("cluster", config.log_level)
     with ProgressDisplay(Console(stderr=True)) as progress:
         model_name = prepare_model(config, progress).name
@@ -141,9 +141,9 @@ def run(args: argparse.Namespace) -> int:
         cores = len(os.sched_getaffinity(0))
         threads = config.threads or threads_each(cores, counts.total)
         key_file = f"/dev/fd/{key_fd}"
-        plans = plan(counts, instance_flags(args), config.host, threads, ports, key_file, front)
+        plans = plan(counts, instance_flags(args), config.host, threads, ports, key_file, frontend_keys)
         if ports.router is not None:
-            plans.insert(0, plan_router(router_flags(args), config.host, ports.router, key_file, front))
+            plans.insert(0, plan_router(router_flags(args), config.host, ports.router, key_file, frontend_keys))
         print(f"{counts.total} instances with --threads {threads} each, on {cores} cores", file=sys.stderr)
         cluster = LocalCluster(
             plans,
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
                 cluster,
                 model_name,
                 key_fd,
-                needs_key=front.has_keys,
+                needs_key=frontend_keys.has_keys,
             ),
         )
         cluster.run()
@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(slots=True, frozen=True)
 class FrontendKeys:
-    """What those who can be reached from outside are told about keys."""
+    """The API keys of the processes that clients connect to."""
 
     flags: tuple[str, ...] = ()
     api_key: str = ""
@@ -183,10 +183,10 @@ class FrontendKeys:
 
 
 def frontend_keys_from_args(args: argparse.Namespace, host: str) -> FrontendKeys:
-    said = {
+    given = {
         name: getattr(args, name) for name in (*FRONTEND_SECRETS, *FRONTEND_FLAGS) if getattr(args, name) is not None
     }
-    config = RouterConfig(host=host, cluster_key_file="ours", **said)
+    config = RouterConfig(host=host, cluster_key_file="ours", **given)
     source = key_source_from_config(config)
     keys = source.read()
     check_exposure(config, keys)
@@ -196,10 +196,10 @@ def frontend_keys_from_args(args: argparse.Namespace, host: str) -> FrontendKeys
 
 
 def check_router_flags(args: argparse.Namespace) -> None:
-    said = {name: getattr(args, name) for name in ROUTER_ONLY_FLAGS if getattr(args, name) is not None}
-    if said and not args.with_router:
-        raise StartupError(f"--{next(iter(said)).replace('_', '-')} is for a router, and --no-router leaves it out")
-    check_router(RouterConfig(**said))
+    given = {name: getattr(args, name) for name in ROUTER_ONLY_FLAGS if getattr(args, name) is not None}
+    if given and not args.with_router:
+        raise StartupError(f"--{next(iter(given)).replace('_', '-')} is for a router, and --no-router leaves it out")
+    check_router(RouterConfig(**given))
 
 
 def counts_of(prefill: int | None, decode: int | None, mixed: int | None, device: str = "cpu") -> InstanceCounts:
@@ -209,10 +209,10 @@ def counts_of(prefill: int | None, decode: int | None, mixed: int | None, device
         if prefill or decode:
             raise StartupError("instances with --device cuda cannot exchange KV: ask for --mixed ones")
         prefill, decode, mixed = 0, 0, 1 if mixed is None else mixed
-    unsaid = 0 if mixed and prefill is None and decode is None else 1
+    default_count = 0 if mixed and prefill is None and decode is None else 1
     counts = InstanceCounts(
-        prefill=unsaid if prefill is None else prefill,
-        decode=unsaid if decode is None else decode,
+        prefill=default_count if prefill is None else prefill,
+        decode=default_count if decode is None else decode,
         mixed=mixed or 0,
     )
     for name in ("prefill", "decode", "mixed"):
@@ -255,7 +255,7 @@ def plan(
     threads: int,
     ports: ReservedPorts,
     key_file: str,
-    front: FrontendKeys | None = None,
+    frontend_keys: FrontendKeys | None = None,
 ) -> list[MemberSpec]:
     """Prefill instances first: they are there when the others look for them."""
     peers = [tcp_address(LOOPBACK, port) for port in ports.handoff]
@@ -265,7 +265,7 @@ def plan(
     for index, (name, http_port) in enumerate(zip(names, ports.http, strict=True)):
         role = name.split("-")[0]
         own_host = LOOPBACK if role == "prefill" or ports.router is not None else host
-        own = [
+        own_flags = [
             "--instance-name",
             name,
             "--role",
@@ -277,20 +277,24 @@ def plan(
             "--threads",
             str(threads),
         ]
-        own += ["--cluster-key-file", key_file]
+        own_flags += ["--cluster-key-file", key_file]
         if role == "prefill":
-            own += ["--handoff-port", str(ports.handoff[index])]
+            own_flags += ["--handoff-port", str(ports.handoff[index])]
         if role == "decode" and ports.first_kv_port:
-            own += ["--kv-port", str(ports.first_kv_port + index - counts.prefill)]
+            own_flags += ["--kv-port", str(ports.first_kv_port + index - counts.prefill)]
         if ports.router is not None:
-            own += _behind_router(host, ports.router, http_url(own_host, http_port), flags)
+            own_flags += _behind_router(host, ports.router, http_url(own_host, http_port), flags)
         elif role == "decode" and peers:
-            own += ["--prefill-peers", ",".join(peers)]
+            own_flags += ["--prefill-peers", ",".join(peers)]
         handoff_address = peers[index] if role == "prefill" else None
         # Those behind the front are reached with the cluster's key alone, whatever our environment says.
-        doors = front if front is not None and role != "prefill" and ports.router is None else FrontendKeys()
-        own += doors.flags
-        command = (sys.executable, "-m", "onward.cli.main", "serve", *flags, *own)
+        instance_keys = (
+            frontend_keys
+            if frontend_keys is not None and role != "prefill" and ports.router is None
+            else FrontendKeys()
+        )
+        own_flags += instance_keys.flags
+        command = (sys.executable, "-m", "onward.cli.main", "serve", *flags, *own_flags)
         plans.append(
             MemberSpec(
                 name,
@@ -299,8 +303,8 @@ def plan(
                 http_url(own_host, http_port),
                 handoff_address,
                 threads,
-                doors.environment,
-                reloads_on_sighup=doors.has_key_file,
+                instance_keys.environment,
+                reloads_on_sighup=instance_keys.has_key_file,
             )
         )
     return plans
@@ -308,24 +312,33 @@ def plan(
 
 def _behind_router(host: str, router_port: int, own_url: str, flags: list[str]) -> list[str]:
     """The router may listen on an address that looks like another machine's; everyone is on this one all the same."""
-    own = ["--router", http_url(loopback_for(host), router_port), "--advertise-url", own_url]
-    return own if "--kv-backend" in flags else [*own, "--kv-backend", "shm"]
+    flags_behind_router = ["--router", http_url(loopback_for(host), router_port), "--advertise-url", own_url]
+    return flags_behind_router if "--kv-backend" in flags else [*flags_behind_router, "--kv-backend", "shm"]
 
 
-def plan_router(flags: list[str], host: str, port: int, key_file: str, front: FrontendKeys | None = None) -> MemberSpec:
-    front = front or FrontendKeys()
-    own = ["--host", host, "--port", str(port), "--cluster-key-file", key_file]
-    command = (sys.executable, "-m", "onward.cli.main", "router", *flags, *own, *front.flags)
+def plan_router(
+    flags: list[str], host: str, port: int, key_file: str, frontend_keys: FrontendKeys | None = None
+) -> MemberSpec:
+    frontend_keys = frontend_keys or FrontendKeys()
+    own_flags = ["--host", host, "--port", str(port), "--cluster-key-file", key_file]
+    command = (sys.executable, "-m", "onward.cli.main", "router", *flags, *own_flags, *frontend_keys.flags)
     url = http_url(host, port)
     return MemberSpec(
-        "router", "router", command, url, None, None, front.environment, reloads_on_sighup=front.has_key_file
+        "router",
+        "router",
+        command,
+        url,
+        None,
+        None,
+        frontend_keys.environment,
+        reloads_on_sighup=frontend_keys.has_key_file,
     )
 
 
 def instance_flags(args: argparse.Namespace) -> list[str]:
     """The flags of `onward serve` that were given to us, for every instance."""
     skipped = (*FLAGS_SET_PER_INSTANCE, "host", "threads", "kv_port")
-    return format_flags(args, tuple(knob.name for knob in fields(ServeConfig) if knob.name not in skipped))
+    return format_flags(args, tuple(field.name for field in fields(ServeConfig) if field.name not in skipped))
 
 
 def router_flags(args: argparse.Namespace) -> list[str]:
@@ -338,19 +351,19 @@ def _reserved_ports(
 ) -> Iterator[ReservedPorts]:
     """Ports that stay the cluster's for its life, also while one of it is restarted: a socket that is bound but does not
     listen keeps others away, and lets our children in, which say SO_REUSEADDR as well."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
 
         def hold(host: str, port: int = 0) -> int:
-            return held.enter_context(_bound(host, port)).getsockname()[1]
+            return stack.enter_context(_bound(host, port)).getsockname()[1]
 
-        front = hold(host, port)
+        frontend_port = hold(host, port)
         http = [hold(LOOPBACK) for _ in range(counts.prefill)]
         handoff = tuple(hold(LOOPBACK) for _ in range(counts.prefill))
         if with_router:
             http += [hold(LOOPBACK) for _ in range(counts.decode + counts.mixed)]
-            yield ReservedPorts(tuple(http), handoff, front, first_kv)
+            yield ReservedPorts(tuple(http), handoff, frontend_port, first_kv)
         else:
-            http += [front, *(hold(host) for _ in range(counts.decode + counts.mixed - 1))]
+            http += [frontend_port, *(hold(host) for _ in range(counts.decode + counts.mixed - 1))]
             yield ReservedPorts(tuple(http), handoff, None, first_kv)
 
 
@@ -383,13 +396,13 @@ def print_cluster(console: Console, cluster: LocalCluster, model_name: str, key_
         table.add_column(title, no_wrap=True, style="bold cyan" if title == "url" else None)
     for instance in cluster.members:
         assert instance.process is not None, "all are ready"
-        told = instance.spec
-        threads = str(told.threads) if told.threads is not None else ""
-        table.add_row(told.name, told.url, told.handoff_address or "", threads, str(instance.process.pid))
+        spec = instance.spec
+        threads = str(spec.threads) if spec.threads is not None else ""
+        table.add_row(spec.name, spec.url, spec.handoff_address or "", threads, str(instance.process.pid))
     console.print(Text.assemble("\n  Onward serves ", (model_name, "bold"), " with a cluster\n"))
     print_table(console, table)
-    front = next(instance.spec.url for instance in cluster.members if instance.spec.role != "prefill")
+    frontend_url = next(instance.spec.url for instance in cluster.members if instance.spec.role != "prefill")
     # The key has no name, but whoever may trace this process can read it, and that is its owner.
     key = f"--cluster-key-file /proc/{os.getpid()}/fd/{key_fd}"
-    console.print(f"\n  onward status {front} {key}", soft_wrap=True, markup=False)
-    console.print("\n" + curl_example(model_name, front, needs_key=needs_key), soft_wrap=True, markup=False)
+    console.print(f"\n  onward status {frontend_url} {key}", soft_wrap=True, markup=False)
+    console.print("\n" + curl_example(model_name, frontend_url, needs_key=needs_key), soft_wrap=True, markup=False)

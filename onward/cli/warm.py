@@ -11,13 +11,14 @@ from onward.cli.serve import check, prepare_model
 from onward.config import ServeConfig, WorkerConfig, derive_config
 from onward.offline.inputs import LLM_ARGS
 
-KNOBS = ("model", *LLM_ARGS)
-"""Those that decide what is fetched, converted and compiled, and what has to fit into memory for it. A start's other knobs
-change nothing of that, so they are no flags here."""
+WARM_FLAGS = ("model", *LLM_ARGS)
+"""Flags that decide what is fetched, converted and compiled, and what has to fit into memory for it. Other flags of
+`onward serve` have no effect on that."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, ServeConfig, skip=tuple(f.name for f in dataclasses.fields(ServeConfig) if f.name not in KNOBS))
+    skipped = tuple(field.name for field in dataclasses.fields(ServeConfig) if field.name not in WARM_FLAGS)
+    add_flags(parser, ServeConfig, skip=skipped)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         if config.device == "cuda":
             from onward.worker.runner_factory import open_cuda_runner
 
-            open_cuda_runner(model, worker_config).warm_up(progress.say)
+            open_cuda_runner(model, worker_config).warm_up(progress.show_message)
         else:
             from onward.worker.runner_factory import open_cpu_runner
 

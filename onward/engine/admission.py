@@ -28,7 +28,7 @@ class EngineLimits:
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
 
-def create_request(submit: Submit, owner: str, limits: EngineLimits, now_s: float) -> Request:
+def create_request(submit: Submit, api_id: str, limits: EngineLimits, now_s: float) -> Request:
     """The request as the engine will hold it, or an error that says by how much it is too long."""
     sampling = submit.sampling_params
     num_prompt = len(submit.prompt_token_ids)
@@ -50,7 +50,7 @@ def create_request(submit: Submit, owner: str, limits: EngineLimits, now_s: floa
         )
     return Request(
         request_id=submit.request_id,
-        api_id=owner,
+        api_id=api_id,
         attempt_epoch=submit.epoch,
         token_ids=submit.prompt_token_ids + submit.generated_token_ids,
         num_prompt=num_prompt,

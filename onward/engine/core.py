@@ -2,8 +2,8 @@
 
     drain the inbox; commit a result; plan a step
 
-Everything that an instance knows about a request is here. The rim (`engine/main.py`, `onward.LLM`, the simulator) moves
-bytes and reads the clock.
+Everything that an instance knows about a request is here. The I/O code (`engine/main.py`, `onward.LLM`, the simulator)
+moves bytes and reads the clock.
 """
 
 import logging
@@ -106,21 +106,21 @@ class EngineCore:
         self._next_deadline_check_s = 0.0
         self._scheduler_log = SchedulerStatLogger(config.log_interval_s)
 
-    def receive_from_api(self, owner: str, message: ToEngine, now_s: float) -> None:
-        if owner in self._lost_apis:
+    def receive_from_api(self, api_id: str, message: ToEngine, now_s: float) -> None:
+        if api_id in self._lost_apis:
             self.metrics.stale.inc("owner")
             return
-        self._seq[owner] = message.seq
+        self._seq[api_id] = message.seq
         match message:
             case Submit():
-                self._submit(owner, message, now_s)
+                self._submit(api_id, message, now_s)
             case Abort():
-                self._abort(owner, message, now_s)
+                self._abort(api_id, message, now_s)
             case AbortByName():
-                self._abort_by_name(owner, message, now_s)
+                self._abort_by_name(api_id, message, now_s)
             case QueryKvEvents():
                 events = self._kv_events.since(message.next_event, self.scheduler.pool.cached_hashes)
-                self._outbox.send(owner, KvEventsReply(message.query_id, events))
+                self._outbox.send(api_id, KvEventsReply(message.query_id, events))
 
     def receive_from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
         """A prefill instance, known by its address, has something to say."""
@@ -139,12 +139,12 @@ class EngineCore:
         if self.worker is not None:
             self._handoffs.receive_kv_report(report, now_s)
 
-    def on_api_lost(self, owner: str, now_s: float) -> None:
+    def on_api_lost(self, api_id: str, now_s: float) -> None:
         """An api process died, and its clients' connections with it: nobody is left to read, and what it said last, which
         may come later than this, is not begun."""
-        self._lost_apis.put(owner, True)
-        self._seq.pop(owner, None)
-        for request in [r for r in self._live.values() if r.api_id == owner]:
+        self._lost_apis.put(api_id, True)
+        self._seq.pop(api_id, None)
+        for request in [r for r in self._live.values() if r.api_id == api_id]:
             self._finish_now(request, FinishReason.ABORT, now_s)
 
     def commit(self, result: StepResult, now_s: float) -> None:
@@ -302,22 +302,22 @@ class EngineCore:
         """Of the prompts of those that wait, here or at a peer."""
         return self.scheduler.waiting.num_prompt_tokens + self._handoffs.num_remote_prompt_tokens
 
-    def _submit(self, owner: str, message: Submit, now_s: float) -> None:
+    def _submit(self, api_id: str, message: Submit, now_s: float) -> None:
         known = self._live.get(message.request_id)
         if known is not None and message.epoch <= known.attempt_epoch:
             self.metrics.stale.inc("submit")
             return
         if message.request_id in self._tombstones:
-            self._reject(owner, message, FinishReason.ABORT, None)
+            self._reject(api_id, message, FinishReason.ABORT, None)
             return
         try:
-            request = admission.create_request(message, owner, self._limits, now_s)
+            request = admission.create_request(message, api_id, self._limits, now_s)
             if known is not None:
                 admission.check_same_caller(known, request)
             if admission.counts_as_new(message):
                 self._admit_new(request, now_s)
         except OnwardError as error:
-            self._reject(owner, message, FinishReason.ERROR, error)
+            self._reject(api_id, message, FinishReason.ERROR, error)
             return
         if known is not None:
             # A newer epoch replaces what we have: the api holds the tokens that count.
@@ -330,7 +330,7 @@ class EngineCore:
         self.scheduler.enqueue(request)
         if scheduling_policy.must_run_alone(request):
             self.scheduler.suspects.add(request)
-        self._outbox.send(owner, RequestAccepted(request.request_id, request.attempt_epoch))
+        self._outbox.send(api_id, RequestAccepted(request.request_id, request.attempt_epoch))
         self._finish_if_ended(request, now_s)
 
     def _admit_new(self, request: Request, now_s: float) -> None:
@@ -359,7 +359,7 @@ class EngineCore:
             self._outbox.add_delta(request, [])
             self._tokens.finish(request, reason, now_s)
 
-    def _reject(self, owner: str, message: Submit, reason: FinishReason, error: OnwardError | None) -> None:
+    def _reject(self, api_id: str, message: Submit, reason: FinishReason, error: OnwardError | None) -> None:
         self.metrics.finished.inc(reason.value)
         code = error.code if error else "-"
         log.info(log_event("request refused", id=message.request_id, reason=reason.value, error=code))
@@ -373,15 +373,15 @@ class EngineCore:
             reason.value,
             admission.to_error_info(error) if error else None,
         )
-        self._outbox.send(owner, TokenDeltas(self._step, [delta]))
+        self._outbox.send(api_id, TokenDeltas(self._step, [delta]))
 
-    def _abort(self, owner: str, message: Abort, now_s: float) -> None:
+    def _abort(self, api_id: str, message: Abort, now_s: float) -> None:
         if message.epoch is None:
             self._add_tombstone(message.request_id, now_s)
         request = self._live.get(message.request_id)
         # Two api processes may have given their attempts the same number; each ends its own.
         if request is None or (
-            message.epoch is not None and (owner != request.api_id or message.epoch < request.attempt_epoch)
+            message.epoch is not None and (api_id != request.api_id or message.epoch < request.attempt_epoch)
         ):
             self.metrics.stale.inc("abort")
             return
@@ -389,28 +389,28 @@ class EngineCore:
             del request.token_ids[request.num_prompt + message.num_tokens :]
         self._finish_now(request, FinishReason(message.reason), now_s)
 
-    def _abort_by_name(self, owner: str, message: AbortByName, now_s: float) -> None:
+    def _abort_by_name(self, api_id: str, message: AbortByName, now_s: float) -> None:
         """Exact names only: an empty one, or the beginning of another, matches nothing."""
         caller, ago_s = message.caller, message.received_ago_s
         since_s = None if ago_s is None else now_s - ago_s
         names = sorted({r.external_id for r in self._live.of_caller(caller)}) if message.abort_all else message.names
-        named = {name: self._live.find_by_name(name, caller) for name in names}
-        meant = {
+        by_name = {name: self._live.find_by_name(name, caller) for name in names}
+        matching = {
             # An id is never used again; a label may be that of a later request.
             name: [
                 r
                 for r in requests
                 if since_s is None or (r.external_id == name and not message.abort_all) or r.arrival_s <= since_s
             ]
-            for name, requests in named.items()
+            for name, requests in by_name.items()
         }
-        aborted = [name for name, requests in meant.items() if requests]
-        unknown = [name for name, requests in meant.items() if not requests and not message.abort_all]
-        for request in (request for name in aborted for request in meant[name]):
+        aborted = [name for name, requests in matching.items() if requests]
+        unknown = [name for name, requests in matching.items() if not requests and not message.abort_all]
+        for request in (request for name in aborted for request in matching[name]):
             if request.status is not RequestStatus.FINISHED:  # it may go by two of the names
                 self._add_tombstone(request.request_id, now_s)
                 self._finish_now(request, FinishReason.ABORT, now_s)
-        self._outbox.send_after_deltas(owner, AbortReply(message.query_id, aborted, unknown))
+        self._outbox.send_after_deltas(api_id, AbortReply(message.query_id, aborted, unknown))
 
     def _add_tombstone(self, request_id: str, now_s: float) -> None:
         self._tombstones[request_id] = now_s + self.config.tombstone_s
@@ -439,18 +439,18 @@ class EngineCore:
         )
 
     def _send_held_requests(self) -> None:
-        held: dict[str, list[HeldRequest]] = {owner: [] for owner in self._seq}
-        places = {request: place for place, request in enumerate(self.scheduler.waiting, 1)}
+        held: dict[str, list[HeldRequest]] = {api_id: [] for api_id in self._seq}
+        queue_positions = {request: queue_position for queue_position, request in enumerate(self.scheduler.waiting, 1)}
         for request in self._live.values():
             if request.api_id in held:
-                held[request.api_id].append(self._held_entry(request, places))
-        for owner, items in held.items():
+                held[request.api_id].append(self._held_entry(request, queue_positions))
+        for api_id, entries in held.items():
             self._outbox.send_after_deltas(
-                owner, HeldRequestsReport(self.incarnation, self._seq[owner], self._step, items)
+                api_id, HeldRequestsReport(self.incarnation, self._seq[api_id], self._step, entries)
             )
 
-    def _held_entry(self, request: Request, places: dict[Request, int]) -> HeldRequest:
+    def _held_entry(self, request: Request, queue_positions: dict[Request, int]) -> HeldRequest:
         computed = request.num_computed + self._handoffs.num_peer_heartbeats(request)
         return HeldRequest(
-            request.request_id, request.attempt_epoch, request.num_generated, computed, places.get(request, 0)
+            request.request_id, request.attempt_epoch, request.num_generated, computed, queue_positions.get(request, 0)
         )

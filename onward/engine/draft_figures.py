@@ -26,10 +26,10 @@ class SpecDecodeMetrics:
     def flush_step(self) -> None:
         if not self._of_step:
             return
-        for place in range(1, 1 + max(drafted for drafted, _ in self._of_step)):
-            self._drafted.inc(str(place), by=sum(drafted >= place for drafted, _ in self._of_step))
-            if accepted := sum(accepted >= place for _, accepted in self._of_step):
-                self._accepted.inc(str(place), by=accepted)
+        for position in range(1, 1 + max(drafted for drafted, _ in self._of_step)):
+            self._drafted.inc(str(position), by=sum(drafted >= position for drafted, _ in self._of_step))
+            if accepted := sum(accepted >= position for _, accepted in self._of_step):
+                self._accepted.inc(str(position), by=accepted)
         self._verifications.inc(by=len(self._of_step))
         self._of_step.clear()
 

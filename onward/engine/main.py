@@ -62,7 +62,7 @@ class EngineProcess:
         self._recording = open_recording(start.config.record) if start.config.record else None
         self.is_stopped = False
         """It has taken its last turn."""
-        self._stop_asked = False
+        self._stop_requested = False
         self._announced_isolated_id: str | None = None
         """The suspect that the supervisor knows of."""
 
@@ -85,7 +85,7 @@ class EngineProcess:
         self._read_peers(now_s)
         if self._core is not None:
             self._plan_and_send(self._core, now_s)
-        if self._stop_asked:
+        if self._stop_requested:
             self._announce_shutdown()
             self.is_stopped = True
 
@@ -101,8 +101,8 @@ class EngineProcess:
                 break
             self._link.send(plan)
         core.tick(now_s)
-        for owner, message in core.take_api_messages():
-            self._apis.send(owner, message)
+        for api_id, message in core.take_api_messages():
+            self._apis.send(api_id, message)
         self._send_handoffs(core, now_s)
         self._replace_worker_if_due(core, now_s)
         if self._step_log is not None:
@@ -152,9 +152,9 @@ class EngineProcess:
             if received is None:
                 break
             assert self._core is not None, "nobody knows this address before the worker has said hello"
-            owner, message = received
+            api_id, message = received
             self._announce_isolated_request(_isolated_id_of(message))
-            self._core.receive_from_api(owner, message, now_s)
+            self._core.receive_from_api(api_id, message, now_s)
         self._announce_isolated_request(None)
 
     def _read_worker(self, now_s: float) -> None:
@@ -212,7 +212,7 @@ class EngineProcess:
             case QueryMetrics():
                 self._answer_snapshot(message, now_s)
             case StopChild():
-                self._stop_asked = True
+                self._stop_requested = True
             case _:
                 logger.warning(log.event("unexpected message", kind=type(message).__name__))
 

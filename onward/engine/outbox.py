@@ -25,17 +25,17 @@ class PeerPrefillResult:
 
 class ApiOutbox:
     def __init__(self) -> None:
-        self._handover_results: list[PeerPrefillResult] = []
+        self._peer_prefill_results: list[PeerPrefillResult] = []
         self._messages: list[tuple[str, FromEngine]] = []
         self._deltas: dict[str, list[TokenDelta]] = {}
         self._summaries: list[tuple[str, FromEngine]] = []
 
-    def send(self, owner: str, message: FromEngine) -> None:
-        self._messages.append((owner, message))
+    def send(self, api_id: str, message: FromEngine) -> None:
+        self._messages.append((api_id, message))
 
-    def send_after_deltas(self, owner: str, message: FromEngine) -> None:
+    def send_after_deltas(self, api_id: str, message: FromEngine) -> None:
         """Goes out behind the deltas: it describes the state after them."""
-        self._summaries.append((owner, message))
+        self._summaries.append((api_id, message))
 
     def add_delta(
         self,
@@ -55,15 +55,15 @@ class ApiOutbox:
         request.num_sent_tokens = request.num_generated
         request.finish_sent = reason is not None
         if request.handoff is not None:
-            guesses = draft_token_ids or []
-            result = PeerPrefillResult(request, token_ids, error, logprobs, prompt_logprobs, grammar_done, guesses)
-            self._handover_results.append(result)
+            drafts = draft_token_ids or []
+            result = PeerPrefillResult(request, token_ids, error, logprobs, prompt_logprobs, grammar_done, drafts)
+            self._peer_prefill_results.append(result)
             return
         rescored = None
         if request.score_from is not None and prompt_logprobs is not None:
             # |- of the prompt: from score_from to num_prompt -|- of the given output: the rest -|
-            num_of_prompt = max(0, request.num_prompt - request.score_from)
-            prompt_logprobs, rescored = prompt_logprobs[:num_of_prompt] or None, prompt_logprobs[num_of_prompt:]
+            num_prompt_rows = max(0, request.num_prompt - request.score_from)
+            prompt_logprobs, rescored = prompt_logprobs[:num_prompt_rows] or None, prompt_logprobs[num_prompt_rows:]
         self._deltas.setdefault(request.api_id, []).append(
             TokenDelta(
                 request.request_id,
@@ -83,11 +83,11 @@ class ApiOutbox:
         )
 
     def take_peer_prefill_results(self) -> list[PeerPrefillResult]:
-        results, self._handover_results = self._handover_results, []
+        results, self._peer_prefill_results = self._peer_prefill_results, []
         return results
 
     def take_messages(self, step: int) -> list[tuple[str, FromEngine]]:
-        deltas = [(owner, TokenDeltas(step, deltas)) for owner, deltas in self._deltas.items()]
-        out = self._messages + deltas + self._summaries
+        deltas = [(api_id, TokenDeltas(step, deltas)) for api_id, deltas in self._deltas.items()]
+        messages = self._messages + deltas + self._summaries
         self._messages, self._deltas, self._summaries = [], {}, []
-        return out
+        return messages

@@ -72,9 +72,9 @@ class TokenProcessor:
             self._process_isolated(request, event, now_s)
         self._count_generated()
 
-    def commit_peer_tokens(self, request: Request, drawn: SlotTokens, now_s: float) -> None:
+    def commit_peer_tokens(self, request: Request, tokens: SlotTokens, now_s: float) -> None:
         """Tokens that a peer has drawn for us pass the same stages."""
-        self._process_isolated(request, drawn, now_s)
+        self._process_isolated(request, tokens, now_s)
         self._count_generated()
 
     def finish(self, request: Request, reason: FinishReason, now_s: float, error_code: str | None = None) -> None:

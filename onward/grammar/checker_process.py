@@ -32,20 +32,20 @@ def serve(peer: socket.socket) -> None:
     if spec is None:
         return
     # None is kept: what a grammar costs here is what it costs by itself.
-    grammars = GrammarCompiler(Tokenizer(spec.decode()), max_compiled=0)
-    _problem(
-        grammars, Grammar("json_object")
+    compiler = GrammarCompiler(Tokenizer(spec.decode()), max_compiled=0)
+    _compile_problem(
+        compiler, Grammar("json_object")
     )  # so that what the library sets up once is not the first one's to pay for
     _limit_memory()
     while (frame := receive_frame(peer)) is not None:
         grammar = _decoder.decode(frame)
         _limit_time()
-        send_frame(peer, msgspec.msgpack.encode(_problem(grammars, grammar)))
+        send_frame(peer, msgspec.msgpack.encode(_compile_problem(compiler, grammar)))
 
 
-def _problem(grammars: GrammarCompiler, grammar: Grammar) -> str | None:
+def _compile_problem(compiler: GrammarCompiler, grammar: Grammar) -> str | None:
     try:
-        grammars.check(grammar)
+        compiler.check(grammar)
     except InvalidGrammar as error:
         return str(error)
     return None
@@ -64,9 +64,9 @@ def _limit_memory() -> None:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     except OSError:
         return
-    wanted = pages * resource.getpagesize() + COMPILE_BYTES
+    limit = pages * resource.getpagesize() + COMPILE_BYTES
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def main() -> None:

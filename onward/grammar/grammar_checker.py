@@ -57,11 +57,11 @@ class CheckerDied(Exception):
 class GrammarChecker:
     """Threads may share them: so many questions are answered at a time."""
 
-    def __init__(self, tokenizer_spec: str, num: int = 1) -> None:
-        self._all = [GrammarCheckerProcess(tokenizer_spec) for _ in range(num)]
+    def __init__(self, tokenizer_spec: str, num_processes: int = 1) -> None:
+        self._checkers = [GrammarCheckerProcess(tokenizer_spec) for _ in range(num_processes)]
         self._idle: queue.LifoQueue[GrammarCheckerProcess] = queue.LifoQueue()
-        for one in self._all:
-            self._idle.put(one)
+        for checker in self._checkers:
+            self._idle.put(checker)
         self._remembered: OrderedDict[bytes, str | None] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -78,13 +78,13 @@ class GrammarChecker:
             raise InvalidGrammar(problem)
 
     def close(self) -> None:
-        for one in self._all:
-            one.close()
+        for checker in self._checkers:
+            checker.close()
 
     @property
     def pids(self) -> list[int]:
         """Of the children that there are."""
-        return [one.pid for one in self._all if one.pid is not None]
+        return [checker.pid for checker in self._checkers if checker.pid is not None]
 
     def _ask_idle_process(self, encoded: bytes) -> str | None:
         process = self._idle.get()
@@ -144,29 +144,29 @@ class GrammarCheckerProcess:
         peer = self._child.peer
         try:
             send_frame(peer, encoded)
-            answer = receive_frame(peer)
+            reply = receive_frame(peer)
         except TimeoutError:
             self._end_child()
             raise CheckerDied(TOO_SLOW) from None
         except OSError:
-            answer = None
-        if answer is None:
+            reply = None
+        if reply is None:
             raise CheckerDied(_problem_of_exit(self._end_child()))
-        return _decoder.decode(answer)
+        return _decoder.decode(reply)
 
     def _start(self) -> CheckerChild:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            ours.settimeout(ANSWER_TIMEOUT_S)
-            command = [sys.executable, "-m", "onward.grammar.checker_process", "--fd", str(theirs.fileno())]
+        parent_end, child_end = socket.socketpair()
+        with child_end:
+            parent_end.settimeout(ANSWER_TIMEOUT_S)
+            command = [sys.executable, "-m", "onward.grammar.checker_process", "--fd", str(child_end.fileno())]
             # Its last words are about memory it did not get, and of no use in a log.
-            nowhere = subprocess.DEVNULL
+            devnull = subprocess.DEVNULL
             process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=nowhere, stdout=nowhere, stderr=nowhere
+                command, pass_fds=[child_end.fileno()], stdin=devnull, stdout=devnull, stderr=devnull
             )
-        child = CheckerChild(process, ours)
+        child = CheckerChild(process, parent_end)
         try:
-            send_frame(ours, self._spec.encode())
+            send_frame(parent_end, self._spec.encode())
         except OSError:
             self._child = child
             self._end_child()

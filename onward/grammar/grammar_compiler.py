@@ -48,16 +48,16 @@ class GrammarCompiler:
     def _copy_compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
         """Nobody moves the one that is kept; a copy of it shares what was compiled."""
         with self._lock:
-            kept = self._compiled.get(grammar)
-            if kept is not None:
+            compiled = self._compiled.get(grammar)
+            if compiled is not None:
                 self._compiled.move_to_end(grammar)
-        if kept is None:
-            kept = self._compile(grammar)
+        if compiled is None:
+            compiled = self._compile(grammar)
             with self._lock:
-                self._compiled[grammar] = kept
+                self._compiled[grammar] = compiled
                 while len(self._compiled) > self._max_compiled:
                     self._compiled.popitem(last=False)
-        return kept.deep_copy()
+        return compiled.deep_copy()
 
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
         vocabulary = self._vocabulary

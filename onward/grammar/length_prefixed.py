@@ -12,16 +12,16 @@ def send_frame(peer: socket.socket, data: bytes) -> None:
 
 def receive_frame(peer: socket.socket) -> bytes | None:
     """None if the peer has gone."""
-    head = _receive(peer, _LENGTH.size)
-    return None if head is None else _receive(peer, _LENGTH.unpack(head)[0])
+    header = _receive(peer, _LENGTH.size)
+    return None if header is None else _receive(peer, _LENGTH.unpack(header)[0])
 
 
-def _receive(peer: socket.socket, count: int) -> bytes | None:
+def _receive(peer: socket.socket, num_bytes: int) -> bytes | None:
     parts: list[bytes] = []
-    while count:
-        part = peer.recv(min(count, 1 << 16))
+    while num_bytes:
+        part = peer.recv(min(num_bytes, 1 << 16))
         if not part:
             return None
         parts.append(part)
-        count -= len(part)
+        num_bytes -= len(part)
     return b"".join(parts)

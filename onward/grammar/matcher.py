@@ -68,9 +68,9 @@ class GrammarMatcher:
             # The library's own way to hand out bytes takes twenty times as long as the mask.
             self._inner.unsafe_compute_mask_ptr(self._address, len(self._bits))
             self._raise_if_failed()
-            at, bit = self._end_id >> 3, 1 << (self._end_id & 7)
-            may_end = bool(self._bits[at] & bit)
-            self._bits[at] &= ~bit & 0xFF
+            byte_index, bit = self._end_id >> 3, 1 << (self._end_id & 7)
+            may_end = bool(self._bits[byte_index] & bit)
+            self._bits[byte_index] &= ~bit & 0xFF
             self._mask = TokenBitmask(bytes(self._bits), may_end)
         return self._mask
 

@@ -38,7 +38,9 @@ def structural_tag_to_lark(source: Any, json_style: Mapping[str, Any], is_specia
 
 def _rule(tag: StructuralTag, index: int, json_style: Mapping[str, Any], is_special: Callable[[str], bool]) -> str:
     structure = tag.structures[index]
-    trigger = next((one for one in tag.triggers if one and structure.begin.startswith(one)), None)
+    trigger = next(
+        (candidate for candidate in tag.triggers if candidate and structure.begin.startswith(candidate)), None
+    )
     if trigger is None:
         raise InvalidGrammar(f"structures[{index}].begin: none of the triggers stands at its beginning")
     schema = structure.schema

@@ -14,17 +14,17 @@ class TorchOps:
         pass
 
     def load_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
-        owners, lengths = rows.slots.long(), rows.lengths.long()
+        row_slots, lengths = rows.slots.long(), rows.lengths.long()
         newest = (lengths - 1).clamp(min=0)
         grows = rows.new_blocks >= 0
-        slots.tables[owners[grows], newest[grows] // block_size] = rows.new_blocks[grows]
-        rows.token_ids.copy_(slots.tokens[owners, newest])
-        rows.tables.copy_(slots.tables[owners])
+        slots.tables[row_slots[grows], newest[grows] // block_size] = rows.new_blocks[grows]
+        rows.token_ids.copy_(slots.tokens[row_slots, newest])
+        rows.tables.copy_(slots.tables[row_slots])
         for target, source in zip(
-            (rows.temperatures, rows.top_ps, rows.min_ps, rows.top_ks), slots.float_params[:, owners], strict=True
+            (rows.temperatures, rows.top_ps, rows.min_ps, rows.top_ks), slots.float_params[:, row_slots], strict=True
         ):
             target.copy_(source)
-        seeds, choices, num_prompts = slots.int_params[:, owners]
+        seeds, choices, num_prompts = slots.int_params[:, row_slots]
         rows.seeds.copy_(seeds)
         rows.choices.copy_(choices)
         rows.positions.copy_(lengths - num_prompts)
@@ -75,9 +75,9 @@ class TorchOps:
     ) -> None:  # fmt: skip
         dim = kv.shape[4]
         queries = qkv[:, : num_heads * dim].unflatten(1, (num_heads, dim))
-        for first, count, owner, position in tiles.tolist():
+        for first, count, slot, position in tiles.tolist():
             if count:
-                keys, values = torch_reference.history(kv, tables[owner], position + count)
+                keys, values = torch_reference.history(kv, tables[slot], position + count)
                 attended = torch_reference.attention(queries[first : first + count], keys, values, position)
                 out[first : first + count].copy_(attended.flatten(1))
 
@@ -113,7 +113,7 @@ class TorchOps:
 
     def sample(self, logits: torch.Tensor, rows: RowTensors, *, with_cuts: bool) -> None:
         for row in range(len(logits)):
-            token, is_valid = self._draw(logits[row].float(), rows, row, with_cuts)
+            token, is_valid = self._sample_row(logits[row].float(), rows, row, with_cuts)
             rows.sampled[0, row], rows.sampled[1, row] = token, int(is_valid)
 
     def apply_token_bitmask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
@@ -128,7 +128,7 @@ class TorchOps:
         for row in x:
             total += row
 
-    def _draw(self, logits: torch.Tensor, rows: RowTensors, row: int, with_cuts: bool) -> tuple[int, bool]:
+    def _sample_row(self, logits: torch.Tensor, rows: RowTensors, row: int, with_cuts: bool) -> tuple[int, bool]:
         if not bool((logits < torch.inf).all()) or not bool((logits > -torch.inf).any()):
             return 0, False
         temperature = float(rows.temperatures[row])

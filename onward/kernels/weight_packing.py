@@ -50,9 +50,9 @@ def find_grid(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] |
         try_scale = ((high[missing] - low[missing]) / np.float32(steps)).astype(np.float16)
         try_levels = _levels(some, try_scale, offset[missing])
         exact = (unpack_grid(try_levels, try_scale, offset[missing]) == some).all(-1)
-        places = tuple(axis[exact] for axis in np.nonzero(missing))
-        scale[places], levels[places] = try_scale[exact], try_levels[exact]
-        missing[places] = False
+        indices = tuple(axis[exact] for axis in np.nonzero(missing))
+        scale[indices], levels[indices] = try_scale[exact], try_levels[exact]
+        missing[indices] = False
         if not missing.any():
             return levels, scale, offset
         if steps == 15 and missing.mean() > 0.5:

@@ -77,41 +77,46 @@ class DeviceDecoder:
         buffers = self._buffers.first(count)
         torch.index_select(self._weights.embedding, 0, rows.token_ids, out=buffers.residual)
         if self._deterministic:
-            forward_invariant(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
+            forward_invariant(self._weights, buffers, self._eps, self._ops, self._decode_attention(rows))
             return self._head(buffers.normed)
         if count == 1:
-            forward_single_row(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
+            forward_single_row(self._weights, buffers, self._eps, self._ops, self._decode_attention(rows))
             logits = self.logits[:1]
             norm = (self._weights.norm, self._eps)
             self._ops.single_row_linear(buffers.residual, self._weights.head, logits, None, norm=norm)
             return logits
-        run = forward_invariant if prefers_own_kernels(self._weights, count) else forward_library
-        run(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
+        forward = forward_invariant if prefers_own_kernels(self._weights, count) else forward_library
+        forward(self._weights, buffers, self._eps, self._ops, self._decode_attention(rows))
         return self._head(buffers.normed)
 
     def forward_mixed(
-        self, slots: SlotTensors, rows: RowTensors, num_decoding: int, chunks: PrefillChunks, wanted: torch.Tensor
+        self,
+        slots: SlotTensors,
+        rows: RowTensors,
+        num_decoding: int,
+        chunks: PrefillChunks,
+        logits_indices: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits of the wanted rows (int64). Of `rows` the first `num_decoding` are rows of this step."""
+        """Logits of the rows in `logits_indices` (int64). The first `num_decoding` of `rows` are rows of this step."""
         count = num_decoding + len(chunks.positions)
         assert count <= len(self._buffers.residual), "a plan keeps to the tokens that one step may have"
         buffers = self._buffers.first(count)
         token_ids = torch.cat([rows.token_ids[:num_decoding], slots.tokens.view(-1)[chunks.token_indices]])
         torch.index_select(self._weights.embedding, 0, token_ids, out=buffers.residual)
-        attend_chunks = self._attending(slots, chunks)
-        attend_decoding = self._decoding(rows.first(num_decoding))
+        attend_chunks = self._chunk_attention(slots, chunks)
+        attend_decoding = self._decode_attention(rows.first(num_decoding))
 
         def attend(index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
             if num_decoding:
                 attend_decoding(index, qkv[:num_decoding], out[:num_decoding])
             attend_chunks(index, qkv[num_decoding:], out[num_decoding:])
 
-        run = forward_invariant if self._deterministic else forward_library
-        run(self._weights, buffers, self._eps, self._ops, attend)
-        if not len(wanted):
+        forward = forward_invariant if self._deterministic else forward_library
+        forward(self._weights, buffers, self._eps, self._ops, attend)
+        if not len(logits_indices):
             return self.logits[:0]
         # Into a buffer that nothing needs any more, and that has rows behind these.
-        hidden = torch.index_select(buffers.normed, 0, wanted, out=self._buffers.product[: len(wanted)])
+        hidden = torch.index_select(buffers.normed, 0, logits_indices, out=self._buffers.product[: len(logits_indices)])
         return self._head(hidden)
 
     @property
@@ -126,14 +131,14 @@ class DeviceDecoder:
             self._ops.matmul(hidden, self._weights.head, logits, None, None)
         return logits
 
-    def _decoding(self, rows: RowTensors):
+    def _decode_attention(self, rows: RowTensors):
         def attend(index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
             norms = self._weights.layers[index].head_norms
             self._ops.decode_attention(qkv, self._kv[index], rows, norms, self._eps, self._rotary, out)
 
         return attend
 
-    def _attending(self, slots: SlotTensors, chunks: PrefillChunks):
+    def _chunk_attention(self, slots: SlotTensors, chunks: PrefillChunks):
         pages = slots.tables.view(-1)[chunks.table_indices]
         heads = self._config.num_heads
 

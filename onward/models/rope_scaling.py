@@ -38,7 +38,7 @@ def fit_rope_scaling(divisors: Sequence[float], theta: float, head_dim: int) -> 
         return None
     factor = _rounded(max(divisors))
     for scaling in (RopeScaling(factor, 1.0, 4.0, _USUAL_ORIGINAL), _fit(divisors, theta, head_dim, factor)):
-        if scaling is not None and _gives(scaling, divisors, theta, head_dim):
+        if scaling is not None and _matches(scaling, divisors, theta, head_dim):
             return scaling
     raise StartupError("rope_freqs.weight is not a scaling of the Llama-3 kind, which is the only one supported")
 
@@ -61,9 +61,9 @@ def _fit(divisors: Sequence[float], theta: float, head_dim: int, factor: float) 
     return RopeScaling(factor, _rounded(low), _rounded(low + span), _USUAL_ORIGINAL)
 
 
-def _gives(scaling: RopeScaling, divisors: Sequence[float], theta: float, head_dim: int) -> bool:
-    again = rope_divisors(scaling, theta, head_dim)
-    return all(abs(a - b) <= _TOLERANCE * b for a, b in zip(again, divisors, strict=True))
+def _matches(scaling: RopeScaling, divisors: Sequence[float], theta: float, head_dim: int) -> bool:
+    actual = rope_divisors(scaling, theta, head_dim)
+    return all(abs(value - expected) <= _TOLERANCE * expected for value, expected in zip(actual, divisors, strict=True))
 
 
 def _wavelength(theta: float, head_dim: int, i: int) -> float:
@@ -72,5 +72,5 @@ def _wavelength(theta: float, head_dim: int, i: int) -> float:
 
 def _rounded(value: float) -> float:
     """The tensor is float32: 31.999998 was 32."""
-    short = round(value, 2)
-    return short if abs(short - value) <= _TOLERANCE * abs(value) else value
+    rounded = round(value, 2)
+    return rounded if abs(rounded - value) <= _TOLERANCE * abs(value) else value

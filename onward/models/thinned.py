@@ -34,8 +34,8 @@ class ThinnedTensors(Mapping[str, Any]):
 
     def __init__(self, tensors: Mapping[str, Any], kept: Sequence[int]) -> None:
         self._tensors = tensors
-        new = {old: index for index, old in enumerate(kept)}
-        self._old_names = {name: old for old in tensors if (name := _renamed(old, new)) is not None}
+        new_indices = {old_index: index for index, old_index in enumerate(kept)}
+        self._old_names = {name: old for old in tensors if (name := _renamed(old, new_indices)) is not None}
 
     def __getitem__(self, name: str) -> Any:
         return self._tensors[self._old_names[name]]
@@ -47,9 +47,9 @@ class ThinnedTensors(Mapping[str, Any]):
         return len(self._old_names)
 
 
-def _renamed(name: str, new: Mapping[int, int]) -> str | None:
+def _renamed(name: str, new_indices: Mapping[int, int]) -> str | None:
     """None for what is left out."""
     if (match := _LAYER.fullmatch(name)) is None:
         return name
-    index = new.get(int(match["index"]))
+    index = new_indices.get(int(match["index"]))
     return None if index is None else f"{match['before']}{index}{match['after']}"

@@ -45,8 +45,8 @@ class MemoryCgroup:
             limits = [_number(self.folder / name) for name in ("memory.max", "memory.high")]
         else:
             # The second one knows the limits of groups that a container does not see.
-            own = _number(self.folder / "memory.limit_in_bytes")
-            limits = [own, self._pairs("memory.stat").get("hierarchical_memory_limit")]
+            own_limit = _number(self.folder / "memory.limit_in_bytes")
+            limits = [own_limit, self._pairs("memory.stat").get("hierarchical_memory_limit")]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _file_pages(self) -> int:
@@ -85,9 +85,9 @@ def _paths(text: str) -> list[tuple[Version, str]]:
     """`0::/path` is version 2's line; in version 1 the memory controller has one."""
     found: list[tuple[Version, str]] = []
     for line in text.splitlines():
-        number, _, rest = line.partition(":")
+        hierarchy_id, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
+        if hierarchy_id == "0" and not controllers:
             found.append((2, path))
         elif "memory" in controllers.split(","):
             found.append((1, path))
@@ -98,9 +98,9 @@ def _mounts(text: str) -> list[tuple[Version, str, Path]]:
     """Version, which part of the hierarchy is mounted, and where."""
     found: list[tuple[Version, str, Path]] = []
     for line in text.splitlines():
-        place, _, kind = line.partition(" - ")
-        _, _, _, root, mount, *_ = place.split(" ")
-        file_system, *_, options = kind.split(" ")
+        mount_fields, _, type_fields = line.partition(" - ")
+        _, _, _, root, mount, *_ = mount_fields.split(" ")
+        file_system, *_, options = type_fields.split(" ")
         if file_system == "cgroup2":
             found.append((2, root, Path(mount)))
         elif file_system == "cgroup" and "memory" in options.split(","):

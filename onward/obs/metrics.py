@@ -98,15 +98,15 @@ def _series(labels: LabelValues, values: dict[LabelValues, float]) -> list[Metri
     return [MetricSeries(dict(zip(labels, key, strict=True)), value) for key, value in values.items()]
 
 
-def merge(shares: Iterable[Iterable[MetricFamily]]) -> list[MetricFamily]:
+def merge(snapshots: Iterable[Iterable[MetricFamily]]) -> list[MetricFamily]:
     """Adds up the shares of several processes: same name, same labels, one sum."""
     merged: dict[str, tuple[MetricFamily, dict[LabelValues, MetricSeries]]] = {}
-    for share in shares:
-        for family in share:
+    for snapshot in snapshots:
+        for family in snapshot:
             _, series = merged.setdefault(family.name, (family, {}))
-            for one in family.series:
-                key = tuple(f"{k}={v}" for k, v in sorted(one.labels.items()))
-                series[key] = _sum_series(series[key], one) if key in series else one
+            for entry in family.series:
+                key = tuple(f"{k}={v}" for k, v in sorted(entry.labels.items()))
+                series[key] = _sum_series(series[key], entry) if key in series else entry
     return [
         MetricFamily(family.name, family.kind, family.help, list(series.values()), family.bounds)
         for family, series in merged.values()
@@ -115,21 +115,23 @@ def merge(shares: Iterable[Iterable[MetricFamily]]) -> list[MetricFamily]:
 
 def usable(families: Iterable[MetricFamily]) -> tuple[list[MetricFamily], list[str]]:
     """Without the series that cannot be added up, and the names of the metrics of those: a NaN would stay in the sum."""
-    left, unusable = list[MetricFamily](), list[str]()
+    usable_families, unusable_names = list[MetricFamily](), list[str]()
     for family in families:
-        series = [one for one in family.series if _is_usable(one, family)]
-        unusable += [family.name] * (len(family.series) - len(series))
-        left.append(MetricFamily(family.name, family.kind, family.help, series, family.bounds) if unusable else family)
-    return left, unusable
+        series = [entry for entry in family.series if _is_usable(entry, family)]
+        unusable_names += [family.name] * (len(family.series) - len(series))
+        usable_families.append(
+            MetricFamily(family.name, family.kind, family.help, series, family.bounds) if unusable_names else family
+        )
+    return usable_families, unusable_names
 
 
 def _is_usable(series: MetricSeries, family: MetricFamily) -> bool:
     num_buckets = len(family.bounds) + 1 if family.kind == "histogram" else 0
-    numbers = (series.value, series.sum, *family.bounds)
+    values = (series.value, series.sum, *family.bounds)
     return (
         len(series.buckets) == num_buckets
-        and all(abs(one) <= MAX_VALUE for one in numbers)
-        and all(0 <= one <= MAX_VALUE for one in series.buckets)
+        and all(abs(value) <= MAX_VALUE for value in values)
+        and all(0 <= value <= MAX_VALUE for value in series.buckets)
     )
 
 
@@ -138,10 +140,10 @@ def without_gauges(families: Iterable[MetricFamily]) -> list[MetricFamily]:
     return [family for family in families if family.kind != "gauge"]
 
 
-def _sum_series(a: MetricSeries, b: MetricSeries) -> MetricSeries:
-    assert len(a.buckets) == len(b.buckets), "shares of one histogram have the same buckets"
-    buckets = [x + y for x, y in zip(a.buckets, b.buckets, strict=True)]
-    return MetricSeries(a.labels, a.value + b.value, buckets, a.sum + b.sum)
+def _sum_series(first: MetricSeries, second: MetricSeries) -> MetricSeries:
+    assert len(first.buckets) == len(second.buckets), "shares of one histogram have the same buckets"
+    buckets = [x + y for x, y in zip(first.buckets, second.buckets, strict=True)]
+    return MetricSeries(first.labels, first.value + second.value, buckets, first.sum + second.sum)
 
 
 def render(families: Iterable[MetricFamily]) -> bytes:
@@ -163,13 +165,13 @@ def _to_prometheus(family: MetricFamily) -> Metric:
     labels = sorted(family.series[0].labels) if family.series else []
     if family.kind == "histogram":
         histogram = HistogramMetricFamily(family.name, family.help, labels=labels)
-        for one in family.series:
-            histogram.add_metric([one.labels[k] for k in labels], _cumulative(family, one), one.sum)
+        for entry in family.series:
+            histogram.add_metric([entry.labels[k] for k in labels], _cumulative(family, entry), entry.sum)
         return histogram
-    kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-    metric = kind(family.name, family.help, labels=labels)
-    for one in family.series:
-        metric.add_metric([one.labels[k] for k in labels], one.value)
+    metric_type = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    metric = metric_type(family.name, family.help, labels=labels)
+    for entry in family.series:
+        metric.add_metric([entry.labels[k] for k in labels], entry.value)
     return metric
 
 

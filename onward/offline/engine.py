@@ -59,20 +59,20 @@ class OfflineEngine:
         """The longest prompt plus output that can run here."""
         return min(self.worker.max_model_len, self.worker.num_blocks * self.worker.block_size)
 
-    def submit(self, output: OfflineRequest) -> None:
+    def submit(self, request: OfflineRequest) -> None:
         """With the tokens so far; at first there are none."""
-        assert self.can_submit or output.request_id in self._live, "the owner asks before"
-        self._live[output.request_id] = output
-        output.attempt_epoch += 1
+        assert self.can_submit or request.request_id in self._live, "the owner asks before"
+        self._live[request.request_id] = request
+        request.attempt_epoch += 1
         self._send(
             lambda seq: Submit(
                 seq,
-                output.request_id,
-                output.attempt_epoch,
-                output.prompt_token_ids,
-                output.sampling,
-                list(output.token_ids),
-                num_cached_tokens=output.num_cached_tokens,
+                request.request_id,
+                request.attempt_epoch,
+                request.prompt_token_ids,
+                request.sampling,
+                list(request.token_ids),
+                num_cached_tokens=request.num_cached_tokens,
             )
         )
 
@@ -91,11 +91,11 @@ class OfflineEngine:
         # Otherwise whoever waits for a token would turn for ever.
         assert result is not None or not self._live, "there is work, and nobody plans it"
 
-    def abort(self, outputs: Iterable[OfflineRequest]) -> None:
+    def abort(self, requests: Iterable[OfflineRequest]) -> None:
         """Nobody reads these any more: they are ended, and what they hold is freed."""
-        for output in outputs:
-            if self._live.pop(output.request_id, None) is not None:
-                self._send(lambda seq, lost=output: Abort(seq, lost.request_id, lost.attempt_epoch))
+        for request in requests:
+            if self._live.pop(request.request_id, None) is not None:
+                self._send(lambda seq, aborted=request: Abort(seq, aborted.request_id, aborted.attempt_epoch))
         for _ in range(self._config.max_steps_in_flight + 1):
             if self._live or self._core.idle:
                 return
@@ -108,8 +108,8 @@ class OfflineEngine:
         """A step was cut short, by Ctrl-C or by a fault, and nobody knows what it has written. So engine and KV memory
         count as lost, and whatever is open goes on from its tokens."""
         self._new_core()
-        for output in self._live.values():
-            self.submit(output)
+        for request in self._live.values():
+            self.submit(request)
 
     def _new_core(self) -> None:
         self._wire = self._new_wire()
@@ -122,14 +122,16 @@ class OfflineEngine:
     def _deliver(self) -> None:
         for _, message in self._core.take_api_messages():
             for delta in message.deltas if isinstance(message, TokenDeltas) else ():
-                output = self._live.get(delta.request_id)
-                if output is not None and output.attempt_epoch == delta.epoch:
-                    self._apply_delta(output, delta)
+                request = self._live.get(delta.request_id)
+                if request is not None and request.attempt_epoch == delta.epoch:
+                    self._apply_delta(request, delta)
 
-    def _apply_delta(self, output: OfflineRequest, delta: TokenDelta) -> None:
-        output.apply_delta(delta)
-        if output.finish_reason is None:
+    def _apply_delta(self, request: OfflineRequest, delta: TokenDelta) -> None:
+        request.apply_delta(delta)
+        if request.finish_reason is None:
             return
-        del self._live[output.request_id]
+        del self._live[request.request_id]
         if delta.finish_reason is None:  # a stop string, which the engine cannot see
-            self._send(lambda seq: Abort(seq, output.request_id, output.attempt_epoch, "stop", len(output.token_ids)))
+            self._send(
+                lambda seq: Abort(seq, request.request_id, request.attempt_epoch, "stop", len(request.token_ids))
+            )

@@ -33,14 +33,14 @@ Conversation = Sequence[Message]
 Options = SamplingOptions | Sequence[SamplingOptions] | None
 
 
-def build_config(model: str, knobs: Mapping[str, Any]) -> ServeConfig:
-    for name, value in knobs.items():
+def build_config(model: str, llm_args: Mapping[str, Any]) -> ServeConfig:
+    for name, value in llm_args.items():
         if name not in LLM_ARGS:
-            raise InvalidRequest(f"{name}: no such knob; there are {', '.join(LLM_ARGS)}", param=name)
-        _check_knob(name, value)
+            raise InvalidRequest(f"{name}: no such argument; there are {', '.join(LLM_ARGS)}", param=name)
+        _check_llm_arg(name, value)
     if not isinstance(model, str) or not model:
         raise InvalidRequest("model: must be a name, a folder or a .gguf file", param="model")
-    config: ServeConfig = with_defaults(ServeConfig, {"model": model, **knobs})
+    config: ServeConfig = with_defaults(ServeConfig, {"model": model, **llm_args})
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise InvalidRequest(
             f"max_num_batched_tokens: must be at least max_num_seqs ({config.max_num_seqs}), "
@@ -52,12 +52,12 @@ def build_config(model: str, knobs: Mapping[str, Any]) -> ServeConfig:
     return config
 
 
-def _check_knob(name: str, value: object) -> None:
+def _check_llm_arg(name: str, value: object) -> None:
     if name == "speculative":
         _check_speculative(value)
         return
     hint = get_type_hints(ServeConfig)[name]
-    default = next(knob.default for knob in dataclasses.fields(ServeConfig) if knob.name == name)
+    default = next(field.default for field in dataclasses.fields(ServeConfig) if field.name == name)
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise InvalidRequest(f"{name}: must be true or false, got {value!r:.80}", param=name)
@@ -126,7 +126,7 @@ def check_conversation(conversation: Any, path: str) -> None:
 def expand_sampling(sampling: Options, count: int) -> list[SamplingOptions]:
     if sampling is None or isinstance(sampling, SamplingOptions):
         return [sampling or SamplingOptions()] * count
-    if not isinstance(sampling, Sequence) or not all(isinstance(one, SamplingOptions) for one in sampling):
+    if not isinstance(sampling, Sequence) or not all(isinstance(options, SamplingOptions) for options in sampling):
         raise InvalidRequest("sampling: must be SamplingOptions, or a list of them", param="sampling")
     if len(sampling) != count:
         raise InvalidRequest(

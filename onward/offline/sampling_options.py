@@ -56,28 +56,28 @@ class SamplingOptions:
         _check_number("temperature", self.temperature, 0, 2)
         _check_number("top_p", self.top_p, 0, 1)
         if self.top_p == 0:
-            raise _wrong("top_p", "must be above 0 (for greedy decoding use temperature 0)")
+            raise _invalid("top_p", "must be above 0 (for greedy decoding use temperature 0)")
         _check_number("min_p", self.min_p, 0, 1)
         _check_whole("top_k", self.top_k, 0, 2**31 - 1)
         if self.seed is not None:
             _check_whole("seed", self.seed, -(2**63), 2**63 - 1)
         _check_whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _wrong("min_tokens", f"must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}")
+            raise _invalid("min_tokens", f"must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}")
         _check_number("presence_penalty", self.presence_penalty, -2, 2)
         _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_number("repetition_penalty", self.repetition_penalty, 0, MAX_REPETITION_PENALTY)
         if self.repetition_penalty == 0:
-            raise _wrong("repetition_penalty", "must be above 0 (1 is no penalty)")
+            raise _invalid("repetition_penalty", "must be above 0 (1 is no penalty)")
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
                 _check_whole(name, value, 0, MAX_LOGPROBS)
         if not isinstance(self.grammar, Grammar | None):
-            raise _wrong("grammar", f"must be an onward.Grammar, got {self.grammar!r:.80}")
+            raise _invalid("grammar", f"must be an onward.Grammar, got {self.grammar!r:.80}")
         self._check_stops()
         self._check_logit_bias()
         if isinstance(self.bad_words, str):
-            raise _wrong("bad_words", f"must be a list of words, got {self.bad_words!r:.80}")
+            raise _invalid("bad_words", f"must be a list of words, got {self.bad_words!r:.80}")
         check_bad_words(self.bad_words)
 
     @property
@@ -86,7 +86,7 @@ class SamplingOptions:
 
     def to_sampling(self, eos_token_ids: Sequence[int], bad_words: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
         """`bad_words` are ours as token sequences, which only the model's tokenizer can tell."""
-        ends = {*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}
+        end_token_ids = {*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}
         return SamplingParams(
             seed=secrets.randbits(63) if self.seed is None else self.seed,
             temperature=clamp_temperature(float(self.temperature)),
@@ -95,7 +95,7 @@ class SamplingOptions:
             min_p=float(self.min_p),
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
-            end_token_ids=tuple(sorted(ends)),
+            end_token_ids=tuple(sorted(end_token_ids)),
             presence_penalty=float(self.presence_penalty),
             frequency_penalty=float(self.frequency_penalty),
             repetition_penalty=float(self.repetition_penalty),
@@ -108,7 +108,7 @@ class SamplingOptions:
 
     def _check_logit_bias(self) -> None:
         if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MAX_LOGIT_BIASES:
-            raise _wrong("logit_bias", f"must be a mapping from at most {MAX_LOGIT_BIASES} token ids to biases")
+            raise _invalid("logit_bias", f"must be a mapping from at most {MAX_LOGIT_BIASES} token ids to biases")
         for token_id, bias in self.logit_bias.items():
             _check_whole("logit_bias", token_id, 0, 2**31 - 1)
             _check_number("logit_bias", bias, -100, 100)
@@ -116,10 +116,10 @@ class SamplingOptions:
     def _check_stops(self) -> None:
         for string in self.stop_strings:
             if not isinstance(string, str):
-                raise _wrong("stop", f"must be a string or several, got {string!r:.80}")
+                raise _invalid("stop", f"must be a string or several, got {string!r:.80}")
         check_stop_strings(self.stop_strings)
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise _wrong("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(self.stop_token_ids)}")
+            raise _invalid("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(self.stop_token_ids)}")
         for token_id in self.stop_token_ids:
             _check_whole("stop_token_ids", token_id, 0, 2**31 - 1)
 
@@ -127,13 +127,13 @@ class SamplingOptions:
 def _check_number(name: str, value: object, low: float, high: float) -> None:
     # Written so that NaN fails it.
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
-        raise _wrong(name, f"must be a number between {low} and {high}, got {value!r:.80}")
+        raise _invalid(name, f"must be a number between {low} and {high}, got {value!r:.80}")
 
 
 def _check_whole(name: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise _wrong(name, f"must be a whole number between {low} and {high}, got {value!r:.80}")
+        raise _invalid(name, f"must be a whole number between {low} and {high}, got {value!r:.80}")
 
 
-def _wrong(name: str, problem: str) -> InvalidRequest:
+def _invalid(name: str, problem: str) -> InvalidRequest:
     return InvalidRequest(f"{name}: {problem}", param=name)

@@ -85,10 +85,10 @@ class _FinalAnswer:
 
 
 class DecodeSide:
-    def __init__(self, incarnation: str, times: HandoffTimeouts) -> None:
+    def __init__(self, incarnation: str, timeouts: HandoffTimeouts) -> None:
         self.incarnation = incarnation
-        self._times = times
-        self._last_number = 0
+        self._timeouts = timeouts
+        self._last_handoff_id = 0
         self._live: dict[int, _DecodeHandoff] = {}
         self._timers: Timers[int] = Timers()
         self._unanswered: dict[str, dict[int, None]] = {}
@@ -100,81 +100,81 @@ class DecodeSide:
         self._gone_incarnations: BoundedDict[tuple[str, str], bool] = BoundedDict(MAX_REMEMBERED)
         """Which incarnations have spoken from which address, and which of them are no more."""
         self._events: dict[int, tuple[DecodeEvent, str | None]] = {}
-        """By hand-over, each with the lease that it had. What happens later to one replaces what was not taken yet."""
+        """By handoff id, each with the lease that it had. What happens later to one replaces what was not taken yet."""
         self._outbox: list[tuple[str, ToPrefill]] = []
 
     def next_handoff_id(self) -> int:
-        self._last_number += 1
-        return self._last_number
+        self._last_handoff_id += 1
+        return self._last_handoff_id
 
     def request_prefill(self, peer: str, prefill: PrefillRequest, now_s: float) -> None:
         """`prefill` carries a number of ours that was not used before."""
-        assert 0 < prefill.handoff_id <= self._last_number, "a handoff id comes from next_handoff_id"
+        assert 0 < prefill.handoff_id <= self._last_handoff_id, "a handoff id comes from next_handoff_id"
         assert prefill.handoff_id not in self._live, "a live handoff id is not requested again"
         assert prefill.handoff_id not in self._finished, "a finished handoff id is not used again"
         self._live[prefill.handoff_id] = _DecodeHandoff(
             peer,
             prefill,
-            timeout_at_s=now_s + self._times.handoff_timeout_s,
-            silent_at_s=now_s + self._times.silence_timeout_s,
-            resend_at_s=now_s + self._times.resend_interval_s,
+            timeout_at_s=now_s + self._timeouts.handoff_timeout_s,
+            silent_at_s=now_s + self._timeouts.silence_timeout_s,
+            resend_at_s=now_s + self._timeouts.resend_interval_s,
         )
         self._unanswered.setdefault(peer, {})[prefill.handoff_id] = None
         self._timers.set_earliest(prefill.handoff_id, self._live[prefill.handoff_id].due_at_s)
         self._send(peer, prefill)
 
-    def grant(self, handover: int, lease: GrantedLease, now_s: float) -> bool:
+    def grant(self, handoff_id: int, lease: GrantedLease, now_s: float) -> bool:
         """Whether the offer still stands. If not, the lease was given to nobody and `Ended` says why."""
-        found = self._live.get(handover)
-        if found is None or found.state is not DecodeHandoffState.OFFERED:
+        handoff = self._live.get(handoff_id)
+        if handoff is None or handoff.state is not DecodeHandoffState.OFFERED:
             return False
-        assert found.incarnation is not None, "an offer names the incarnation that made it"
-        assert found.grant is None, "an offered handoff has no lease yet"
+        assert handoff.incarnation is not None, "an offer names the incarnation that made it"
+        assert handoff.grant is None, "an offered handoff has no lease yet"
         assert lease.lease_id not in self._by_lease, "a lease belongs to one handoff"
-        found.state = DecodeHandoffState.GRANTED
-        found.grant = LeaseGrant(
-            handover,
-            found.incarnation,
+        handoff.state = DecodeHandoffState.GRANTED
+        handoff.grant = LeaseGrant(
+            handoff_id,
+            handoff.incarnation,
             lease.lease_id,
             lease.endpoint,
             lease.num_cached_tokens,
             lease.block_ids,
-            self._times.lease_s,
+            self._timeouts.lease_s,
             lease.checksums,
         )
-        self._by_lease[lease.lease_id] = handover
-        self._extend_silence_deadline(found, now_s)
-        self._send(found.peer, found.grant)
+        self._by_lease[lease.lease_id] = handoff_id
+        self._extend_silence_deadline(handoff, now_s)
+        self._send(handoff.peer, handoff.grant)
         return True
 
-    def refuse(self, handover: int, error: ErrorInfo, now_s: float) -> None:
+    def refuse(self, handoff_id: int, error: ErrorInfo, now_s: float) -> None:
         """No event follows."""
-        found = self._live.get(handover)
-        if found is None or found.state is not DecodeHandoffState.OFFERED:
+        handoff = self._live.get(handoff_id)
+        if handoff is None or handoff.state is not DecodeHandoffState.OFFERED:
             return
-        self._remove(handover, error)
-        self._send(found.peer, RefuseHandoff(handover, error, found.incarnation or ""))
+        self._remove(handoff_id, error)
+        self._send(handoff.peer, RefuseHandoff(handoff_id, error, handoff.incarnation or ""))
 
     def on_kv_received(self, lease_id: str, checksums: list[int], now_s: float) -> None:
         """Our data plane has every block of the lease."""
-        number = self._by_lease.get(lease_id)
-        if number is not None and self._live[number].received_checksums is None:
-            self._live[number].received_checksums = checksums
-            self._complete_if_verified(number)
+        handoff_id = self._by_lease.get(lease_id)
+        if handoff_id is not None and self._live[handoff_id].received_checksums is None:
+            self._live[handoff_id].received_checksums = checksums
+            self._complete_if_verified(handoff_id)
 
     def on_sender_lost(self, lease_id: str, message: str, now_s: float) -> None:
         """What has been counted is complete, and needs its writer no more."""
-        number = self._by_lease.get(lease_id)
-        if number is not None and self._live[number].received_checksums is None:
-            self._fail_and_tell_peer(
-                number, handoff_errors.transfer_failed(f"the prefill instance stopped writing: {message}")
+        handoff_id = self._by_lease.get(lease_id)
+        if handoff_id is not None and self._live[handoff_id].received_checksums is None:
+            self._fail_and_notify_peer(
+                handoff_id, handoff_errors.transfer_failed(f"the prefill instance stopped writing: {message}")
             )
 
-    def cancel(self, handover: int, error: ErrorInfo, now_s: float) -> str | None:
+    def cancel(self, handoff_id: int, error: ErrorInfo, now_s: float) -> str | None:
         """Our own decision: no event follows, not even one that was waiting. Returns the lease to revoke, if any."""
-        if handover in self._live:
-            return self._cancel_and_tell_peer(handover, error).lease_id
-        return self._withdraw_events(handover)
+        if handoff_id in self._live:
+            return self._cancel_and_notify_peer(handoff_id, error).lease_id
+        return self._withdraw_events(handoff_id)
 
     def receive(self, peer: str, message: ToDecode, now_s: float) -> None:
         if isinstance(message, PeerGone):
@@ -191,7 +191,7 @@ class DecodeSide:
                 self._receive_heartbeat(peer, message, now_s)
             case RefuseHandoff() | CancelHandoff():
                 if self._find(peer, message.handoff_id, message.incarnation, now_s):
-                    self._fail_without_telling_peer(message.handoff_id, message.error)
+                    self._fail_without_notifying_peer(message.handoff_id, message.error)
 
     def on_send_failed(self, peer: str, now_s: float) -> None:
         """What was last said to this peer did not leave: a connection may just be coming up. Until something does, one
@@ -202,29 +202,29 @@ class DecodeSide:
         """A message to this peer has left. If earlier ones did not, they follow."""
         if self._resend_due_s.pop(peer, None) is None:
             return
-        for number in self._unanswered.get(peer, ()):
-            assert self._live[number].incarnation is None, "an unanswered handoff has not heard of its peer"
-            self._live[number].resend_at_s = now_s
-            self._timers.set_earliest(number, now_s)
+        for handoff_id in self._unanswered.get(peer, ()):
+            assert self._live[handoff_id].incarnation is None, "an unanswered handoff has not heard of its peer"
+            self._live[handoff_id].resend_at_s = now_s
+            self._timers.set_earliest(handoff_id, now_s)
 
     def tick(self, now_s: float) -> None:
         self._resend_to_unreached(now_s)
-        for number in self._timers.take_due(now_s):
-            handover = self._live.get(number)
-            if handover is None:
+        for handoff_id in self._timers.take_due(now_s):
+            handoff = self._live.get(handoff_id)
+            if handoff is None:
                 continue
-            if now_s >= handover.timeout_at_s:
-                self._fail_and_tell_peer(number, self._timeout_of(handover))
-            elif handover.state is DecodeHandoffState.OFFERED and now_s >= handover.hold_until_s:
-                self._refuse_held(number)
-            elif now_s >= handover.silent_at_s:
-                self._fail_and_tell_peer(number, self._silence_of(handover))
-            elif handover.resend_at_s is not None and now_s >= handover.resend_at_s:
-                handover.resend_at_s = now_s + self._times.resend_interval_s
-                if handover.peer not in self._resend_due_s:
-                    self._send(handover.peer, handover.prefill)
-            if number in self._live:
-                self._timers.set_earliest(number, handover.due_at_s)
+            if now_s >= handoff.timeout_at_s:
+                self._fail_and_notify_peer(handoff_id, self._timeout_of(handoff))
+            elif handoff.state is DecodeHandoffState.OFFERED and now_s >= handoff.hold_until_s:
+                self._refuse_held(handoff_id)
+            elif now_s >= handoff.silent_at_s:
+                self._fail_and_notify_peer(handoff_id, self._silence_of(handoff))
+            elif handoff.resend_at_s is not None and now_s >= handoff.resend_at_s:
+                handoff.resend_at_s = now_s + self._timeouts.resend_interval_s
+                if handoff.peer not in self._resend_due_s:
+                    self._send(handoff.peer, handoff.prefill)
+            if handoff_id in self._live:
+                self._timers.set_earliest(handoff_id, handoff.due_at_s)
 
     def take_events(self) -> list[DecodeEvent]:
         events, self._events = self._events, {}
@@ -235,7 +235,7 @@ class DecodeSide:
         return outbox
 
     def close(self) -> None:
-        for peer in dict.fromkeys(handover.peer for handover in self._live.values()):
+        for peer in dict.fromkeys(handoff.peer for handoff in self._live.values()):
             self._send(peer, PeerGone(self.incarnation))
         self._live.clear()
         self._by_lease.clear()
@@ -247,56 +247,56 @@ class DecodeSide:
 
     def count_by_state(self) -> dict[str, int]:
         counts = {state.value: 0 for state in DecodeHandoffState}
-        for handover in self._live.values():
-            counts[handover.state.value] += 1
+        for handoff in self._live.values():
+            counts[handoff.state.value] += 1
         return counts
 
     def _receive_offer(self, peer: str, offer: PrefillOffer, now_s: float) -> None:
-        found = self._find(peer, offer.handoff_id, offer.incarnation, now_s)
-        if found is None:
+        handoff = self._find(peer, offer.handoff_id, offer.incarnation, now_s)
+        if handoff is None:
             self._repeat_final_answer(peer, offer.handoff_id, offer.incarnation)
-        elif found.grant is not None:
-            self._send(peer, found.grant)
-        elif found.state is DecodeHandoffState.ASKED:
-            found.state = DecodeHandoffState.OFFERED
-            found.hold_until_s = now_s + self._times.offer_hold_s
-            self._timers.set_earliest(offer.handoff_id, found.hold_until_s)
+        elif handoff.grant is not None:
+            self._send(peer, handoff.grant)
+        elif handoff.state is DecodeHandoffState.ASKED:
+            handoff.state = DecodeHandoffState.OFFERED
+            handoff.hold_until_s = now_s + self._timeouts.offer_hold_s
+            self._timers.set_earliest(offer.handoff_id, handoff.hold_until_s)
             self._events[offer.handoff_id] = (OfferReceived(offer.handoff_id, offer.num_blocks), None)
 
     def _receive_ready(self, peer: str, ready: PrefillDone, now_s: float) -> None:
-        found = self._find(peer, ready.handoff_id, ready.incarnation, now_s)
-        if found is None:
+        handoff = self._find(peer, ready.handoff_id, ready.incarnation, now_s)
+        if handoff is None:
             self._repeat_final_answer(peer, ready.handoff_id, ready.incarnation)
-        elif found.grant is None:
-            self._fail_and_tell_peer(
+        elif handoff.grant is None:
+            self._fail_and_notify_peer(
                 ready.handoff_id, handoff_errors.prefill_failed("the prefill instance was ready before it had a grant")
             )
-        elif found.ready is None:
-            found.ready = ready
+        elif handoff.ready is None:
+            handoff.ready = ready
             self._complete_if_verified(ready.handoff_id)
 
     def _receive_heartbeat(self, peer: str, heartbeat: HandoffHeartbeat, now_s: float) -> None:
         wanted: list[int] = []
-        for number in heartbeat.handoff_ids:
-            if self._find(peer, number, heartbeat.incarnation, now_s):
-                wanted.append(number)
-            elif self._was_taken(peer, number, heartbeat.incarnation):
-                self._send(peer, PrefillTaken(number))
+        for handoff_id in heartbeat.handoff_ids:
+            if self._find(peer, handoff_id, heartbeat.incarnation, now_s):
+                wanted.append(handoff_id)
+            elif self._was_taken(peer, handoff_id, heartbeat.incarnation):
+                self._send(peer, PrefillTaken(handoff_id))
         self._send(peer, HandoffHeartbeat(heartbeat.number, wanted, heartbeat.incarnation))
 
-    def _find(self, peer: str, number: int, incarnation: str, now_s: float) -> _DecodeHandoff | None:
+    def _find(self, peer: str, handoff_id: int, incarnation: str, now_s: float) -> _DecodeHandoff | None:
         """The hand-over that this incarnation of this peer works on. It has been heard of."""
-        found = self._live.get(number)
-        if found is None or found.peer != peer or found.incarnation not in (None, incarnation):
+        handoff = self._live.get(handoff_id)
+        if handoff is None or handoff.peer != peer or handoff.incarnation not in (None, incarnation):
             return None
-        found.incarnation = incarnation
-        found.resend_at_s = None
-        self._mark_answered(peer, number)
-        self._extend_silence_deadline(found, now_s)
-        return found
+        handoff.incarnation = incarnation
+        handoff.resend_at_s = None
+        self._mark_answered(peer, handoff_id)
+        self._extend_silence_deadline(handoff, now_s)
+        return handoff
 
-    def _extend_silence_deadline(self, handover: _DecodeHandoff, now_s: float) -> None:
-        handover.silent_at_s = now_s + self._times.silence_timeout_s
+    def _extend_silence_deadline(self, handoff: _DecodeHandoff, now_s: float) -> None:
+        handoff.silent_at_s = now_s + self._timeouts.silence_timeout_s
 
     def _accepts_incarnation(self, peer: str, incarnation: str) -> bool:
         """Whether this incarnation may still be there. The first word of a new one ends what was with the others.
@@ -306,81 +306,87 @@ class DecodeSide:
         """
         if (peer, incarnation) not in self._gone_incarnations:
             self._gone_incarnations.put((peer, incarnation), False)
-            for number in self._handoffs_with_incarnation(peer):
-                if self._live[number].incarnation != incarnation:
-                    self._fail_and_tell_peer(
-                        number, handoff_errors.prefill_failed("the prefill instance was restarted")
+            for handoff_id in self._handoffs_with_incarnation(peer):
+                if self._live[handoff_id].incarnation != incarnation:
+                    self._fail_and_notify_peer(
+                        handoff_id, handoff_errors.prefill_failed("the prefill instance was restarted")
                     )
         return not self._gone_incarnations.get((peer, incarnation))
 
     def _on_gone(self, peer: str, incarnation: str) -> None:
         self._gone_incarnations.put((peer, incarnation), True)
-        for number in self._handoffs_with_incarnation(peer):
-            if self._live[number].incarnation == incarnation:
-                self._fail_and_tell_peer(number, handoff_errors.prefill_failed("the prefill instance is gone"))
+        for handoff_id in self._handoffs_with_incarnation(peer):
+            if self._live[handoff_id].incarnation == incarnation:
+                self._fail_and_notify_peer(handoff_id, handoff_errors.prefill_failed("the prefill instance is gone"))
 
     def _handoffs_with_incarnation(self, peer: str) -> list[int]:
-        return [n for n, handover in self._live.items() if handover.peer == peer and handover.incarnation is not None]
+        return [
+            handoff_id
+            for handoff_id, handoff in self._live.items()
+            if handoff.peer == peer and handoff.incarnation is not None
+        ]
 
-    def _complete_if_verified(self, number: int) -> None:
+    def _complete_if_verified(self, handoff_id: int) -> None:
         """P has said that it is done, and we have counted: only both together are an arrival."""
-        handover = self._live[number]
-        assert handover.state is DecodeHandoffState.GRANTED, "only a granted handoff completes"
-        ready, counted, grant = handover.ready, handover.received_checksums, handover.grant
-        if ready is None or counted is None or grant is None:
+        handoff = self._live[handoff_id]
+        assert handoff.state is DecodeHandoffState.GRANTED, "only a granted handoff completes"
+        ready, received_checksums, grant = handoff.ready, handoff.received_checksums, handoff.grant
+        if ready is None or received_checksums is None or grant is None:
             return
-        if grant.checksums and ready.checksums != counted:
-            self._fail_and_tell_peer(
-                number, handoff_errors.transfer_failed(_checksum_message(ready.checksums, counted))
+        if grant.checksums and ready.checksums != received_checksums:
+            self._fail_and_notify_peer(
+                handoff_id, handoff_errors.transfer_failed(_checksum_message(ready.checksums, received_checksums))
             )
             return
-        assert handover.incarnation == grant.incarnation, "the KV comes from the incarnation that has the grant"
-        self._remove(number, UNKNOWN_TO_DECODE, taken_from=handover.incarnation)
-        self._send(handover.peer, PrefillTaken(number))
-        self._events[number] = (KvArrived(number, ready), grant.lease_id)
+        assert handoff.incarnation == grant.incarnation, "the KV comes from the incarnation that has the grant"
+        self._remove(handoff_id, UNKNOWN_TO_DECODE, taken_from=handoff.incarnation)
+        self._send(handoff.peer, PrefillTaken(handoff_id))
+        self._events[handoff_id] = (KvArrived(handoff_id, ready), grant.lease_id)
 
-    def _refuse_held(self, number: int) -> None:
-        handover = self._live[number]
-        assert handover.state is DecodeHandoffState.OFFERED, "only an offer is refused for lack of blocks"
+    def _refuse_held(self, handoff_id: int) -> None:
+        handoff = self._live[handoff_id]
+        assert handoff.state is DecodeHandoffState.OFFERED, "only an offer is refused for lack of blocks"
         error = handoff_errors.no_decode_blocks("the decode instance has no free blocks")
-        self._send(handover.peer, RefuseHandoff(number, error, handover.incarnation or ""))
-        self._fail_without_telling_peer(number, error)
+        self._send(handoff.peer, RefuseHandoff(handoff_id, error, handoff.incarnation or ""))
+        self._fail_without_notifying_peer(handoff_id, error)
 
-    def _fail_and_tell_peer(self, number: int, error: ErrorInfo) -> None:
-        handover = self._cancel_and_tell_peer(number, error)
-        self._events[number] = (HandoffFailed(number, error, handover.lease_id), handover.lease_id)
+    def _fail_and_notify_peer(self, handoff_id: int, error: ErrorInfo) -> None:
+        handoff = self._cancel_and_notify_peer(handoff_id, error)
+        self._events[handoff_id] = (HandoffFailed(handoff_id, error, handoff.lease_id), handoff.lease_id)
 
-    def _fail_without_telling_peer(self, number: int, error: ErrorInfo) -> None:
+    def _fail_without_notifying_peer(self, handoff_id: int, error: ErrorInfo) -> None:
         """P knows it already."""
-        handover = self._remove(number, error)
-        self._events[number] = (HandoffFailed(number, error, handover.lease_id), handover.lease_id)
+        handoff = self._remove(handoff_id, error)
+        self._events[handoff_id] = (HandoffFailed(handoff_id, error, handoff.lease_id), handoff.lease_id)
 
-    def _cancel_and_tell_peer(self, number: int, error: ErrorInfo) -> _DecodeHandoff:
-        handover = self._remove(number, error)
-        self._send(handover.peer, CancelHandoff(number, error, handover.incarnation or ""))
-        return handover
+    def _cancel_and_notify_peer(self, handoff_id: int, error: ErrorInfo) -> _DecodeHandoff:
+        handoff = self._remove(handoff_id, error)
+        self._send(handoff.peer, CancelHandoff(handoff_id, error, handoff.incarnation or ""))
+        return handoff
 
-    def _remove(self, number: int, error: ErrorInfo, *, taken_from: str | None = None) -> _DecodeHandoff:
-        handover = self._live.pop(number)
-        if handover.lease_id is not None:
-            assert self._by_lease[handover.lease_id] == number, "a lease belongs to the handoff that it was granted to"
-            del self._by_lease[handover.lease_id]
-        self._timers.cancel(number)
-        self._mark_answered(handover.peer, number)
-        self._finished.put(number, _FinalAnswer(handover.peer, taken_from, error))
-        self._withdraw_events(number)
-        return handover
+    def _remove(self, handoff_id: int, error: ErrorInfo, *, taken_from: str | None = None) -> _DecodeHandoff:
+        handoff = self._live.pop(handoff_id)
+        if handoff.lease_id is not None:
+            assert self._by_lease[handoff.lease_id] == handoff_id, (
+                "a lease belongs to the handoff that it was granted to"
+            )
+            del self._by_lease[handoff.lease_id]
+        self._timers.cancel(handoff_id)
+        self._mark_answered(handoff.peer, handoff_id)
+        self._finished.put(handoff_id, _FinalAnswer(handoff.peer, taken_from, error))
+        self._withdraw_events(handoff_id)
+        return handoff
 
-    def _withdraw_events(self, number: int) -> str | None:
+    def _withdraw_events(self, handoff_id: int) -> str | None:
         """Nobody is to act on what was waiting to be told. Returns the lease that it would have named."""
-        _, lease_id = self._events.pop(number, (None, None))
+        _, lease_id = self._events.pop(handoff_id, (None, None))
         return lease_id
 
-    def _mark_answered(self, peer: str, number: int) -> None:
+    def _mark_answered(self, peer: str, handoff_id: int) -> None:
         """Or ended: the peer need not be asked for it again."""
         unanswered = self._unanswered.get(peer)
         if unanswered is not None:
-            unanswered.pop(number, None)
+            unanswered.pop(handoff_id, None)
             if not unanswered:
                 del self._unanswered[peer]
 
@@ -394,34 +400,38 @@ class DecodeSide:
             self._resend_due_s[peer] = now_s + RESEND_INTERVAL_S
             self._send(peer, self._live[next(iter(unanswered))].prefill)
 
-    def _repeat_final_answer(self, peer: str, number: int, incarnation: str) -> None:
-        if self._was_taken(peer, number, incarnation):
-            self._send(peer, PrefillTaken(number))
+    def _repeat_final_answer(self, peer: str, handoff_id: int, incarnation: str) -> None:
+        if self._was_taken(peer, handoff_id, incarnation):
+            self._send(peer, PrefillTaken(handoff_id))
             return
-        last = self._finished.get(number)
-        error = last.error if last is not None and last.peer == peer else UNKNOWN_TO_DECODE
-        self._send(peer, CancelHandoff(number, error, incarnation))
+        final_answer = self._finished.get(handoff_id)
+        error = final_answer.error if final_answer is not None and final_answer.peer == peer else UNKNOWN_TO_DECODE
+        self._send(peer, CancelHandoff(handoff_id, error, incarnation))
 
-    def _was_taken(self, peer: str, number: int, incarnation: str) -> bool:
-        last = self._finished.get(number)
-        return last is not None and last.peer == peer and last.taken_from_incarnation == incarnation
+    def _was_taken(self, peer: str, handoff_id: int, incarnation: str) -> bool:
+        final_answer = self._finished.get(handoff_id)
+        return (
+            final_answer is not None
+            and final_answer.peer == peer
+            and final_answer.taken_from_incarnation == incarnation
+        )
 
-    def _timeout_of(self, handover: _DecodeHandoff) -> ErrorInfo:
-        limit = f"within {self._times.handoff_timeout_s:g} s"
-        if handover.ready is not None:
+    def _timeout_of(self, handoff: _DecodeHandoff) -> ErrorInfo:
+        limit = f"within {self._timeouts.handoff_timeout_s:g} s"
+        if handoff.ready is not None:
             return handoff_errors.transfer_failed(f"the KV did not arrive {limit}")
         return handoff_errors.prefill_failed(f"the prefill instance did not finish {limit}")
 
-    def _silence_of(self, handover: _DecodeHandoff) -> ErrorInfo:
-        return handoff_errors.peer_silent(self._times.silence_timeout_s, granted=handover.grant is not None)
+    def _silence_of(self, handoff: _DecodeHandoff) -> ErrorInfo:
+        return handoff_errors.peer_silent(self._timeouts.silence_timeout_s, granted=handoff.grant is not None)
 
     def _send(self, peer: str, message: ToPrefill) -> None:
         self._outbox.append((peer, message))
 
 
-def _checksum_message(sent: list[int], counted: list[int]) -> str:
-    if len(sent) != len(counted):
-        return f"{len(sent)} blocks were sent and {len(counted)} have arrived"
-    differing = [place for place, (ours, theirs) in enumerate(zip(counted, sent, strict=True)) if ours != theirs]
+def _checksum_message(sent: list[int], received: list[int]) -> str:
+    if len(sent) != len(received):
+        return f"{len(sent)} blocks were sent and {len(received)} have arrived"
+    differing = [index for index, (ours, theirs) in enumerate(zip(received, sent, strict=True)) if ours != theirs]
     assert differing, "two lists of checksums that are not equal differ in some block"
     return f"the checksums of {len(differing)} of {len(sent)} blocks differ, first that of block {differing[0]}"

@@ -58,7 +58,7 @@ class PrefillHandoffState(Enum):
 @dataclass(slots=True)
 class _PrefillHandoff:
     lease_s: float
-    heard_s: float
+    last_received_s: float
     """Of D, in any way: enough to stay in the queue, no licence to write."""
     state: PrefillHandoffState = PrefillHandoffState.QUEUED
     confirmed_s: float = -inf
@@ -71,7 +71,11 @@ class _PrefillHandoff:
 
     @property
     def expires_at_s(self) -> float:
-        since_s = self.confirmed_s if self.state is PrefillHandoffState.GRANTED else max(self.confirmed_s, self.heard_s)
+        since_s = (
+            self.confirmed_s
+            if self.state is PrefillHandoffState.GRANTED
+            else max(self.confirmed_s, self.last_received_s)
+        )
         return since_s + self.lease_s
 
     @property
@@ -86,7 +90,7 @@ class _PrefillHandoff:
 @dataclass(frozen=True, slots=True)
 class _SentHeartbeat:
     sent_s: float
-    handovers: list[int]
+    handoff_ids: list[int]
 
 
 @dataclass(slots=True)
@@ -102,9 +106,9 @@ class _DecodePeer:
 
 
 class PrefillSide:
-    def __init__(self, incarnation: str, times: HandoffTimeouts) -> None:
+    def __init__(self, incarnation: str, timeouts: HandoffTimeouts) -> None:
         self.incarnation = incarnation
-        self._times = times
+        self._timeouts = timeouts
         self._decode_peers: dict[str, _DecodePeer] = {}
         self._timers: Timers[HandoffKey] = Timers()
         self._finished: BoundedDict[HandoffKey, ErrorInfo | None] = BoundedDict(MAX_REMEMBERED)
@@ -115,14 +119,14 @@ class PrefillSide:
 
     def offer(self, key: HandoffKey, num_blocks: int, now_s: float) -> None:
         """We can run it now. Like everything said about a hand-over that has just ended, without effect then."""
-        found = self._get(key)
-        if found is None:
+        handoff = self._get(key)
+        if handoff is None:
             return
-        assert found.state is PrefillHandoffState.QUEUED, "only a queued handoff is offered"
-        assert found.unanswered_message is None, "a queued handoff has no message to repeat"
-        found.state = PrefillHandoffState.OFFERED
-        found.offered_s = now_s
-        self._send_until_answered(key, found, PrefillOffer(key.handoff_id, self.incarnation, num_blocks), now_s)
+        assert handoff.state is PrefillHandoffState.QUEUED, "only a queued handoff is offered"
+        assert handoff.unanswered_message is None, "a queued handoff has no message to repeat"
+        handoff.state = PrefillHandoffState.OFFERED
+        handoff.offered_s = now_s
+        self._send_until_answered(key, handoff, PrefillOffer(key.handoff_id, self.incarnation, num_blocks), now_s)
 
     def refuse(self, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
         """No event follows."""
@@ -144,12 +148,12 @@ class PrefillSide:
         draft_token_ids: Sequence[int] = (),
     ) -> None:
         """All is written and nothing will follow. Said until D has taken it."""
-        found = self._get(key)
-        if found is None:
+        handoff = self._get(key)
+        if handoff is None:
             return
-        assert found.state is PrefillHandoffState.GRANTED, "only a granted handoff becomes ready"
-        assert found.unanswered_message is None, "a granted handoff has no message to repeat"
-        found.state = PrefillHandoffState.READY
+        assert handoff.state is PrefillHandoffState.GRANTED, "only a granted handoff becomes ready"
+        assert handoff.unanswered_message is None, "a granted handoff has no message to repeat"
+        handoff.state = PrefillHandoffState.READY
         ready = PrefillDone(
             key.handoff_id,
             self.incarnation,
@@ -161,12 +165,12 @@ class PrefillSide:
             checksums=checksums,
             grammar_done=grammar_done,
         )
-        self._send_until_answered(key, found, ready, now_s)
+        self._send_until_answered(key, handoff, ready, now_s)
 
     def fail(self, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
         """No event follows."""
         if self._get(key) is not None:
-            self._cancel_and_tell_peer(key, error)
+            self._cancel_and_notify_peer(key, error)
 
     def reset(self, incarnation: str, now_s: float) -> None:
         """Our KV memory is gone, and with it everything under way."""
@@ -187,39 +191,41 @@ class PrefillSide:
     def idle(self) -> bool:
         return not self._decode_peers
 
-    def receive(self, decode: str, message: ToPrefill, now_s: float) -> None:
+    def receive(self, decode_incarnation: str, message: ToPrefill, now_s: float) -> None:
         match message:
             case PrefillRequest():
-                self._receive_prefill(HandoffKey(decode, message.handoff_id), message, now_s)
+                self._receive_prefill(HandoffKey(decode_incarnation, message.handoff_id), message, now_s)
             case LeaseGrant():
-                self._receive_grant(HandoffKey(decode, message.handoff_id), message, now_s)
+                self._receive_grant(HandoffKey(decode_incarnation, message.handoff_id), message, now_s)
             case PrefillTaken():
-                self._receive_taken(HandoffKey(decode, message.handoff_id))
+                self._receive_taken(HandoffKey(decode_incarnation, message.handoff_id))
             case HandoffHeartbeat():
-                self._receive_heartbeat(decode, message)
+                self._receive_heartbeat(decode_incarnation, message)
             case RefuseHandoff() | CancelHandoff():
-                key = HandoffKey(decode, message.handoff_id)
+                key = HandoffKey(decode_incarnation, message.handoff_id)
                 if message.incarnation in ("", self.incarnation) and self._get(key):
-                    self._cancel_without_telling_peer(key, message.error)
+                    self._cancel_without_notifying_peer(key, message.error)
             case PeerGone():
-                for key in self._keys_for_decode(decode):
-                    self._cancel_without_telling_peer(key, handoff_errors.prefill_failed("the decode instance is gone"))
+                for key in self._keys_for_decode(decode_incarnation):
+                    self._cancel_without_notifying_peer(
+                        key, handoff_errors.prefill_failed("the decode instance is gone")
+                    )
 
     def tick(self, now_s: float) -> None:
         for key in self._timers.take_due(now_s):
-            handover = self._get(key)
-            if handover is None:
+            handoff = self._get(key)
+            if handoff is None:
                 continue
-            if now_s >= handover.expires_at_s:
-                self._expire(key, handover)
-            elif handover.unanswered_message is not None and now_s >= handover.resend_at_s:
-                self._send_until_answered(key, handover, handover.unanswered_message, now_s)
+            if now_s >= handoff.expires_at_s:
+                self._expire(key, handoff)
+            elif handoff.unanswered_message is not None and now_s >= handoff.resend_at_s:
+                self._send_until_answered(key, handoff, handoff.unanswered_message, now_s)
             if self._get(key) is not None:
-                self._timers.set_earliest(key, handover.due_at_s)
-        for name, decode in self._decode_peers.items():
-            if now_s >= decode.next_heartbeat_s:
-                decode.next_heartbeat_s = now_s + _heartbeat_period_s(decode, self._times)
-                self._send_heartbeat(name, list(decode.handoffs), now_s)
+                self._timers.set_earliest(key, handoff.due_at_s)
+        for decode_incarnation, decode_peer in self._decode_peers.items():
+            if now_s >= decode_peer.next_heartbeat_s:
+                decode_peer.next_heartbeat_s = now_s + _heartbeat_period_s(decode_peer, self._timeouts)
+                self._send_heartbeat(decode_incarnation, list(decode_peer.handoffs), now_s)
 
     def take_events(self) -> list[PrefillEvent]:
         events, self._events = self._events, []
@@ -231,110 +237,110 @@ class PrefillSide:
 
     def count_by_state(self) -> dict[str, int]:
         counts = {state.value: 0 for state in PrefillHandoffState}
-        for decode in self._decode_peers.values():
-            for handover in decode.handoffs.values():
-                counts[handover.state.value] += 1
+        for decode_peer in self._decode_peers.values():
+            for handoff in decode_peer.handoffs.values():
+                counts[handoff.state.value] += 1
         return counts
 
     def _receive_prefill(self, key: HandoffKey, prefill: PrefillRequest, now_s: float) -> None:
-        found = self._get(key)
-        if found is not None:
-            found.heard_s = now_s
-            self._repeat_answer(key, found, now_s)
+        existing = self._get(key)
+        if existing is not None:
+            existing.last_received_s = now_s
+            self._repeat_answer(key, existing, now_s)
         elif key in self._finished:
             self._repeat_final_answer(key)
         else:
-            decode = self._decode_peers.setdefault(
-                key.decode_incarnation, _DecodePeer(now_s + self._times.heartbeat_interval_s)
+            decode_peer = self._decode_peers.setdefault(
+                key.decode_incarnation, _DecodePeer(now_s + self._timeouts.heartbeat_interval_s)
             )
-            handover = decode.handoffs[key.handoff_id] = _PrefillHandoff(self._times.lease_s, now_s)
-            decode.lease_durations[handover.lease_s] += 1
-            self._timers.set_earliest(key, handover.due_at_s)
+            handoff = decode_peer.handoffs[key.handoff_id] = _PrefillHandoff(self._timeouts.lease_s, now_s)
+            decode_peer.lease_durations[handoff.lease_s] += 1
+            self._timers.set_earliest(key, handoff.due_at_s)
             self._events.append(PrefillRequested(key, prefill))
             self._send_heartbeat(key.decode_incarnation, [key.handoff_id], now_s)
 
-    def _repeat_answer(self, key: HandoffKey, handover: _PrefillHandoff, now_s: float) -> None:
+    def _repeat_answer(self, key: HandoffKey, handoff: _PrefillHandoff, now_s: float) -> None:
         """D has not heard of us yet. Whatever names the number tells it that we are at work."""
-        if handover.unanswered_message is not None:
-            self._send_until_answered(key, handover, handover.unanswered_message, now_s)
+        if handoff.unanswered_message is not None:
+            self._send_until_answered(key, handoff, handoff.unanswered_message, now_s)
         else:
             self._send_heartbeat(key.decode_incarnation, [key.handoff_id], now_s)
 
     def _receive_grant(self, key: HandoffKey, grant: LeaseGrant, now_s: float) -> None:
-        found = self._get(key)
-        if found is None:
+        handoff = self._get(key)
+        if handoff is None:
             self._send(
                 key.decode_incarnation,
                 CancelHandoff(key.handoff_id, self._finished.get(key) or UNKNOWN_TO_PREFILL, self.incarnation),
             )
-        elif grant.incarnation == self.incarnation and found.state is PrefillHandoffState.OFFERED:
-            self._start_lease(key, found, grant, now_s)
+        elif grant.incarnation == self.incarnation and handoff.state is PrefillHandoffState.OFFERED:
+            self._start_lease(key, handoff, grant, now_s)
 
-    def _start_lease(self, key: HandoffKey, handover: _PrefillHandoff, grant: LeaseGrant, now_s: float) -> None:
-        assert handover.state is PrefillHandoffState.OFFERED, "only an offer is granted"
-        assert handover.offered_s > -inf, "the lease counts from the time of the offer"
-        decode = self._decode_peers[key.decode_incarnation]
-        _remove_lease_duration(decode, handover)
-        handover.state = PrefillHandoffState.GRANTED
-        handover.unanswered_message = None
-        handover.lease_s = grant.lease_s
-        decode.lease_durations[handover.lease_s] += 1
-        handover.confirm(handover.offered_s)
-        if now_s >= handover.expires_at_s:
-            self._expire(key, handover)
+    def _start_lease(self, key: HandoffKey, handoff: _PrefillHandoff, grant: LeaseGrant, now_s: float) -> None:
+        assert handoff.state is PrefillHandoffState.OFFERED, "only an offer is granted"
+        assert handoff.offered_s > -inf, "the lease counts from the time of the offer"
+        decode_peer = self._decode_peers[key.decode_incarnation]
+        _remove_lease_duration(decode_peer, handoff)
+        handoff.state = PrefillHandoffState.GRANTED
+        handoff.unanswered_message = None
+        handoff.lease_s = grant.lease_s
+        decode_peer.lease_durations[handoff.lease_s] += 1
+        handoff.confirm(handoff.offered_s)
+        if now_s >= handoff.expires_at_s:
+            self._expire(key, handoff)
             return
-        self._timers.set_earliest(key, handover.due_at_s)
-        decode.next_heartbeat_s = min(decode.next_heartbeat_s, now_s + heartbeat_interval_s(grant.lease_s))
+        self._timers.set_earliest(key, handoff.due_at_s)
+        decode_peer.next_heartbeat_s = min(decode_peer.next_heartbeat_s, now_s + heartbeat_interval_s(grant.lease_s))
         self._events.append(GrantReceived(key, grant))
 
     def _receive_taken(self, key: HandoffKey) -> None:
-        found = self._get(key)
-        if found is None:
+        handoff = self._get(key)
+        if handoff is None:
             return
-        if found.state is not PrefillHandoffState.READY:
+        if handoff.state is not PrefillHandoffState.READY:
             # It was taken from an incarnation before this one.
-            self._cancel_without_telling_peer(key, NO_LONGER_WANTED)
+            self._cancel_without_notifying_peer(key, NO_LONGER_WANTED)
             return
-        assert found.unanswered_message is not None, "a ready handoff is announced until it is taken"
+        assert handoff.unanswered_message is not None, "a ready handoff is announced until it is taken"
         self._remove(key, None)
         self._events.append(HandoffCompleted(key))
 
-    def _receive_heartbeat(self, name: str, answer: HandoffHeartbeat) -> None:
-        decode = self._decode_peers.get(name)
-        asked = (
-            decode.sent_heartbeats.pop(answer.number, None)
-            if decode and answer.incarnation == self.incarnation
+    def _receive_heartbeat(self, decode_incarnation: str, reply: HandoffHeartbeat) -> None:
+        decode_peer = self._decode_peers.get(decode_incarnation)
+        heartbeat = (
+            decode_peer.sent_heartbeats.pop(reply.number, None)
+            if decode_peer and reply.incarnation == self.incarnation
             else None
         )
-        if decode is None or asked is None:
+        if decode_peer is None or heartbeat is None:
             return
-        wanted = set(answer.handoff_ids)
-        for number in asked.handovers:
-            if number not in decode.handoffs:
+        wanted = set(reply.handoff_ids)
+        for handoff_id in heartbeat.handoff_ids:
+            if handoff_id not in decode_peer.handoffs:
                 continue
-            if number in wanted:
-                decode.handoffs[number].confirm(asked.sent_s)
+            if handoff_id in wanted:
+                decode_peer.handoffs[handoff_id].confirm(heartbeat.sent_s)
             else:
-                self._cancel_without_telling_peer(HandoffKey(name, number), NO_LONGER_WANTED)
+                self._cancel_without_notifying_peer(HandoffKey(decode_incarnation, handoff_id), NO_LONGER_WANTED)
 
-    def _send_heartbeat(self, name: str, numbers: list[int], now_s: float) -> None:
-        decode = self._decode_peers[name]
+    def _send_heartbeat(self, decode_incarnation: str, handoff_ids: list[int], now_s: float) -> None:
+        decode_peer = self._decode_peers[decode_incarnation]
         self._last_heartbeat += 1
-        decode.sent_heartbeats[self._last_heartbeat] = _SentHeartbeat(now_s, numbers)
-        _drop_expired_heartbeats(decode, now_s)
-        self._send(name, HandoffHeartbeat(self._last_heartbeat, numbers, self.incarnation))
+        decode_peer.sent_heartbeats[self._last_heartbeat] = _SentHeartbeat(now_s, handoff_ids)
+        _drop_expired_heartbeats(decode_peer, now_s)
+        self._send(decode_incarnation, HandoffHeartbeat(self._last_heartbeat, handoff_ids, self.incarnation))
 
     def _send_until_answered(
-        self, key: HandoffKey, handover: _PrefillHandoff, word: PrefillOffer | PrefillDone, now_s: float
+        self, key: HandoffKey, handoff: _PrefillHandoff, message: PrefillOffer | PrefillDone, now_s: float
     ) -> None:
-        handover.unanswered_message = word
-        handover.resend_at_s = now_s + self._times.resend_interval_s
-        self._timers.set_earliest(key, handover.due_at_s)
-        self._send(key.decode_incarnation, word)
+        handoff.unanswered_message = message
+        handoff.resend_at_s = now_s + self._timeouts.resend_interval_s
+        self._timers.set_earliest(key, handoff.due_at_s)
+        self._send(key.decode_incarnation, message)
 
-    def _expire(self, key: HandoffKey, handover: _PrefillHandoff) -> None:
-        error = handoff_errors.lease_expired(f"the decode instance was silent for {handover.lease_s:g} s")
-        self._cancel_and_tell_peer(key, error)
+    def _expire(self, key: HandoffKey, handoff: _PrefillHandoff) -> None:
+        error = handoff_errors.lease_expired(f"the decode instance was silent for {handoff.lease_s:g} s")
+        self._cancel_and_notify_peer(key, error)
         self._events.append(HandoffCancelled(key, error))
 
     def _repeat_final_answer(self, key: HandoffKey) -> None:
@@ -343,60 +349,62 @@ class PrefillSide:
         if error is not None:
             self._send(key.decode_incarnation, CancelHandoff(key.handoff_id, error, self.incarnation))
 
-    def _cancel_and_tell_peer(self, key: HandoffKey, error: ErrorInfo) -> None:
+    def _cancel_and_notify_peer(self, key: HandoffKey, error: ErrorInfo) -> None:
         self._remove(key, error)
         self._send(key.decode_incarnation, CancelHandoff(key.handoff_id, error, self.incarnation))
 
-    def _cancel_without_telling_peer(self, key: HandoffKey, error: ErrorInfo) -> None:
+    def _cancel_without_notifying_peer(self, key: HandoffKey, error: ErrorInfo) -> None:
         """D knows it already."""
         self._remove(key, None)
         self._events.append(HandoffCancelled(key, error))
 
     def _remove(self, key: HandoffKey, error: ErrorInfo | None) -> None:
-        decode = self._decode_peers[key.decode_incarnation]
-        _remove_lease_duration(decode, decode.handoffs.pop(key.handoff_id))
+        decode_peer = self._decode_peers[key.decode_incarnation]
+        _remove_lease_duration(decode_peer, decode_peer.handoffs.pop(key.handoff_id))
         self._timers.cancel(key)
-        if not decode.handoffs:
-            assert not decode.lease_durations, "each counted lease duration belongs to a handoff"
+        if not decode_peer.handoffs:
+            assert not decode_peer.lease_durations, "each counted lease duration belongs to a handoff"
             del self._decode_peers[key.decode_incarnation]
         self._finished.put(key, error)
 
     def _send_gone(self) -> None:
-        for name in self._decode_peers:
-            self._send(name, PeerGone(self.incarnation))
+        for decode_incarnation in self._decode_peers:
+            self._send(decode_incarnation, PeerGone(self.incarnation))
 
     def _get(self, key: HandoffKey) -> _PrefillHandoff | None:
-        decode = self._decode_peers.get(key.decode_incarnation)
-        return decode.handoffs.get(key.handoff_id) if decode else None
+        decode_peer = self._decode_peers.get(key.decode_incarnation)
+        return decode_peer.handoffs.get(key.handoff_id) if decode_peer else None
 
     def _keys(self) -> list[HandoffKey]:
-        return [key for name in self._decode_peers for key in self._keys_for_decode(name)]
+        return [key for decode_incarnation in self._decode_peers for key in self._keys_for_decode(decode_incarnation)]
 
-    def _keys_for_decode(self, name: str) -> list[HandoffKey]:
-        decode = self._decode_peers.get(name)
-        return [HandoffKey(name, number) for number in decode.handoffs] if decode else []
+    def _keys_for_decode(self, decode_incarnation: str) -> list[HandoffKey]:
+        decode_peer = self._decode_peers.get(decode_incarnation)
+        return (
+            [HandoffKey(decode_incarnation, handoff_id) for handoff_id in decode_peer.handoffs] if decode_peer else []
+        )
 
-    def _send(self, decode: str, message: ToDecode) -> None:
-        self._outbox.append((decode, message))
+    def _send(self, decode_incarnation: str, message: ToDecode) -> None:
+        self._outbox.append((decode_incarnation, message))
 
 
-def _heartbeat_period_s(decode: _DecodePeer, times: HandoffTimeouts) -> float:
+def _heartbeat_period_s(decode_peer: _DecodePeer, timeouts: HandoffTimeouts) -> float:
     """As often as the shortest lease needs it; D's may be shorter than ours."""
-    assert decode.lease_durations, "a decode peer has at least one handoff"
-    return min(times.heartbeat_interval_s, heartbeat_interval_s(min(decode.lease_durations)))
+    assert decode_peer.lease_durations, "a decode peer has at least one handoff"
+    return min(timeouts.heartbeat_interval_s, heartbeat_interval_s(min(decode_peer.lease_durations)))
 
 
-def _remove_lease_duration(decode: _DecodePeer, handover: _PrefillHandoff) -> None:
-    assert decode.lease_durations[handover.lease_s] > 0, "the lease duration of each handoff is counted"
-    decode.lease_durations[handover.lease_s] -= 1
-    if not decode.lease_durations[handover.lease_s]:
-        del decode.lease_durations[handover.lease_s]
+def _remove_lease_duration(decode_peer: _DecodePeer, handoff: _PrefillHandoff) -> None:
+    assert decode_peer.lease_durations[handoff.lease_s] > 0, "the lease duration of each handoff is counted"
+    decode_peer.lease_durations[handoff.lease_s] -= 1
+    if not decode_peer.lease_durations[handoff.lease_s]:
+        del decode_peer.lease_durations[handoff.lease_s]
 
 
-def _drop_expired_heartbeats(decode: _DecodePeer, now_s: float) -> None:
-    longest_s = max(decode.lease_durations)
-    while decode.sent_heartbeats:
-        oldest, asked = next(iter(decode.sent_heartbeats.items()))
-        if len(decode.sent_heartbeats) <= MAX_UNANSWERED_HEARTBEATS and now_s < asked.sent_s + longest_s:
+def _drop_expired_heartbeats(decode_peer: _DecodePeer, now_s: float) -> None:
+    longest_s = max(decode_peer.lease_durations)
+    while decode_peer.sent_heartbeats:
+        oldest, heartbeat = next(iter(decode_peer.sent_heartbeats.items()))
+        if len(decode_peer.sent_heartbeats) <= MAX_UNANSWERED_HEARTBEATS and now_s < heartbeat.sent_s + longest_s:
             return
-        del decode.sent_heartbeats[oldest]
+        del decode_peer.sent_heartbeats[oldest]

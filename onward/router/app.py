@@ -44,38 +44,47 @@ STATUS_PATH = "/internal/status"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(serving: StreamRunner, registry: Registry, cluster_key: str, keyring: ActiveKeys) -> ASGIApp:
+def build_app(runner: StreamRunner, registry: Registry, cluster_key: str, keyring: ActiveKeys) -> ASGIApp:
     # Only `prefix` looks at the tokens of a prompt; without it no tokenizer is fetched, and nothing costs.
-    tokenizing = RoutingTokenizer(serving, registry) if serving.core.instances.index is not None else None
-    plain = RouterGenerationEndpoint(serving, tokenizing)
-    found = ClusterResponseStore(serving)
-    generating = dict.fromkeys(GENERATION_PATHS, plain) | {
-        response_ids.PATH: RouterResponsesEndpoint(serving, tokenizing, found)
+    routing_tokenizer = RoutingTokenizer(runner, registry) if runner.core.instances.index is not None else None
+    generation_endpoint = RouterGenerationEndpoint(runner, routing_tokenizer)
+    response_store = ClusterResponseStore(runner)
+    generation_endpoints = dict.fromkeys(GENERATION_PATHS, generation_endpoint) | {
+        response_ids.PATH: RouterResponsesEndpoint(runner, routing_tokenizer, response_store)
     }
-    routes = build_routes(serving, RouterAdminEndpoints(serving, registry, cluster_key), generating, tokenizing, found)
-    config = serving.core.config
+    routes = build_routes(
+        runner,
+        RouterAdminEndpoints(runner, registry, cluster_key),
+        generation_endpoints,
+        routing_tokenizer,
+        response_store,
+    )
+    config = runner.core.config
     origins = config.cors_origin
     guard = CrossSiteGuard(AllowedHosts.for_server(config.host, config.allowed_host), origins)
-    callers = Authenticator(keyring, routes, cluster_key, serving.clock, answers_preflights=bool(origins), guard=guard)
-    app = _StreamingBypass(generating, make_starlette_app(routes))
+    callers = Authenticator(
+        keyring, routes, cluster_key, runner.clock, answers_preflights=bool(origins), cross_site_guard=guard
+    )
+    app = _StreamingBypass(generation_endpoints, make_starlette_app(routes))
     paths = [route.path for route in routes]
-    inside = with_cors(ConnectionLimitMiddleware(ThrottleMiddleware(app, serving.clock, registry)), origins)
+    assert len(set(paths)) == len(paths), "each path has one route"
+    inner_app = with_cors(ConnectionLimitMiddleware(ThrottleMiddleware(app, runner.clock, registry)), origins)
     refusal = first_refusal(callers.check, check_content_type)
     return RequestIdMiddleware(
-        inside, serving.core.metrics.requests, paths, refusal, with_cors(respond_refusal, origins)
+        inner_app, runner.core.metrics.requests, paths, refusal, with_cors(respond_refusal, origins)
     )
 
 
 def build_routes(
-    serving: StreamRunner,
+    runner: StreamRunner,
     admin: RouterAdminEndpoints,
-    generating: Mapping[str, RouterGenerationEndpoint],
-    tokenizing: RoutingTokenizer | None,
-    found: ClusterResponseStore,
+    generation_endpoints: Mapping[str, RouterGenerationEndpoint],
+    routing_tokenizer: RoutingTokenizer | None,
+    response_store: ClusterResponseStore,
 ) -> list[GuardedRoute]:
     """All there are, each with those who may use it."""
-    config = serving.core.config
-    asked: dict[str, tuple[RouteAccess, Handler]] = {
+    config = runner.core.config
+    get_routes: dict[str, tuple[RouteAccess, Handler]] = {
         "/v1/models": (RouteAccess.USER, admin.forward_get),
         "/v1/models/{model:path}": (RouteAccess.USER, admin.forward_get),
         "/openapi.json": (RouteAccess.USER, admin.forward_get),
@@ -88,36 +97,42 @@ def build_routes(
         "/info": (RouteAccess.ADMIN, admin.info),
         STATUS_PATH: (RouteAccess.ADMIN, admin.status),
     }
-    aborting = RouterAbortEndpoint(serving, found, config.max_body_bytes)
-    passing_on = RouterForwardEndpoint(serving, config.max_body_bytes)
-    of_response = StoredResponseEndpoint(found)
-    register = _with_tokenizer_refresh(admin.register, tokenizing)
+    abort_endpoint = RouterAbortEndpoint(runner, response_store, config.max_body_bytes)
+    forward_endpoint = RouterForwardEndpoint(runner, config.max_body_bytes)
+    response_endpoint = StoredResponseEndpoint(response_store)
+    register = _with_tokenizer_refresh(admin.register, routing_tokenizer)
     return [
         *(
-            GuardedRoute(path, one, methods=GENERATION_METHODS, access=RouteAccess.USER)
-            for path, one in generating.items()
+            GuardedRoute(path, endpoint, methods=GENERATION_METHODS, access=RouteAccess.USER)
+            for path, endpoint in generation_endpoints.items()
         ),
-        GuardedRoute(response_ids.ITEM_PATH, of_response, methods=["GET", "DELETE"], access=RouteAccess.USER),
-        GuardedRoute(response_ids.CANCEL_PATH, of_response, methods=["POST"], access=RouteAccess.USER),
-        GuardedRoute(response_ids.INPUT_PATH, of_response, methods=["GET"], access=RouteAccess.USER),
+        GuardedRoute(response_ids.ITEM_PATH, response_endpoint, methods=["GET", "DELETE"], access=RouteAccess.USER),
+        GuardedRoute(response_ids.CANCEL_PATH, response_endpoint, methods=["POST"], access=RouteAccess.USER),
+        GuardedRoute(response_ids.INPUT_PATH, response_endpoint, methods=["GET"], access=RouteAccess.USER),
         GuardedRoute(
             embeddings.PATH,
-            RouterEmbeddingsEndpoint(serving, config.max_body_bytes),
+            RouterEmbeddingsEndpoint(runner, config.max_body_bytes),
             methods=["POST"],
             access=RouteAccess.USER,
         ),
-        GuardedRoute("/v1/abort", aborting.__call__, methods=["POST"], access=RouteAccess.USER),
-        *(GuardedRoute(path, passing_on.__call__, methods=["POST"], access=RouteAccess.USER) for path in PASSED_ON),
+        GuardedRoute("/v1/abort", abort_endpoint.__call__, methods=["POST"], access=RouteAccess.USER),
+        *(
+            GuardedRoute(path, forward_endpoint.__call__, methods=["POST"], access=RouteAccess.USER)
+            for path in PASSED_ON
+        ),
         GuardedRoute(REGISTER_PATH, register, methods=["POST"], access=RouteAccess.CLUSTER),
-        *(GuardedRoute(path, handler, methods=["GET"], access=access) for path, (access, handler) in asked.items()),
+        *(
+            GuardedRoute(path, handler, methods=["GET"], access=access)
+            for path, (access, handler) in get_routes.items()
+        ),
     ]
 
 
-def _with_tokenizer_refresh(register: Handler, tokenizing: RoutingTokenizer | None) -> Handler:
+def _with_tokenizer_refresh(register: Handler, routing_tokenizer: RoutingTokenizer | None) -> Handler:
     """A new instance's tokenizer is fetched before a request needs it."""
-    if tokenizing is None:
+    if routing_tokenizer is None:
         return register
-    source = tokenizing.source
+    source = routing_tokenizer.source
 
     async def register_and_look(request: Request) -> Response:
         answer = await register(request)
@@ -130,12 +145,12 @@ def _with_tokenizer_refresh(register: Handler, tokenizing: RoutingTokenizer | No
 class _StreamingBypass:
     """Takes the requests that generate past Starlette, whose layers would each handle every event of a stream."""
 
-    def __init__(self, generating: Mapping[str, ASGIApp], others: ASGIApp) -> None:
-        self._generating = generating
+    def __init__(self, generation_endpoints: Mapping[str, ASGIApp], others: ASGIApp) -> None:
+        self._generation_endpoints = generation_endpoints
         self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._others
         if scope["type"] == "http" and scope["method"] in GENERATION_METHODS:
-            app = self._generating.get(scope["path"], app)
+            app = self._generation_endpoints.get(scope["path"], app)
         await app(scope, receive, send)

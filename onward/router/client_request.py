@@ -81,34 +81,34 @@ def check_body(body: bytes) -> None:
 
 
 def build_client_request(
-    path: str, body: bytes, arrival: RequestMetadata, cursor: Cursor | None = None
+    path: str, body: bytes, metadata: RequestMetadata, cursor: Cursor | None = None
 ) -> ClientRequest:
-    """`place`: a client that has lost its stream sends its request again, and names how far it had come."""
-    sketch = _decode_fields(body)
+    """`cursor`: where a client that has lost its stream and sends the request again had read to."""
+    fields = _decode_fields(body)
     return ClientRequest(
-        request_id=arrival.request_id if cursor is None else cursor.request_id,
-        seed=_seed(sketch, arrival, cursor),
-        created_s=int(arrival.arrived_wall_s) if cursor is None else cursor.created_s,
-        arrived_at_s=arrival.arrived_at_s,
+        request_id=metadata.request_id if cursor is None else cursor.request_id,
+        seed=_seed(fields, metadata, cursor),
+        created_s=int(metadata.arrived_wall_s) if cursor is None else cursor.created_s,
+        arrived_at_s=metadata.arrived_at_s,
         path=path,
         body=body,
-        is_streaming=bool(sketch.stream),
-        wants_usage=sketch.stream_options is not None and bool(sketch.stream_options.include_usage),
-        client_request_id=arrival.client_request_id,
-        caller=arrival.caller,
-        caller_limits=arrival.caller_limits,
-        caller_priority=arrival.caller_priority,
-        deadline_at_s=_deadline(sketch, arrival.arrived_at_s, arrival.timeout_s),
-        has_client_deadline=_deadline(sketch, arrival.arrived_at_s, None) is not None,
-        generated_token_ids=_generated_token_ids(sketch),
+        is_streaming=bool(fields.stream),
+        wants_usage=fields.stream_options is not None and bool(fields.stream_options.include_usage),
+        client_request_id=metadata.client_request_id,
+        caller=metadata.caller,
+        caller_limits=metadata.caller_limits,
+        caller_priority=metadata.caller_priority,
+        deadline_at_s=_deadline(fields, metadata.arrived_at_s, metadata.timeout_s),
+        has_client_deadline=_deadline(fields, metadata.arrived_at_s, None) is not None,
+        generated_token_ids=_generated_token_ids(fields),
         skip_to=() if cursor is None else tuple(cursor.choices),
         usage_sent=cursor is not None and cursor.usage_sent,
-        routing_token_ids=_prompt_token_ids(sketch),
-        cache_salt=sketch.cache_salt or "",
-        max_output=sketch.max_completion_tokens or sketch.max_output_tokens or sketch.max_tokens,
-        default_max_tokens=arrival.default_max_tokens,
-        strict_fields=arrival.strict_fields,
-        session_key=_session(sketch, arrival),
+        routing_token_ids=_prompt_token_ids(fields),
+        cache_salt=fields.cache_salt or "",
+        max_output=fields.max_completion_tokens or fields.max_output_tokens or fields.max_tokens,
+        default_max_tokens=metadata.default_max_tokens,
+        strict_fields=metadata.strict_fields,
+        session_key=_session(fields, metadata),
     )
 
 
@@ -119,12 +119,12 @@ def _decode_fields(body: bytes) -> _RoutedFields:
         return _RoutedFields()
 
 
-def _seed(sketch: _RoutedFields, arrival: RequestMetadata, place: Cursor | None) -> int:
-    if place is not None:
-        if sketch.seed not in (None, place.seed):
-            raise InvalidRequest(f"seed: the stream that is gone on with has the seed {place.seed}", param="seed")
-        return place.seed
-    return arrival.random_seed if sketch.seed is None or sketch.seed not in _SEEDS else sketch.seed
+def _seed(fields: _RoutedFields, metadata: RequestMetadata, cursor: Cursor | None) -> int:
+    if cursor is not None:
+        if fields.seed not in (None, cursor.seed):
+            raise InvalidRequest(f"seed: the stream that is gone on with has the seed {cursor.seed}", param="seed")
+        return cursor.seed
+    return metadata.random_seed if fields.seed is None or fields.seed not in _SEEDS else fields.seed
 
 
 def deadline_from_body(body: bytes, now_s: float, timeout_s: float | None) -> float | None:
@@ -132,24 +132,24 @@ def deadline_from_body(body: bytes, now_s: float, timeout_s: float | None) -> fl
     return _deadline(_decode_fields(body), now_s, timeout_s)
 
 
-def _deadline(sketch: _RoutedFields, now_s: float, timeout_s: float | None) -> float | None:
-    if sketch.deadline_ms is not None and sketch.deadline_ms in _DEADLINES_MS:
-        return now_s + sketch.deadline_ms / 1000
+def _deadline(fields: _RoutedFields, now_s: float, timeout_s: float | None) -> float | None:
+    if fields.deadline_ms is not None and fields.deadline_ms in _DEADLINES_MS:
+        return now_s + fields.deadline_ms / 1000
     return None if timeout_s is None else now_s + timeout_s
 
 
-def _generated_token_ids(sketch: _RoutedFields) -> tuple[list[int], ...]:
+def _generated_token_ids(fields: _RoutedFields) -> tuple[list[int], ...]:
     """A list of ids for the only choice, else a list for each."""
     # An instance refuses a request whose two names for these tokens disagree.
-    tokens = sketch.generated_token_ids or sketch.completion_token_ids or []
-    each = tuple(one for one in tokens if isinstance(one, list))
-    if each or not tokens:
-        return each
-    return ([one for one in tokens if isinstance(one, int)],)
+    tokens = fields.generated_token_ids or fields.completion_token_ids or []
+    per_choice = tuple(item for item in tokens if isinstance(item, list))
+    if per_choice or not tokens:
+        return per_choice
+    return ([item for item in tokens if isinstance(item, int)],)
 
 
-def _prompt_token_ids(sketch: _RoutedFields) -> list[int] | None:
-    for raw in (sketch.prompt_token_ids, sketch.prompt):
+def _prompt_token_ids(fields: _RoutedFields) -> list[int] | None:
+    for raw in (fields.prompt_token_ids, fields.prompt):
         if bytes(memoryview(raw)[:1]) == b"[":
             try:
                 return _token_ids.decode(raw)
@@ -158,8 +158,8 @@ def _prompt_token_ids(sketch: _RoutedFields) -> list[int] | None:
     return None
 
 
-def _session(sketch: _RoutedFields, arrival: RequestMetadata) -> str:
-    for key in (arrival.session, sketch.prompt_cache_key, sketch.user):
+def _session(fields: _RoutedFields, metadata: RequestMetadata) -> str:
+    for key in (metadata.session, fields.prompt_cache_key, fields.user):
         if isinstance(key, str) and key:
             return key[:MAX_SESSION_LENGTH]
     return ""
@@ -167,22 +167,22 @@ def _session(sketch: _RoutedFields, arrival: RequestMetadata) -> str:
 
 def stream_from_record(attempt: Attempt, now_s: float) -> ClientStream:
     """A stream as an instance has kept it."""
-    arrival = RequestMetadata(attempt.request_id, attempt.seed, attempt.created_s, now_s, attempt.client_request_id)
-    origin = build_client_request(attempt.path, attempt.body, arrival)
-    origin = replace(
-        origin,
+    metadata = RequestMetadata(attempt.request_id, attempt.seed, attempt.created_s, now_s, attempt.client_request_id)
+    client_request = build_client_request(attempt.path, attempt.body, metadata)
+    client_request = replace(
+        client_request,
         seed=attempt.seed,
         created_s=attempt.created_s,
         arrived_at_s=now_s - attempt.waited_s,
         deadline_at_s=None if attempt.deadline_in_s is None else now_s + attempt.deadline_in_s,
         prompt_token_ids=attempt.prompt_token_ids,
-        routing_token_ids=attempt.prompt_token_ids or origin.routing_token_ids,
+        routing_token_ids=attempt.prompt_token_ids or client_request.routing_token_ids,
         caller=attempt.caller,
         caller_limits=attempt.caller_limits,
         caller_priority=attempt.caller_priority,
         default_max_tokens=attempt.default_max_tokens,
     )
-    choices = [DeliveredChoice(list(one.token_ids), one.finish_reason) for one in attempt.choices]
-    stream = ClientStream(origin, 0, epoch=attempt.attempt_epoch, choices=choices)
+    choices = [DeliveredChoice(list(choice.token_ids), choice.finish_reason) for choice in attempt.choices]
+    stream = ClientStream(client_request, 0, epoch=attempt.attempt_epoch, choices=choices)
     stream.num_cached_tokens = attempt.num_cached_tokens
     return stream

@@ -1,8 +1,9 @@
 """One client's stream, across all the attempts at it: what the client has, and what became of the attempt under way.
 
-An attempt is begun, its events are heard, and it ends by completing the stream or by failing. Whatever `hear` returns
-must be written to the client before anything else happens to the stream: the tokens count as delivered from then on.
-Whether and where another attempt is made is for `core`. Takes events and the time; knows neither sockets nor instances.
+An attempt is begun, its events are passed to `on_event`, and it ends by completing the stream or by failing. Whatever
+`on_event` returns must be written to the client before anything else happens to the stream: the tokens count as
+delivered from then on. Whether and where another attempt is made is for `core`. Takes events and the time; knows neither
+sockets nor instances.
 """
 
 from dataclasses import dataclass, field, replace
@@ -117,9 +118,14 @@ class DeliveredChoice:
 
 class ClientStream:
     def __init__(
-        self, origin: ClientRequest, retry_limit: int, *, epoch: int = 0, choices: list[DeliveredChoice] | None = None
+        self,
+        client_request: ClientRequest,
+        retry_limit: int,
+        *,
+        epoch: int = 0,
+        choices: list[DeliveredChoice] | None = None,
     ) -> None:
-        self.request = origin
+        self.request = client_request
         self.epoch = epoch
         self.choices: list[DeliveredChoice] = choices or []
         """Empty until the first place is known; from then on the client has had the openings too."""
@@ -151,7 +157,7 @@ class ClientStream:
         self.last_delivery_at_s: float | None = None
         self.num_stale_events = 0
         self._retry_limit = retry_limit
-        self._usage_told = origin.usage_sent
+        self._usage_sent = client_request.usage_sent
         self._pending_chunks: list[bytes] = []
         self._progress: StreamProgress | None = None
 
@@ -198,10 +204,14 @@ class ClientStream:
         if not self.request.skip_to:
             return True
         pairs = zip(self.choices, self.request.skip_to, strict=True) if self.choices else ()
-        return bool(self.choices) and all(len(choice.token_ids) >= told.position for choice, told in pairs)
+        return bool(self.choices) and all(
+            len(choice.token_ids) >= choice_cursor.position for choice, choice_cursor in pairs
+        )
 
     def begin_attempt(self, instance: str, now_s: float) -> None:
-        assert not self.is_attempt_running, "one attempt at a time"
+        assert not self.is_attempt_running, "a stream has one attempt at a time"
+        assert not self.is_complete, "a complete stream needs no attempt"
+        assert not self.is_sending, "the last attempt's events are written before another attempt begins"
         self.epoch += 1
         self.instance_id = instance
         self.is_attempt_running = True
@@ -212,41 +222,46 @@ class ClientStream:
         self._progress = None
 
     def build_attempt(self, now_s: float, prefill_peers: list[str]) -> Attempt:
-        origin = self.request
+        client_request = self.request
         return Attempt(
             schema_version=SCHEMA_VERSION,
-            path=origin.path,
-            body=origin.body,
-            request_id=origin.request_id,
+            path=client_request.path,
+            body=client_request.body,
+            request_id=client_request.request_id,
             attempt_epoch=self.epoch,
-            seed=origin.seed,
-            created_s=origin.created_s,
-            waited_s=max(0.0, now_s - origin.arrived_at_s),
-            client_request_id=origin.client_request_id,
-            caller=origin.caller,
-            caller_limits=origin.caller_limits,
-            caller_priority=origin.caller_priority,
-            deadline_in_s=None if origin.deadline_at_s is None else max(0.0, origin.deadline_at_s - now_s),
+            seed=client_request.seed,
+            created_s=client_request.created_s,
+            waited_s=max(0.0, now_s - client_request.arrived_at_s),
+            client_request_id=client_request.client_request_id,
+            caller=client_request.caller,
+            caller_limits=client_request.caller_limits,
+            caller_priority=client_request.caller_priority,
+            deadline_in_s=None
+            if client_request.deadline_at_s is None
+            else max(0.0, client_request.deadline_at_s - now_s),
             choices=[ChoiceSnapshot(list(choice.token_ids), choice.finish_reason) for choice in self.choices],
             num_cached_tokens=self.num_cached_tokens,
-            prompt_token_ids=origin.prompt_token_ids,
+            prompt_token_ids=client_request.prompt_token_ids,
             prefill_peers=prefill_peers,
             is_final=self.is_final,
-            reader_positions=list(origin.skip_to),
-            usage_sent=self._usage_told,
-            default_max_tokens=origin.default_max_tokens,
+            reader_positions=list(client_request.skip_to),
+            usage_sent=self._usage_sent,
+            default_max_tokens=client_request.default_max_tokens,
             was_accepted=self.was_accepted,
-            strict_fields=origin.strict_fields,
+            strict_fields=client_request.strict_fields,
         )
 
     def on_accepted(self, now_s: float) -> None:
         """The instance has begun to answer."""
+        assert self.is_attempt_running, "an instance accepts a running attempt"
         self.was_accepted = True
         self.last_progress_at_s = now_s
 
     def on_event(self, event: UpstreamEvent, now_s: float) -> bytes | None:
         """What of the event is for the client, without its closing blank line."""
-        assert self.is_attempt_running and self.failure is None and not self.is_complete, "nobody listens any more"
+        assert self.is_attempt_running, "events belong to a running attempt"
+        assert self.failure is None, "a failed attempt takes no more events"
+        assert not self.is_complete, "a complete stream takes no more events"
         match event:
             case TokenEvent():
                 return self._on_tokens(event, now_s)
@@ -272,31 +287,33 @@ class ClientStream:
     @property
     def lacks_only_end_marker(self) -> bool:
         """All that is missing is `[DONE]`, and anybody can write that."""
-        return self.request.is_streaming and self.all_finished and (self._usage_told or not self.request.wants_usage)
+        return self.request.is_streaming and self.all_finished and (self._usage_sent or not self.request.wants_usage)
 
     def on_done(self) -> None:
         """The instance has ended its answer. That is the end of the stream only if nothing is missing."""
         self.fail(FailureCause.LOST, _lost("the instance ended the stream before it was complete"))
 
-    def fail_lost(self, cause: FailureCause, why: str) -> None:
+    def fail_lost(self, cause: FailureCause, reason: str) -> None:
         """The attempt has ended without a word of the instance: its connection broke, or we end it."""
-        self.fail(cause, _lost(why))
+        self.fail(cause, _lost(reason))
 
-    def fail(self, cause: FailureCause, info: ErrorInfo, body: bytes | None = None) -> None:
+    def fail(self, cause: FailureCause, error: ErrorInfo, body: bytes | None = None) -> None:
         if self.failure is not None or self.is_complete:
             return  # decided once
+        assert self.is_attempt_running, "only a running attempt fails"
         if self.lacks_only_end_marker:
             self.is_complete = True
         else:
-            self.failure = AttemptFailure(cause, info, body)
+            self.failure = AttemptFailure(cause, error, body)
 
     def end_attempt(self) -> AttemptFailure | None:
         """Nothing more of it will be heard. Returns how it failed, if it did, and counts that."""
+        assert self.is_attempt_running, "an attempt ends once"
         self.is_attempt_running = False
-        failed = self.failure
-        if failed is not None and failed.cause in _COUNTED:
+        failure = self.failure
+        if failure is not None and failure.cause in _COUNTED:
             self.num_failures += 1
-        return failed
+        return failure
 
     def _on_tokens(self, event: TokenEvent, now_s: float) -> bytes | None:
         cursor = event.cursor
@@ -308,6 +325,7 @@ class ClientStream:
         choices = self.choices or self._first_choices(len(cursor.choices))
         if _is_simple_append(choices, cursor):
             choices[0].token_ids += cursor.new_tokens[0]
+            assert len(choices[0].token_ids) == cursor.choices[0].position, "the tokens end at the event's position"
             return self._deliver(choices, event, now_s)
         problem = _cursor_mismatch(choices, cursor)
         if problem is not None:
@@ -334,12 +352,12 @@ class ClientStream:
         if problem == _DUPLICATE:
             self.num_stale_events += 1
         else:
-            info = ErrorInfo("upstream_protocol", f"the instance's cursor does not fit: {problem}", 502, True)
-            self.fail(FailureCause.PROTOCOL, info)
+            error = ErrorInfo("upstream_protocol", f"the instance's cursor does not fit: {problem}", 502, True)
+            self.fail(FailureCause.PROTOCOL, error)
 
     def _first_choices(self, num_choices: int) -> list[DeliveredChoice]:
-        given = self.request.generated_token_ids or [[] for _ in range(num_choices)]
-        return [DeliveredChoice(list(token_ids)) for token_ids in given]
+        initial = self.request.generated_token_ids or [[] for _ in range(num_choices)]
+        return [DeliveredChoice(list(token_ids)) for token_ids in initial]
 
     def _ends_too_early(self, choices: list[DeliveredChoice], cursor: Cursor) -> bool:
         """The instance gives a choice up in the client's form although more attempts may follow."""
@@ -361,10 +379,10 @@ class ClientStream:
         return None
 
     def _on_usage(self, event: PlainChunk | TokenEvent) -> bytes | None:
-        if self._usage_told:
+        if self._usage_sent:
             self.num_stale_events += 1
             return None
-        self._usage_told = self.all_finished
+        self._usage_sent = self.all_finished
         return event.raw
 
     def _hold(self, raw: bytes) -> None:
@@ -387,10 +405,10 @@ class ClientStream:
             self.last_progress_at_s = now_s
             self._progress = progress
 
-    def _note_facts(self, facts: PromptUsage) -> None:
-        self.num_prompt_tokens = facts.num_prompt_tokens
+    def _note_facts(self, usage: PromptUsage) -> None:
+        self.num_prompt_tokens = usage.num_prompt_tokens
         if self.num_cached_tokens is None:
-            self.num_cached_tokens = facts.num_cached_tokens
+            self.num_cached_tokens = usage.num_cached_tokens
 
     def size_bytes(self) -> int:
         num_tokens = sum(len(choice.token_ids) for choice in self.choices)
@@ -413,20 +431,20 @@ _GAVE_UP = ErrorInfo("pd_preempted", "PD Error: the instance gave the request up
 _DUPLICATE = "duplicate"
 
 
-def _lost(why: str) -> ErrorInfo:
-    return ErrorInfo("upstream_lost", why, 503, True, retry_after_s=1.0)
+def _lost(reason: str) -> ErrorInfo:
+    return ErrorInfo("upstream_lost", reason, 503, True, retry_after_s=1.0)
 
 
 def _is_simple_append(choices: list[DeliveredChoice], cursor: Cursor) -> bool:
     """The next tokens of the only choice, which stays open: nearly every event. All others go the long way."""
     if len(choices) != 1 or len(cursor.choices) != 1:
         return False
-    choice, told, new = choices[0], cursor.choices[0], cursor.new_tokens.get(0)
+    choice, choice_cursor, new = choices[0], cursor.choices[0], cursor.new_tokens.get(0)
     return (
         new is not None
         and choice.finish_reason is None
-        and told.finish_reason is None
-        and told.position == len(choice.token_ids) + len(new)
+        and choice_cursor.finish_reason is None
+        and choice_cursor.position == len(choice.token_ids) + len(new)
     )
 
 
@@ -434,28 +452,28 @@ def _cursor_mismatch(choices: list[DeliveredChoice], cursor: Cursor) -> str | No
     """What is wrong with an event's place, if something is: it must continue each list by its new tokens exactly."""
     if len(cursor.choices) != len(choices):
         return f"{len(cursor.choices)} choices instead of {len(choices)}"
-    has_news = repeats = False
-    for index, (choice, told) in enumerate(zip(choices, cursor.choices, strict=True)):
+    has_new = repeats = False
+    for index, (choice, choice_cursor) in enumerate(zip(choices, cursor.choices, strict=True)):
         num_known, num_new = len(choice.token_ids), len(cursor.new_tokens.get(index, ()))
-        if told.position > num_known + num_new:
-            return f"choice {index} goes from {num_known} to {told.position} with {num_new} tokens"
-        if told.position < num_known + num_new:
+        if choice_cursor.position > num_known + num_new:
+            return f"choice {index} goes from {num_known} to {choice_cursor.position} with {num_new} tokens"
+        if choice_cursor.position < num_known + num_new:
             repeats = True
         elif choice.finish_reason is None:
-            has_news = has_news or num_new > 0 or told.finish_reason is not None
+            has_new = has_new or num_new > 0 or choice_cursor.finish_reason is not None
         elif num_new:
             return f"choice {index} goes on after its end"
-    if repeats and has_news:
+    if repeats and has_new:
         return "it repeats tokens and has new ones"
-    return None if has_news else _DUPLICATE
+    return None if has_new else _DUPLICATE
 
 
 def _apply(choices: list[DeliveredChoice], cursor: Cursor) -> None:
     for index, token_ids in cursor.new_tokens.items():
         choices[index].token_ids.extend(token_ids)
-    for choice, told in zip(choices, cursor.choices, strict=True):
-        if choice.finish_reason is None and told.finish_reason is not None:
-            choice.finish_reason = told.finish_reason
+    for choice, choice_cursor in zip(choices, cursor.choices, strict=True):
+        if choice.finish_reason is None and choice_cursor.finish_reason is not None:
+            choice.finish_reason = choice_cursor.finish_reason
 
 
 def covers_cursor(stream: ClientStream, cursor: Cursor) -> bool:
@@ -463,7 +481,7 @@ def covers_cursor(stream: ClientStream, cursor: Cursor) -> bool:
     if len(cursor.choices) != len(stream.choices) or cursor.seed != stream.request.seed:
         return False
     pairs = zip(stream.choices, cursor.choices, strict=True)
-    return all(told.position <= len(known.token_ids) for known, told in pairs)
+    return all(choice_cursor.position <= len(choice.token_ids) for choice, choice_cursor in pairs)
 
 
 def resume_at_cursor(
@@ -476,14 +494,14 @@ def resume_at_cursor(
     if stream.request.has_client_deadline:
         deadline_at_s = stream.request.deadline_at_s
     choices = [
-        DeliveredChoice(known.token_ids[: told.position], told.finish_reason)
-        for known, told in zip(stream.choices, cursor.choices, strict=True)
+        DeliveredChoice(choice.token_ids[: choice_cursor.position], choice_cursor.finish_reason)
+        for choice, choice_cursor in zip(stream.choices, cursor.choices, strict=True)
     ]
-    origin = replace(
+    client_request = replace(
         stream.request, is_streaming=True, deadline_at_s=deadline_at_s, skip_to=(), usage_sent=cursor.usage_sent
     )
-    again = ClientStream(origin, retry_limit, epoch=max(stream.epoch, cursor.attempt_epoch), choices=choices)
-    again.num_cached_tokens = stream.num_cached_tokens
-    again.num_prompt_tokens = stream.num_prompt_tokens
-    again.fingerprint = stream.fingerprint
-    return again
+    resumed = ClientStream(client_request, retry_limit, epoch=max(stream.epoch, cursor.attempt_epoch), choices=choices)
+    resumed.num_cached_tokens = stream.num_cached_tokens
+    resumed.num_prompt_tokens = stream.num_prompt_tokens
+    resumed.fingerprint = stream.fingerprint
+    return resumed

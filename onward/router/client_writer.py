@@ -23,12 +23,13 @@ class ClientWriter:
     def __init__(self, send: Send, stream: ClientStream, *, reports_resumes: bool) -> None:
         self._send = send
         self._stream = stream
-        self._tells_resumes = reports_resumes
+        self._reports_resumes = reports_resumes
         self._has_started = False
         self._writing = asyncio.Lock()
 
     async def write(self, events: bytes) -> None:
         """Whole events of a stream."""
+        assert self._stream.request.is_streaming, "events are written to streaming clients only"
         async with self._writing:
             if not self._has_started:
                 self._has_started = True
@@ -41,29 +42,29 @@ class ClientWriter:
 
     async def finish(self) -> None:
         if not self._stream.request.is_streaming:
-            assert self._stream.response_body is not None, "complete without an answer"
+            assert self._stream.response_body is not None, "a complete answer has a body"
             headers = {**asgi.JSON_HEADERS, **self._resume_header(), **self._ignored_header()}
             await asgi.respond(self._send, 200, self._stream.response_body, headers)
             return
-        comment = b": resumes %d\n\n" % self._stream.num_resumes if self._tells_resumes else b""
+        comment = b": resumes %d\n\n" % self._stream.num_resumes if self._reports_resumes else b""
         if comment or self.end_marker or not self._has_started:  # who has had all but the end gets a stream of nothing
             await self.write(comment + self.end_marker)
-        await self._send(asgi.body_message(b"", more=False))
+        await self._send(asgi.body_message(b"", more_body=False))
 
-    async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
+    async def fail(self, error: ErrorInfo, body: bytes | None) -> None:
         if not self._has_started:
-            await asgi.respond_error(self._send, info, body)
+            await asgi.respond_error(self._send, error, body)
             return
-        await self.write(await self.error_event(info, body) + self.end_marker)
-        await self._send(asgi.body_message(b"", more=False))
+        await self.write(await self.error_event(error, body) + self.end_marker)
+        await self._send(asgi.body_message(b"", more_body=False))
 
-    async def error_event(self, info: ErrorInfo, body: bytes | None) -> bytes:
+    async def error_event(self, error: ErrorInfo, body: bytes | None) -> bytes:
         """The event that says it. `body`: as an instance has written it."""
-        return sse.error_event(info) if body is None else sse.named_event("error", body)
+        return sse.error_event(error) if body is None else sse.named_event("error", body)
 
     def _ignored_header(self) -> dict[str, str]:
         ignored = self._stream.ignored_fields
         return {} if ignored is None else {IGNORED_FIELDS_HEADER: ignored}
 
     def _resume_header(self) -> dict[str, str]:
-        return {"x-onward-resumes": str(self._stream.num_resumes)} if self._tells_resumes else {}
+        return {"x-onward-resumes": str(self._stream.num_resumes)} if self._reports_resumes else {}

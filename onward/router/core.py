@@ -4,7 +4,7 @@
                  └──Wait──> next_step
 
 Joins the instances, the choice among them, the retry budget and all streams. Takes messages and the time, and returns
-what to do; sockets, tasks and clocks are the business of `serving`.
+what to do; sockets, tasks and clocks are the business of `stream_runner`.
 """
 
 from collections.abc import Iterable, Set
@@ -92,46 +92,49 @@ class AbortResult:
 
 
 class RouterCore:
-    def __init__(self, config: RouterConfig, incarnation: str, registry: Registry, chance: RandBelow) -> None:
+    def __init__(self, config: RouterConfig, incarnation: str, registry: Registry, randbelow: RandBelow) -> None:
         self.config = config
         self.incarnation = incarnation
         policies = (config.policy, config.prefill_policy, config.decode_policy)
         self.instances = InstanceRegistry(incarnation, wants_kv_events="prefix" in policies)
-        for url in filter(None, (one.strip() for one in config.instances.split(","))):
+        for url in filter(None, (part.strip() for part in config.instances.split(","))):
             self.instances.add_static(url)
-        self._chooser = InstanceSelector(*policies, chance, self.instances.index)
+        self._selector = InstanceSelector(*policies, randbelow, self.instances.index)
         self._budget = RetryBudget(config.retry_budget)
         self.detached = DetachedStreams(config.detach_ttl_s)
         self._tombstones = Tombstones()
         self.metrics = RouterMetrics(registry, self._count_streams, self._count_instances, self._count_records)
-        self._routes: dict[str, RoutedStream] = {}
+        self._live: dict[str, RoutedStream] = {}
         self._client_request_ids: dict[tuple[str, str], str] = {}
         """By caller and label: what somebody else calls a request is nobody's business."""
         self._registrations: dict[str, Registration] = {}
         self._num_waiting = 0
         """New requests for which there is no instance."""
         self._resumes = ResumeLog(self.metrics)
-        self._retrying = RetryPolicy(config, self.instances, self._budget, self.metrics, self._resumes)
+        self._retry_policy = RetryPolicy(config, self.instances, self._budget, self.metrics, self._resumes)
         self._now_s = 0.0
 
     # Streams begin.
 
-    def open_stream(self, origin: ClientRequest, now_s: float, *, epoch: int = 0) -> RoutedStream:
+    def open_stream(self, client_request: ClientRequest, now_s: float, *, epoch: int = 0) -> RoutedStream:
         """A client's request. `epoch`: the highest that was ever used for it."""
-        if origin.request_id in self._routes:
-            raise Conflict(f"Last-Event-ID: the stream {origin.request_id} is under way already")
-        if origin.client_request_id and (origin.caller, origin.client_request_id) in self._client_request_ids:
+        if client_request.request_id in self._live:
+            raise Conflict(f"Last-Event-ID: the stream {client_request.request_id} is under way already")
+        if (
+            client_request.client_request_id
+            and (client_request.caller, client_request.client_request_id) in self._client_request_ids
+        ):
             raise Conflict(
-                f"X-Request-Id: {origin.client_request_id!r} is the label of a request that is under way",
+                f"X-Request-Id: {client_request.client_request_id!r} is the label of a request that is under way",
                 code="label_in_use",
             )
         self._budget.record_request(now_s)
-        return self._add(ClientStream(origin, self.config.preempt_retry_count, epoch=epoch), now_s)
+        return self._add(ClientStream(client_request, self.config.preempt_retry_count, epoch=epoch), now_s)
 
-    def resume_stream(self, known: ClientStream, cursor: Cursor, now_s: float) -> RoutedStream | None:
+    def resume_stream(self, known_stream: ClientStream, cursor: Cursor, now_s: float) -> RoutedStream | None:
         """A client has come back for a stream, at the place it names. None: what is known of it does not reach so far."""
         self.check_not_aborted(cursor.request_id, now_s)
-        stream = resume_at_cursor(known, cursor, self.config.preempt_retry_count, self._new_deadline(now_s))
+        stream = resume_at_cursor(known_stream, cursor, self.config.preempt_retry_count, self._new_deadline(now_s))
         if stream is None:
             return None
         self.detached.drop(cursor.request_id)
@@ -142,220 +145,237 @@ class RouterCore:
             raise NotFound(f"Last-Event-ID: the stream {request_id} was aborted", code=STREAM_UNKNOWN)
 
     def live_streams(self) -> list[RoutedStream]:
-        return list(self._routes.values())
+        return list(self._live.values())
 
     def find_live(self, request_id: str) -> RoutedStream | None:
-        return self._routes.get(request_id)
+        return self._live.get(request_id)
 
     def _new_deadline(self, now_s: float) -> float | None:
         timeout_s = self.config.request_timeout_s
         return None if timeout_s is None else now_s + timeout_s
 
     def _add(self, stream: ClientStream, now_s: float) -> RoutedStream:
-        assert stream.request_id not in self._routes, "ids are unique among live streams"
-        route = RoutedStream(stream, opened_at_s=now_s, last_write_at_s=now_s)
-        self._routes[stream.request_id] = route
+        assert stream.request_id not in self._live, "ids are unique among live streams"
+        routed = RoutedStream(stream, opened_at_s=now_s, last_write_at_s=now_s)
+        self._live[stream.request_id] = routed
         if stream.request.client_request_id:
             self._client_request_ids[stream.request.caller, stream.request.client_request_id] = stream.request_id
-        return route
+        return routed
 
     # What to do next.
 
-    def next_action(self, route: RoutedStream, now_s: float) -> StreamAction:
+    def next_action(self, routed: RoutedStream, now_s: float) -> StreamAction:
         self._now_s = now_s
-        stream = route.stream
-        assert not stream.is_attempt_running, "an attempt is under way"
+        stream = routed.stream
+        assert self._live.get(stream.request_id) is routed, "a stream acts while it is open"
+        assert not stream.is_attempt_running, "the next action follows the end of an attempt"
         if stream.is_complete and stream.is_out_of_reach_of_aborts:
             return Finish()
-        if route.final_error is not None:
-            return GiveUp(route.final_error, route.final_error_body)
+        if routed.final_error is not None:
+            return GiveUp(routed.final_error, routed.final_error_body)
         if stream.is_complete or stream.lacks_only_end_marker:
             return Finish()
         deadline_at_s = stream.request.deadline_at_s
         if deadline_at_s is not None and now_s >= deadline_at_s:
-            return self._give_up(route, to_error_info(DeadlineExceeded("the request's deadline has passed")))
-        if route.overloaded_since_s is not None and now_s >= route.overloaded_since_s + MAX_INSTANCE_WAIT_S:
-            assert stream.failure is not None, "somebody has said that there is no room"
-            return self._give_up(route, stream.failure.error)
-        pause_s = self._retrying.pause_s(route, now_s)
+            return self._give_up(routed, to_error_info(DeadlineExceeded("the request's deadline has passed")))
+        if routed.overloaded_since_s is not None and now_s >= routed.overloaded_since_s + MAX_INSTANCE_WAIT_S:
+            assert stream.failure is not None, "an overloaded stream has the failure that said so"
+            return self._give_up(routed, stream.failure.error)
+        pause_s = self._retry_policy.pause_s(routed, now_s)
         if pause_s > 0:
             return Wait(pause_s)
-        if route.budget_refused_error is not None and not self._retrying.try_spend_budget(route, now_s):
-            return self._wait_for_budget(route, route.budget_refused_error, now_s)
-        pair = self._chooser.select(self._routing_criteria(route, now_s), self.instances.list_instances(now_s), now_s)
-        return self._wait_for_instance(route, now_s) if pair is None else self._dispatch(route, pair, now_s)
+        if routed.budget_refused_error is not None and not self._retry_policy.try_spend_budget(routed, now_s):
+            return self._wait_for_budget(routed, routed.budget_refused_error, now_s)
+        decision = self._selector.select(
+            self._routing_criteria(routed, now_s), self.instances.list_instances(now_s), now_s
+        )
+        return self._wait_for_instance(routed, now_s) if decision is None else self._dispatch(routed, decision, now_s)
 
-    def _routing_criteria(self, route: RoutedStream, now_s: float) -> RoutingCriteria:
-        stream, origin = route.stream, route.stream.request
+    def _routing_criteria(self, routed: RoutedStream, now_s: float) -> RoutingCriteria:
+        stream, client_request = routed.stream, routed.stream.request
         num_prompt = stream.num_prompt_tokens
-        if num_prompt is None and origin.routing_token_ids is not None:
-            num_prompt = self._prompt_length_if_servable(origin.routing_token_ids, origin.max_output, now_s)
+        if num_prompt is None and client_request.routing_token_ids is not None:
+            num_prompt = self._prompt_length_if_servable(
+                client_request.routing_token_ids, client_request.max_output, now_s
+            )
         return RoutingCriteria(
             num_prompt_tokens=num_prompt,
-            max_output=origin.max_output,
-            session=origin.session_key,
-            prompt_hashes=self._prompt_block_hashes(origin),
-            avoided_instances=frozenset(route.avoided_instances),
-            excluded_instances=route.excluded_instances(now_s),
+            max_output=client_request.max_output,
+            session=client_request.session_key,
+            prompt_hashes=self._prompt_block_hashes(client_request),
+            avoided_instances=frozenset(routed.avoided_instances),
+            excluded_instances=routed.excluded_instances(now_s),
             fingerprint=stream.fingerprint,
         )
 
     def _prompt_length_if_servable(self, prompt: list[int], max_output: int | None, now_s: float) -> int | None:
         """None for what nobody can hold: an instance will refuse it, instead of us waiting for a larger one."""
-        facts = RoutingCriteria(num_prompt_tokens=len(prompt), max_output=max_output)
-        return len(prompt) if any(fits_context(replica, facts) for replica in self.serving_instances(now_s)) else None
+        criteria = RoutingCriteria(num_prompt_tokens=len(prompt), max_output=max_output)
+        return (
+            len(prompt) if any(fits_context(instance, criteria) for instance in self.serving_instances(now_s)) else None
+        )
 
-    def _prompt_block_hashes(self, origin: ClientRequest) -> list[BlockHash]:
+    def _prompt_block_hashes(self, client_request: ClientRequest) -> list[BlockHash]:
         """Of the prompt's full blocks, where anybody will look at them."""
-        if self.instances.index is None or not origin.routing_token_ids:
+        if self.instances.index is None or not client_request.routing_token_ids:
             return []
-        size = next((told.block_size for told in self._registrations.values() if told.block_size), 0)
-        return block_hashes(origin.routing_token_ids, size, origin.cache_salt) if size else []
+        block_size = next(
+            (registration.block_size for registration in self._registrations.values() if registration.block_size), 0
+        )
+        return (
+            block_hashes(client_request.routing_token_ids, block_size, client_request.cache_salt) if block_size else []
+        )
 
-    def _wait_for_instance(self, route: RoutedStream, now_s: float) -> StreamAction:
-        stream, failed = route.stream, route.stream.failure
-        if failed is not None and failed.cause is FailureCause.REJECTED:
-            return self._give_up(route, failed.error)
-        if failed is not None and failed.cause is FailureCause.OVERLOADED and not stream.was_accepted:
-            soonest = route.earliest_overload or failed
-            return self._give_up(route, soonest.error, soonest.body)
-        if route.waiting_since_s is None:
+    def _wait_for_instance(self, routed: RoutedStream, now_s: float) -> StreamAction:
+        stream, failure = routed.stream, routed.stream.failure
+        if failure is not None and failure.cause is FailureCause.REJECTED:
+            return self._give_up(routed, failure.error)
+        if failure is not None and failure.cause is FailureCause.OVERLOADED and not stream.was_accepted:
+            earliest = routed.earliest_overload or failure
+            return self._give_up(routed, earliest.error, earliest.body)
+        if routed.waiting_since_s is None:
             if not stream.was_accepted and self._num_waiting >= self.config.max_queue:
                 self.metrics.overloads.inc()
-                problem = f"{self.config.max_queue} requests wait for an instance already; try again later"
-                return self._give_up(route, to_error_info(Overloaded(problem, retry_after_s=1.0)))
-            self._start_waiting(route, now_s)
-        assert route.waiting_since_s is not None
-        left_s = route.waiting_since_s + MAX_INSTANCE_WAIT_S - now_s
+                message = f"{self.config.max_queue} requests wait for an instance already; try again later"
+                return self._give_up(routed, to_error_info(Overloaded(message, retry_after_s=1.0)))
+            self._start_waiting(routed, now_s)
+        assert routed.waiting_since_s is not None, "a waiting stream has the time when its wait began"
+        left_s = routed.waiting_since_s + MAX_INSTANCE_WAIT_S - now_s
         if left_s <= 0:
-            problem = f"no instance could take the request for {MAX_INSTANCE_WAIT_S:g} s"
-            return self._give_up(route, to_error_info(Unavailable(problem, retry_after_s=5.0)))
-        soonest_s = min((until_s - now_s for until_s in route.resting_until_s.values()), default=WAIT_STEP_S)
+            message = f"no instance could take the request for {MAX_INSTANCE_WAIT_S:g} s"
+            return self._give_up(routed, to_error_info(Unavailable(message, retry_after_s=5.0)))
+        soonest_s = min((until_s - now_s for until_s in routed.resting_until_s.values()), default=WAIT_STEP_S)
         deadline_at_s = stream.request.deadline_at_s
         until_deadline_s = WAIT_STEP_S if deadline_at_s is None else deadline_at_s - now_s
         return Wait(max(0.001, min(left_s, soonest_s, until_deadline_s, WAIT_STEP_S)))
 
-    def _wait_for_budget(self, route: RoutedStream, info: ErrorInfo, now_s: float) -> StreamAction:
-        if now_s >= route.budget_deadline_at_s:
-            return self._give_up(route, info)
-        return Wait(min(BUDGET_STEP_S, route.budget_deadline_at_s - now_s))
+    def _wait_for_budget(self, routed: RoutedStream, info: ErrorInfo, now_s: float) -> StreamAction:
+        if now_s >= routed.budget_deadline_at_s:
+            return self._give_up(routed, info)
+        return Wait(min(BUDGET_STEP_S, routed.budget_deadline_at_s - now_s))
 
-    def _give_up(self, route: RoutedStream, info: ErrorInfo, body: bytes | None = None) -> GiveUp:
-        route.set_final_error(info, body)
-        assert route.final_error is not None
-        return GiveUp(route.final_error, route.final_error_body)
+    def _give_up(self, routed: RoutedStream, info: ErrorInfo, body: bytes | None = None) -> GiveUp:
+        routed.set_final_error(info, body)
+        assert routed.final_error is not None, "a stream that is given up has a final error"
+        return GiveUp(routed.final_error, routed.final_error_body)
 
-    def _dispatch(self, route: RoutedStream, pair: RoutingDecision, now_s: float) -> Dispatch:
-        instance, stream = pair.instance, route.stream
+    def _dispatch(self, routed: RoutedStream, decision: RoutingDecision, now_s: float) -> Dispatch:
+        instance, stream = decision.instance, routed.stream
+        assert self.instances.get(instance.instance_id) is not None, "an attempt goes to a registered instance"
+        assert instance.instance_id not in routed.refused_by, "an instance that refused a stream is not chosen again"
+        assert routed.reservation is None, "the reservation of the last attempt is released"
+        assert not routed.prefill_reservations, "the prefill reservations of the last attempt are released"
         has_ids = stream.request.prompt_token_ids is not None
         if has_ids and not stream.has_progress and instance.tokenizer_hash != stream.request.tokenizer_hash:
             # It has come since the ids were made, with another tokenizer. What has begun with them goes on with them.
             stream.request = replace(stream.request, prompt_token_ids=None)
-        route.reservation = self.instances.reserve(instance.instance_id)
-        route.prefill_reservations = [self.instances.reserve(peer.instance_id) for peer in pair.prefill_peers[:1]]
-        route.stream.begin_attempt(instance.instance_id, now_s)
-        peers = [peer.handoff_address for peer in pair.prefill_peers]
-        return Dispatch(instance.instance_id, instance.url, route.stream.build_attempt(now_s, peers))
+        routed.reservation = self.instances.reserve(instance.instance_id)
+        routed.prefill_reservations = [self.instances.reserve(peer.instance_id) for peer in decision.prefill_peers[:1]]
+        routed.stream.begin_attempt(instance.instance_id, now_s)
+        peers = [peer.handoff_address for peer in decision.prefill_peers]
+        return Dispatch(instance.instance_id, instance.url, routed.stream.build_attempt(now_s, peers))
 
     # An attempt's life.
 
-    def on_accepted(self, route: RoutedStream, now_s: float) -> None:
-        if not route.stream.was_accepted:
-            self.metrics.queue_wait.observe(now_s - route.opened_at_s)
-        self._stop_waiting(route)
-        route.stream.on_accepted(now_s)
+    def on_accepted(self, routed: RoutedStream, now_s: float) -> None:
+        if not routed.stream.was_accepted:
+            self.metrics.queue_wait.observe(now_s - routed.opened_at_s)
+        self._stop_waiting(routed)
+        routed.stream.on_accepted(now_s)
 
-    def on_first_tokens(self, route: RoutedStream, now_s: float) -> None:
+    def on_first_tokens(self, routed: RoutedStream, now_s: float) -> None:
         """Its first event has come: the instance works, and a resume has succeeded."""
-        stream = route.stream
-        assert stream.instance_id is not None
+        stream = routed.stream
+        assert stream.instance_id is not None, "tokens come from an instance"
         self.instances.record_success(stream.instance_id, now_s)
-        route.overloaded_since_s = None
-        for booking in route.prefill_reservations:
-            booking.release()
-        replica = self.instances.get(stream.instance_id)
-        fingerprint = replica.fingerprint if replica is not None else stream.fingerprint
-        if route.pending_resume is not None:
-            exact = stream.fingerprint in (None, fingerprint)
-            self._resumes.end(route, "exact" if exact else "inexact", now_s)
+        routed.overloaded_since_s = None
+        for reservation in routed.prefill_reservations:
+            reservation.release()
+        instance = self.instances.get(stream.instance_id)
+        fingerprint = instance.fingerprint if instance is not None else stream.fingerprint
+        if routed.pending_resume is not None:
+            is_exact = stream.fingerprint in (None, fingerprint)
+            self._resumes.end(routed, "exact" if is_exact else "inexact", now_s)
         stream.fingerprint = fingerprint
 
-    def on_attempt_ended(self, route: RoutedStream, now_s: float) -> None:
+    def on_attempt_ended(self, routed: RoutedStream, now_s: float) -> None:
         """The attempt is over, and its connection closed or given back."""
-        stream = route.stream
-        assert stream.instance_id is not None
-        route.release_reservations()
+        stream = routed.stream
+        assert stream.instance_id is not None, "an attempt runs at an instance"
+        routed.release_reservations()
         if stream.failure is not None:
             stream.failure = self._as_drain_if_draining(stream.failure, stream.instance_id)
-        failed = stream.end_attempt()
-        undone = "done" if stream.is_complete else "cancelled"
-        self.metrics.attempts.inc(undone if failed is None else failed.cause.value)
-        if failed is not None and route.final_error is None:
-            self._retrying.on_attempt_failed(route, failed, stream.instance_id, now_s)
+        failure = stream.end_attempt()
+        outcome = "done" if stream.is_complete else "cancelled"
+        self.metrics.attempts.inc(outcome if failure is None else failure.cause.value)
+        if failure is not None and routed.final_error is None:
+            self._retry_policy.on_attempt_failed(routed, failure, stream.instance_id, now_s)
 
-    def _as_drain_if_draining(self, failed: AttemptFailure, instance: str) -> AttemptFailure:
+    def _as_drain_if_draining(self, failure: AttemptFailure, instance_id: str) -> AttemptFailure:
         """What breaks off at an instance that is going is a part of its going."""
-        replica = self.instances.get(instance)
-        is_going = replica is not None and replica.state is InstanceState.DRAINING
+        instance = self.instances.get(instance_id)
+        is_draining = instance is not None and instance.state is InstanceState.DRAINING
         if not (
-            is_going
-            and failed.error.retryable
-            and failed.cause in (FailureCause.LOST, FailureCause.STALL, FailureCause.ERROR)
+            is_draining
+            and failure.error.retryable
+            and failure.cause in (FailureCause.LOST, FailureCause.STALL, FailureCause.ERROR)
         ):
-            return failed
-        return replace(failed, cause=FailureCause.DRAIN)
+            return failure
+        return replace(failure, cause=FailureCause.DRAIN)
 
-    def _start_waiting(self, route: RoutedStream, now_s: float) -> None:
-        route.waiting_since_s = now_s
-        self._num_waiting += not route.stream.was_accepted
+    def _start_waiting(self, routed: RoutedStream, now_s: float) -> None:
+        routed.waiting_since_s = now_s
+        self._num_waiting += not routed.stream.was_accepted
 
-    def _stop_waiting(self, route: RoutedStream) -> None:
-        if route.waiting_since_s is not None:
-            route.waiting_since_s = None
-            self._num_waiting -= not route.stream.was_accepted
+    def _stop_waiting(self, routed: RoutedStream) -> None:
+        if routed.waiting_since_s is not None:
+            routed.waiting_since_s = None
+            self._num_waiting -= not routed.stream.was_accepted
+            assert self._num_waiting >= 0, "the number of waiting requests is never negative"
 
     # Streams end.
 
-    def close_stream(self, route: RoutedStream, now_s: float, *, keep: bool) -> None:
+    def close_stream(self, routed: RoutedStream, now_s: float, *, keep: bool) -> None:
         """The client has its end, or has gone. `keep`: it may come back."""
-        stream = route.stream
-        self._routes.pop(stream.request_id, None)
+        stream = routed.stream
+        assert self._live.get(stream.request_id) is routed, "a stream is closed once"
+        del self._live[stream.request_id]
         label = stream.request.caller, stream.request.client_request_id
         if self._client_request_ids.get(label) == stream.request_id:
             del self._client_request_ids[label]
-        self._stop_waiting(route)
-        route.release_reservations()
+        self._stop_waiting(routed)
+        routed.release_reservations()
         if stream.is_attempt_running:
             stream.end_attempt()
-        if route.pending_resume is not None:
+        if routed.pending_resume is not None:
             ok = stream.is_complete or stream.lacks_only_end_marker
-            self._resumes.end(route, "exact" if ok else "failed", now_s)
+            self._resumes.end(routed, "exact" if ok else "failed", now_s)
         self.metrics.stale_events.inc(by=stream.num_stale_events)
-        if keep and _is_resumable(route):
+        if keep and _is_resumable(routed):
             self.detached.keep(stream, now_s)
 
     def abort(self, names: Iterable[str] | None, now_s: float, caller: str | None = None) -> AbortResult:
         """Ends streams by id or label, or all, running or left by their client; a caller's own, or everybody's. An attempt
         that has only the whole answer left to send is not ended, and no other one follows it."""
         wanted = None if names is None else frozenset(names)
-        routes = [route for route in self._routes.values() if matches(route.stream, wanted, caller)]
-        for route in routes:
-            route.set_final_error(ABORTED)
-        left = self.detached.drop_matching(wanted, caller)
-        origins = [one.request for one in (*(route.stream for route in routes), *left)]
-        for origin in origins:
-            self._tombstones.add(origin.request_id, now_s)
-        ids = [origin.request_id for origin in origins]
-        labels = [origin.client_request_id for origin in origins]
-        cut = [route for route in routes if not route.stream.is_out_of_reach_of_aborts]
-        return AbortResult(cut, left, ids, {*ids} if wanted is None else wanted.intersection((*ids, *labels)))
+        routed_streams = [routed for routed in self._live.values() if matches(routed.stream, wanted, caller)]
+        for routed in routed_streams:
+            routed.set_final_error(ABORTED)
+        detached = self.detached.drop_matching(wanted, caller)
+        client_requests = [stream.request for stream in (*(routed.stream for routed in routed_streams), *detached)]
+        for client_request in client_requests:
+            self._tombstones.add(client_request.request_id, now_s)
+        ids = [client_request.request_id for client_request in client_requests]
+        labels = [client_request.client_request_id for client_request in client_requests]
+        affected = [routed for routed in routed_streams if not routed.stream.is_out_of_reach_of_aborts]
+        return AbortResult(affected, detached, ids, {*ids} if wanted is None else wanted.intersection((*ids, *labels)))
 
     # Instances.
 
     def register(self, registration: Registration, now_s: float) -> RegistrationReply:
-        answer = self.instances.register(registration, now_s)
+        reply = self.instances.register(registration, now_s)
         self._store_registration(registration)
-        return answer
+        return reply
 
     def on_probe_result(self, url: str, registration: Registration | None, now_s: float) -> str | None:
         error = self.instances.on_probe_result(url, registration, now_s)
@@ -370,82 +390,84 @@ class RouterCore:
     def tick(self, now_s: float) -> list[RoutedStream]:
         """Streams whose attempt must end now; each says why."""
         self._now_s = now_s
-        for instance in self.instances.tick(now_s):
-            self._registrations.pop(instance, None)
+        for instance_id in self.instances.tick(now_s):
+            self._registrations.pop(instance_id, None)
         self.detached.expire(now_s)
-        replicas = {replica.instance_id: replica for replica in self.instances.list_instances(now_s)}
-        cut: list[RoutedStream] = []
-        for route in self._routes.values():
-            stream = route.stream
+        instances = {instance.instance_id: instance for instance in self.instances.list_instances(now_s)}
+        affected: list[RoutedStream] = []
+        for routed in self._live.values():
+            stream = routed.stream
             if (
                 stream.is_attempt_running
                 and not stream.is_sending
                 and not stream.is_complete
                 and stream.failure is None
             ):
-                self._check_attempt(route, replicas, now_s)
+                self._check_attempt(routed, instances, now_s)
                 if stream.failure is not None or stream.is_complete:
-                    cut.append(route)
-        return cut
+                    affected.append(routed)
+        return affected
 
     def streams_with_stalled_client(self, now_s: float) -> list[RoutedStream]:
         """Streams whose client has stopped reading. They may come back for the rest."""
-        streams = [route for route in self._routes.values() if route.stream.is_sending]
-        return [route for route in streams if now_s - route.stream.last_progress_at_s >= CLIENT_STALL_TIMEOUT_S]
+        streams = [routed for routed in self._live.values() if routed.stream.is_sending]
+        return [routed for routed in streams if now_s - routed.stream.last_progress_at_s >= CLIENT_STALL_TIMEOUT_S]
 
-    def _check_attempt(self, route: RoutedStream, replicas: dict[str, InstanceInfo], now_s: float) -> None:
-        stream = route.stream
-        deadline_at_s, still_s = stream.request.deadline_at_s, now_s - stream.last_progress_at_s
-        replica = replicas.get(stream.instance_id or "")
+    def _check_attempt(self, routed: RoutedStream, instances: dict[str, InstanceInfo], now_s: float) -> None:
+        stream = routed.stream
+        deadline_at_s, stalled_s = stream.request.deadline_at_s, now_s - stream.last_progress_at_s
+        instance = instances.get(stream.instance_id or "")
         if deadline_at_s is not None and now_s > deadline_at_s + DEADLINE_MARGIN_S:
             stream.fail(FailureCause.DEADLINE, to_error_info(DeadlineExceeded("the request's deadline has passed")))
-        elif still_s >= self.config.stall_timeout_s and not stream.reports_restart:
-            stream.fail_lost(FailureCause.STALL, f"nothing moved for {still_s:.1f} s")
-        elif replica is None and still_s >= GONE_INSTANCE_GRACE_S:
+        elif stalled_s >= self.config.stall_timeout_s and not stream.reports_restart:
+            stream.fail_lost(FailureCause.STALL, f"nothing moved for {stalled_s:.1f} s")
+        elif instance is None and stalled_s >= GONE_INSTANCE_GRACE_S:
             stream.fail_lost(FailureCause.GONE, "the instance is gone")
-        elif replica is not None and replica.state is InstanceState.DRAINING:
-            if self._has_alternative(route, replicas, now_s):
+        elif instance is not None and instance.state is InstanceState.DRAINING:
+            if self._has_alternative(routed, instances, now_s):
                 stream.fail_lost(FailureCause.DRAIN, "the instance is being drained")
-        elif stream.reports_restart and self._restarts_too_long(route, replicas, still_s, now_s):
-            stream.fail_lost(FailureCause.RESTART, f"the instance restarts a process for {still_s:.1f} s now")
+        elif stream.reports_restart and self._restarts_too_long(routed, instances, stalled_s, now_s):
+            stream.fail_lost(FailureCause.RESTART, f"the instance restarts a process for {stalled_s:.1f} s now")
 
     def _restarts_too_long(
-        self, route: RoutedStream, replicas: dict[str, InstanceInfo], still_s: float, now_s: float
+        self, routed: RoutedStream, instances: dict[str, InstanceInfo], stalled_s: float, now_s: float
     ) -> bool:
-        if still_s < self.config.restart_grace_s:
+        if stalled_s < self.config.restart_grace_s:
             return False
-        return still_s >= MAX_INSTANCE_WAIT_S or self._has_alternative(route, replicas, now_s)
+        return stalled_s >= MAX_INSTANCE_WAIT_S or self._has_alternative(routed, instances, now_s)
 
-    def _has_alternative(self, route: RoutedStream, replicas: dict[str, InstanceInfo], now_s: float) -> bool:
-        facts = self._routing_criteria(route, now_s)
-        others = [replica for name, replica in replicas.items() if name != route.stream.instance_id]
-        return any(replica.state is InstanceState.READY and can_take_request(replica, facts) for replica in others)
+    def _has_alternative(self, routed: RoutedStream, instances: dict[str, InstanceInfo], now_s: float) -> bool:
+        criteria = self._routing_criteria(routed, now_s)
+        others = [instance for name, instance in instances.items() if name != routed.stream.instance_id]
+        return any(
+            instance.state is InstanceState.READY and can_take_request(instance, criteria) for instance in others
+        )
 
     # What others are shown.
 
     def status(self, now_s: float) -> dict[str, Any]:
-        instances = describe_instances(self.instances.list_instances(now_s), self._registrations, self._routes.values())
+        instances = describe_instances(self.instances.list_instances(now_s), self._registrations, self._live.values())
         return {"instances": instances, "resumes": self._resumes.recent(now_s)}
 
     def can_serve(self, now_s: float) -> bool:
-        return any(can_take_request(replica, RoutingCriteria()) for replica in self.instances.list_instances(now_s))
+        return any(can_take_request(instance, RoutingCriteria()) for instance in self.instances.list_instances(now_s))
 
     def serving_instances(self, now_s: float) -> list[InstanceInfo]:
         """Those that may know of a stream."""
         return [
-            one
-            for one in self.instances.list_instances(now_s)
-            if one.role != "prefill" and one.state is not InstanceState.STARTING
+            instance
+            for instance in self.instances.list_instances(now_s)
+            if instance.role != "prefill" and instance.state is not InstanceState.STARTING
         ]
 
     def _count_streams(self) -> dict[LabelValues, float]:
-        running = sum(route.stream.is_attempt_running for route in self._routes.values())
-        return {("running",): running, ("waiting",): len(self._routes) - running}
+        running = sum(routed.stream.is_attempt_running for routed in self._live.values())
+        return {("running",): running, ("waiting",): len(self._live) - running}
 
     def _count_instances(self) -> dict[LabelValues, float]:
         counts: dict[LabelValues, float] = {}
-        for replica in self.instances.list_instances(self._now_s):
-            key = (replica.role, replica.state.value)
+        for instance in self.instances.list_instances(self._now_s):
+            key = (instance.role, instance.state.value)
             counts[key] = counts.get(key, 0.0) + 1
         return counts
 
@@ -453,20 +475,21 @@ class RouterCore:
         return {(): float(len(self.detached))}
 
 
-def _is_resumable(route: RoutedStream) -> bool:
+def _is_resumable(routed: RoutedStream) -> bool:
     """When nobody carries it any more."""
-    stream = route.stream
-    if route.is_deleted:
+    stream = routed.stream
+    if routed.is_deleted:
         return False
-    if route.final_error is not None and route.final_error.code == ABORTED.code:
+    if routed.final_error is not None and routed.final_error.code == ABORTED.code:
         return False  # here, or at another router
     if stream.was_aborted:
         return False  # at an instance
-    return stream.was_accepted if route.is_background else stream.request.is_streaming and stream.has_progress
+    return stream.was_accepted if routed.is_background else stream.request.is_streaming and stream.has_progress
 
 
 def block_hashes(token_ids: list[int], block_size: int, cache_salt: str) -> list[BlockHash]:
     """Names of a prompt's full blocks."""
+    assert block_size > 0, "a block has tokens"
     hashes: list[BlockHash] = []
     parent = root_hash(cache_salt)
     for start in range(0, len(token_ids) - block_size + 1, block_size):

@@ -24,6 +24,7 @@ class DetachedStreams:
         return len(self._kept)
 
     def keep(self, stream: ClientStream, now_s: float) -> None:
+        assert not stream.is_attempt_running, "a stream is kept after its attempt has ended"
         caller, until_s = stream.request.caller, now_s + self._ttl_s
         self._kept.put(stream.request_id, caller, stream, stream.size_bytes(), until_s, now_s)
 
@@ -35,7 +36,7 @@ class DetachedStreams:
 
     def drop_matching(self, names: Set[str] | None, caller: str | None) -> list[ClientStream]:
         """Those that go by one of these names, or all; a caller's own, or everybody's. Returns them."""
-        dropped = [one for one in self._kept.values() if matches(one, names, caller)]
+        dropped = [kept_stream for kept_stream in self._kept.values() if matches(kept_stream, names, caller)]
         for stream in dropped:
             self.drop(stream.request_id)
         return dropped
@@ -47,11 +48,11 @@ class DetachedStreams:
 def matches(stream: ClientStream, names: Set[str] | None, caller: str | None) -> bool:
     """By an abort: by an id or a label, None: by any; among a caller's own, None: among everybody's. A stored response that
     is complete stays so."""
-    origin = stream.request
-    own = {origin.request_id, origin.client_request_id} - {""}
-    if caller not in (None, origin.caller) or (names is not None and names.isdisjoint(own)):
+    client_request = stream.request
+    names_of_stream = {client_request.request_id, client_request.client_request_id} - {""}
+    if caller not in (None, client_request.caller) or (names is not None and names.isdisjoint(names_of_stream)):
         return False
-    return not (stream.all_finished and is_stored(origin.path, origin.body))
+    return not (stream.all_finished and is_stored(client_request.path, client_request.body))
 
 
 class Tombstones:

@@ -111,6 +111,7 @@ class CircuitBreaker:
     def start_trial(self, now_s: float) -> None:
         """Somebody is sent there. While it is on trial, nobody else."""
         if self.open_s:
+            assert self.failures >= FAILURES_TO_OPEN_CIRCUIT, "a circuit opens after several failures"
             self.on_trial = True
             self.open_until_s = now_s + self.open_s
 
@@ -126,8 +127,8 @@ class Reservation:
 
     __slots__ = ("_all", "instance_id")
 
-    def __init__(self, instance: str, all_of_it: "set[Reservation]") -> None:
-        self.instance_id = instance
+    def __init__(self, instance_id: str, all_of_it: "set[Reservation]") -> None:
+        self.instance_id = instance_id
         self._all = all_of_it
         all_of_it.add(self)
 
@@ -144,8 +145,8 @@ class _RegisteredInstance:
     is_unreachable: bool = False
     """The last connection to it failed. Its own registrations do not show that it can be reached."""
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
-    bookings: set[Reservation] = field(default_factory=set)
-    booked_at_report: int = 0
+    reservations: set[Reservation] = field(default_factory=set)
+    num_reserved_at_report: int = 0
 
     @property
     def url(self) -> str:
@@ -164,21 +165,21 @@ class _RegisteredInstance:
         return reported
 
     def info(self, now_s: float) -> InstanceInfo:
-        told = self.registration
+        registration = self.registration
         return InstanceInfo(
-            instance_id=told.instance,
-            url=told.url,
-            role=told.role,
+            instance_id=registration.instance,
+            url=registration.url,
+            role=registration.role,
             state=self.state(now_s),
-            fingerprint=told.fingerprint,
-            handoff_address=told.handoff_address,
-            max_tokens=told.max_tokens,
-            block_size=told.block_size,
-            load=told.load,
-            num_reserved=len(self.bookings),
+            fingerprint=registration.fingerprint,
+            handoff_address=registration.handoff_address,
+            max_tokens=registration.max_tokens,
+            block_size=registration.block_size,
+            load=registration.load,
+            num_reserved=len(self.reservations),
             circuit_open_until_s=self.breaker.open_until_s,
-            num_reserved_at_report=self.booked_at_report,
-            tokenizer_hash=told.tokenizer_hash,
+            num_reserved_at_report=self.num_reserved_at_report,
+            tokenizer_hash=registration.tokenizer_hash,
         )
 
 
@@ -252,11 +253,11 @@ class InstanceRegistry:
     def tick(self, now_s: float) -> list[str]:
         """Instances that are gone since the last call: their streams must move."""
         self._now_s = now_s
-        for instance, member in list(self._members.items()):
+        for instance_id, member in list(self._members.items()):
             if member.state(now_s) is InstanceState.GONE:
                 silent_s = now_s - member.last_seen_at_s
-                _logger.warning(log.event("instance lost", id=instance, url=member.url, silent_s=silent_s))
-                self._remove(instance)
+                _logger.warning(log.event("instance lost", id=instance_id, url=member.url, silent_s=silent_s))
+                self._remove(instance_id)
         urls = {member.url for member in self._members.values()}
         self._probes = {url: probe for url, probe in self._probes.items() if probe.is_static or url in urls}
         gone, self._gone = self._gone, []
@@ -266,34 +267,34 @@ class InstanceRegistry:
         self._now_s = now_s
         return [member.info(now_s) for member in self._members.values()]
 
-    def get(self, instance: str) -> InstanceInfo | None:
-        member = self._members.get(instance)
+    def get(self, instance_id: str) -> InstanceInfo | None:
+        member = self._members.get(instance_id)
         return member.info(self._now_s) if member else None
 
-    def record_failure(self, instance: str, now_s: float) -> None:
+    def record_failure(self, instance_id: str, now_s: float) -> None:
         """A connection to it was refused or lost, or a stream of it stalled."""
         self._now_s = now_s
-        if member := self._members.get(instance):
+        if member := self._members.get(instance_id):
             member.is_suspected = True
             member.breaker.record_failure(now_s)
 
-    def record_unreachable(self, instance: str, now_s: float) -> None:
+    def record_unreachable(self, instance_id: str, now_s: float) -> None:
         """No connection to it could be made. From here on it is probed, so that no client's request has to find out."""
-        self.record_failure(instance, now_s)
-        if member := self._members.get(instance):
+        self.record_failure(instance_id, now_s)
+        if member := self._members.get(instance_id):
             member.is_unreachable = True
             self._probes.setdefault(member.url, _ProbeSchedule(is_static=False))
 
-    def record_success(self, instance: str, now_s: float) -> None:
+    def record_success(self, instance_id: str, now_s: float) -> None:
         """It has produced something."""
         self._now_s = now_s
-        if member := self._members.get(instance):
+        if member := self._members.get(instance_id):
             member.is_suspected = False
             member.breaker.reset()
-            self._clear_unreachable(instance, member.url)
+            self._clear_unreachable(instance_id, member.url)
 
-    def _clear_unreachable(self, instance: str, url: str) -> None:
-        member = self._members.get(instance)
+    def _clear_unreachable(self, instance_id: str, url: str) -> None:
+        member = self._members.get(instance_id)
         if member is None or member.url != url or not member.is_unreachable:
             return
         member.is_unreachable = False
@@ -307,29 +308,31 @@ class InstanceRegistry:
         if member is None:
             return Reservation(instance_id, set())
         member.breaker.start_trial(self._now_s)
-        return Reservation(instance_id, member.bookings)
+        return Reservation(instance_id, member.reservations)
 
     def _store(self, registration: Registration, now_s: float) -> None:
-        at_url = self._find_by_url(registration.url)
-        if at_url is not None and at_url.registration.instance != registration.instance:
-            before = at_url.registration.instance
-            _logger.warning(log.event("instance replaced", id=before, url=at_url.url, by=registration.instance))
-            self._replaced.append(before)
-            self._remove(before)
+        assert registration.state in REPORTED_STATES, "only a checked registration is stored"
+        existing = self._find_by_url(registration.url)
+        if existing is not None and existing.registration.instance != registration.instance:
+            previous = existing.registration.instance
+            _logger.warning(log.event("instance replaced", id=previous, url=existing.url, by=registration.instance))
+            self._replaced.append(previous)
+            self._remove(previous)
         member = self._members.setdefault(registration.instance, _RegisteredInstance(registration, now_s))
+        assert len(self._members) <= MAX_INSTANCES, "the number of instances is bounded"
         # Whether another address can be reached is not known yet.
         member.is_unreachable = member.is_unreachable and member.url == registration.url
         member.registration = registration
         member.last_seen_at_s = now_s
-        member.booked_at_report = len(member.bookings)
+        member.num_reserved_at_report = len(member.reservations)
         member.is_suspected = False
 
     def _apply_kv_events(self, registration: Registration) -> int:
         """Each engine counts its changes from 0, and begins with an empty cache."""
         if self.index is None:
             return RESEND_ALL
-        before = self._members.get(registration.instance)
-        if before is not None and before.registration.engine != registration.engine:
+        previous = self._members.get(registration.instance)
+        if previous is not None and previous.registration.engine != registration.engine:
             self.index.forget(registration.instance)
         if registration.kv_events is None:
             return self.index.next_event_number(registration.instance)
@@ -339,20 +342,22 @@ class InstanceRegistry:
         """Instances that are ready to take streams, beside the one at this URL."""
         others = [member for member in self._members.values() if member.url != url.rstrip("/")]
         return sum(
-            one.registration.role != "prefill" and one.state(self._now_s) is InstanceState.READY for one in others
+            other.registration.role != "prefill" and other.state(self._now_s) is InstanceState.READY for other in others
         )
 
     def _answer(self, *, error: str = "", next_kv_event: int = RESEND_ALL, num_others: int = -1) -> RegistrationReply:
-        wants = self.index is not None
-        return RegistrationReply(self._incarnation, REGISTER_INTERVAL_S, error, wants, next_kv_event, num_others)
+        wants_kv_events = self.index is not None
+        return RegistrationReply(
+            self._incarnation, REGISTER_INTERVAL_S, error, wants_kv_events, next_kv_event, num_others
+        )
 
-    def _remove(self, instance: str) -> None:
+    def _remove(self, instance_id: str) -> None:
         """Its bookings go with it: they are held by the member, and a release finds nothing to take away."""
-        if self._members.pop(instance, None) is None:
+        if self._members.pop(instance_id, None) is None:
             return
-        self._gone.append(instance)
+        self._gone.append(instance_id)
         if self.index is not None:
-            self.index.forget(instance)
+            self.index.forget(instance_id)
 
     def _find_by_url(self, url: str) -> _RegisteredInstance | None:
         return next((member for member in self._members.values() if member.url == url), None)
@@ -361,13 +366,13 @@ class InstanceRegistry:
         """Why it cannot be taken, if so. Those who are there decide; whom it replaces has no say."""
         if error := _validation_error(new):
             return error
-        at_url = self._find_by_url(new.url)
-        if new.instance in self._replaced and at_url is not None and at_url.registration.instance != new.instance:
+        existing = self._find_by_url(new.url)
+        if new.instance in self._replaced and existing is not None and existing.registration.instance != new.instance:
             return f"another instance has registered at {new.url} since"
         others = [
             member.registration
-            for instance, member in self._members.items()
-            if instance != new.instance and member.url != new.url
+            for instance_id, member in self._members.items()
+            if instance_id != new.instance and member.url != new.url
         ]
         if len(others) >= MAX_INSTANCES:
             return f"there are {MAX_INSTANCES} instances already"

@@ -10,24 +10,25 @@ from onward.router.routed_stream import RoutedStream
 
 
 def describe_instances(
-    replicas: Iterable[InstanceInfo], told: Mapping[str, Registration], routes: Iterable[RoutedStream]
+    instances: Iterable[InstanceInfo], registrations: Mapping[str, Registration], routed_streams: Iterable[RoutedStream]
 ) -> list[dict[str, Any]]:
-    streams = Counter(route.stream.instance_id for route in routes if route.stream.is_attempt_running)
+    streams = Counter(routed.stream.instance_id for routed in routed_streams if routed.stream.is_attempt_running)
     return [
-        _describe_instance(replica, told.get(replica.instance_id), streams[replica.instance_id]) for replica in replicas
+        _describe_instance(instance, registrations.get(instance.instance_id), streams[instance.instance_id])
+        for instance in instances
     ]
 
 
-def _describe_instance(replica: InstanceInfo, told: Registration | None, num_streams: int) -> dict[str, Any]:
+def _describe_instance(instance: InstanceInfo, registration: Registration | None, num_streams: int) -> dict[str, Any]:
     return {
-        "id": replica.instance_id,
-        "role": replica.role,
-        "state": replica.state.value,
-        "url": replica.url,
-        "incarnation": replica.instance_id,
-        "load": replica.load,
-        "blocks": {"free": replica.load.free_blocks, "total": replica.load.num_blocks},
+        "id": instance.instance_id,
+        "role": instance.role,
+        "state": instance.state.value,
+        "url": instance.url,
+        "incarnation": instance.instance_id,
+        "load": instance.load,
+        "blocks": {"free": instance.load.free_blocks, "total": instance.load.num_blocks},
         "streams": num_streams,
-        "pids": told.pids_by_role if told else {},
-        "oom_kills": told.oom_kills if told else {},
+        "pids": registration.pids_by_role if registration else {},
+        "oom_kills": registration.oom_kills if registration else {},
     }

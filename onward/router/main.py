@@ -36,7 +36,7 @@ class RouterProcess:
         on_started: Callable[[], None] = lambda: None,
     ) -> None:
         clock = clock or SystemClock()
-        self._poster = UpstreamConnectionPool(clock)
+        self._connections = UpstreamConnectionPool(clock)
         self._key_source = key_source or ApiKeySource(config.api_key, config.api_keys)
         router = Router(
             config,
@@ -44,29 +44,29 @@ class RouterProcess:
             clock,
             SystemRandomSource(),
             new_session(),
-            self._poster.post,
+            self._connections.post,
             keys=self._key_source.read(),
             settle_s=settle_s,
             keep_alive_s=keep_alive_s,
         )
         self._keyring = router.keyring
-        self.serving = router.serving
+        self.stream_runner = router.stream_runner
         self._drain_s = config.drain_s
         self._is_stopping = False
-        bounds = ConnectionLimits(max_connections=config.max_connections)
+        limits = ConnectionLimits(max_connections=config.max_connections)
         self._server = HttpServer(
-            router.app, on_started, tls=tls_files(config), bounds=bounds, registry=router.registry
+            router.app, on_started, tls=tls_files(config), limits=limits, registry=router.registry
         )
 
     async def run(self, listening: socket.socket) -> None:
-        clockwork = asyncio.create_task(self.serving.run_maintenance())
+        maintenance = asyncio.create_task(self.stream_runner.run_maintenance())
         try:
             await self._server.serve([listening])
         finally:
-            clockwork.cancel()
-            await asyncio.wait((clockwork,))
-            self._poster.close()
-            await self.serving.close()
+            maintenance.cancel()
+            await asyncio.wait((maintenance,))
+            self._connections.close()
+            await self.stream_runner.close()
 
     @property
     def key_file(self) -> str | None:
@@ -85,10 +85,10 @@ class RouterProcess:
     def stop(self) -> None:
         """No new connections; running streams have the grace, and are then told. Asked twice, they are told at once."""
         if self._is_stopping:
-            self.serving.stop_all()
+            self.stream_runner.stop_all()
             return
         self._is_stopping = True
-        self._server.stop(self._drain_s, self.serving.stop_all)
+        self._server.stop(self._drain_s, self.stream_runner.stop_all)
 
 
 async def _run(

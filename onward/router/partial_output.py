@@ -33,52 +33,52 @@ class _ChoiceCounts(msgspec.Struct, frozen=True):
 class PartialOutputWriter(ClientWriter):
     """Ends a stream that was given up with what there is of it."""
 
-    def __init__(self, send: Send, stream: ClientStream, serving: StreamRunner, *, tells_resumes: bool) -> None:
-        super().__init__(send, stream, reports_resumes=tells_resumes)
-        self._serving = serving
+    def __init__(self, send: Send, stream: ClientStream, runner: StreamRunner, *, reports_resumes: bool) -> None:
+        super().__init__(send, stream, reports_resumes=reports_resumes)
+        self._runner = runner
 
-    async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
+    async def fail(self, error: ErrorInfo, body: bytes | None) -> None:
         stream = self._stream
-        is_aborted = info.code == ABORTED.code
+        is_aborted = error.code == ABORTED.code
         if body is not None or not stream.has_reached_cursor or not (stream.has_tokens or is_aborted):
-            await super().fail(info, body)
+            await super().fail(error, body)
             return
         # A stream that has not begun fails by its status. One that was aborted has not failed.
         is_written_by_instance = is_aborted or self._has_started or not stream.request.is_streaming
-        closed = await self._render_end(info) if is_written_by_instance else None
+        closed = await self._render_end(error) if is_written_by_instance else None
         if closed is None:
             partial = build_partial(stream)
-            await super().fail(info, None if partial is None else error_body(info, msgspec.json.encode(partial)))
+            await super().fail(error, None if partial is None else error_body(error, msgspec.json.encode(partial)))
         elif stream.request.is_streaming:
             await self.write(closed.body + self.end_marker)
-            await self._send(asgi.body_message(b"", more=False))
+            await self._send(asgi.body_message(b"", more_body=False))
         elif closed.status == 200:
             headers = {**asgi.JSON_HEADERS, **self._resume_header(), **self._ignored_header()}
             await asgi.respond(self._send, 200, closed.body, headers)
         else:
-            await asgi.respond_error(self._send, info, closed.body)
+            await asgi.respond_error(self._send, error, closed.body)
 
-    async def _render_end(self, info: ErrorInfo) -> ClosedAttempt | None:
+    async def _render_end(self, error: ErrorInfo) -> ClosedAttempt | None:
         """As an instance writes it. None: no instance could be asked in time."""
-        serving = self._serving
-        if serving.is_stopping:
+        runner = self._runner
+        if runner.is_stopping:
             return None
-        question = CloseAttempt(self._stream.build_attempt(serving.clock.now_s(), []), info)
-        asked = sorted(serving.core.serving_instances(serving.clock.now_s()), key=self._instance_order)[
+        message = CloseAttempt(self._stream.build_attempt(runner.clock.now_s(), []), error)
+        instances = sorted(runner.core.serving_instances(runner.clock.now_s()), key=self._instance_order)[
             :MAX_INSTANCES_ASKED
         ]
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                for replica in asked:
-                    if (closed := await serving.upstream.render_stream_end(replica.url, question)) is not None:
+                for instance in instances:
+                    if (closed := await runner.upstream.render_stream_end(instance.url, message)) is not None:
                         return closed
         except TimeoutError:
             pass
         return None
 
-    def _instance_order(self, replica: InstanceInfo) -> tuple[bool, bool]:
+    def _instance_order(self, instance: InstanceInfo) -> tuple[bool, bool]:
         """Healthy instances are asked first, and the one that the stream was lost at last."""
-        return replica.state is not InstanceState.READY, replica.instance_id == self._stream.instance_id
+        return instance.state is not InstanceState.READY, instance.instance_id == self._stream.instance_id
 
 
 def build_partial(stream: ClientStream) -> dict[str, Any] | None:
@@ -99,5 +99,5 @@ def build_partial(stream: ClientStream) -> dict[str, Any] | None:
 
 def _uses_best_of(body: bytes) -> bool:
     """An instance has accepted the request, so the fields are numbers or absent."""
-    sketch = msgspec.json.decode(body, type=_ChoiceCounts)
-    return isinstance(sketch.best_of, int) and sketch.best_of > (sketch.n or 1)
+    fields = msgspec.json.decode(body, type=_ChoiceCounts)
+    return isinstance(fields.best_of, int) and fields.best_of > (fields.n or 1)

@@ -70,14 +70,17 @@ class PrefixIndex:
         cached = self._cached.pop(instance, None)
         if cached is not None:
             self._num_blocks -= len(cached.blocks)
+            assert self._num_blocks >= 0, "the number of indexed blocks is never negative"
 
-    def _apply_changes(self, cached: _InstanceBlocks, events: KvEvents, num_told_before: int) -> None:
+    def _apply_changes(self, cached: _InstanceBlocks, events: KvEvents, num_known: int) -> None:
+        assert num_known >= 0, "changes after a gap are not applied"
         blocks = cached.blocks
-        before = len(blocks)
-        room = self._max_blocks - (self._num_blocks - before)
-        for known, block in islice(events.changes, num_told_before, None):
+        num_before = len(blocks)
+        max_blocks = self._max_blocks - (self._num_blocks - num_before)
+        for known, block in islice(events.changes, num_known, None):
             if not known:
                 blocks.discard(block)
-            elif len(blocks) < room:
+            elif len(blocks) < max_blocks:
                 blocks.add(block)
-        self._num_blocks += len(blocks) - before
+        self._num_blocks += len(blocks) - num_before
+        assert self._num_blocks <= self._max_blocks, "the index stays within its bound"

@@ -19,9 +19,9 @@ class FoundRecords:
         return list(self.by_url.values())
 
 
-async def find_records(serving: StreamRunner, request_id: str) -> FoundRecords:
-    urls = [replica.url for replica in serving.core.serving_instances(serving.clock.now_s())]
-    answers = await asyncio.gather(*(serving.upstream.find_record(url, request_id) for url in urls))
-    found = zip(urls, (record for record, _ in answers), strict=True)
-    records = {url: one for url, one in found if one is not None and one.attempt.request_id == request_id}
-    return FoundRecords(records, is_complete=bool(urls) and all(has_answered for _, has_answered in answers))
+async def find_records(runner: StreamRunner, request_id: str) -> FoundRecords:
+    urls = [instance.url for instance in runner.core.serving_instances(runner.clock.now_s())]
+    replies = await asyncio.gather(*(runner.upstream.find_record(url, request_id) for url in urls))
+    found = zip(urls, (record for record, _ in replies), strict=True)
+    records = {url: record for url, record in found if record is not None and record.attempt.request_id == request_id}
+    return FoundRecords(records, is_complete=bool(urls) and all(has_answered for _, has_answered in replies))

@@ -44,13 +44,13 @@ class ClusterResponseStore:
 
     poll_interval_s = 0.2
 
-    def __init__(self, serving: StreamRunner) -> None:
-        self._serving = serving
+    def __init__(self, runner: StreamRunner) -> None:
+        self._runner = runner
         self._cancels: set[asyncio.Task[StreamRecord | None]] = set()
         self._cancelling = asyncio.Semaphore(MAX_CANCELLING)
 
     def now_s(self) -> float:
-        return self._serving.clock.now_s()
+        return self._runner.clock.now_s()
 
     def reader(self) -> "ClusterResponseStore":
         return self
@@ -73,63 +73,67 @@ class ClusterResponseStore:
     async def delete(self, record: StreamRecord) -> None:
         """At all instances, so that none keeps how a run ends that is ended by this."""
         request_id, caller = record.attempt.request_id, record.attempt.caller
-        live = self._serving.core.find_live(request_id)
+        live = self._runner.core.find_live(request_id)
         if live is not None and live.stream.request.caller == caller:
             live.is_deleted = True
-        question = msgspec.msgpack.encode(QueryResponse(action="delete", record=record))
-        pass_on = self._serving.upstream.forward
-        await asyncio.gather(*(pass_on(one.url, RESPONSE_PATH, question) for one in self._takers()))
-        self._serving.abort_local([request_id], caller or None)
-        self._serving.core.detached.drop(request_id)
+        message = msgspec.msgpack.encode(QueryResponse(action="delete", record=record))
+        forward = self._runner.upstream.forward
+        await asyncio.gather(*(forward(instance.url, RESPONSE_PATH, message) for instance in self._instances()))
+        self._runner.abort_local([request_id], caller or None)
+        self._runner.core.detached.drop(request_id)
 
     async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> StreamRecord:
         """The furthest record that this router and the instances have. A router that has just started waits for the
         instances to register before it answers 404; while an instance cannot be asked, it waits, and then answers 503."""
-        request_id, serving = request_id_of_response(caller, response_id, param), self._serving
-        out_of_reach_s = serving.clock.now_s() + UNREACHABLE_WAIT_S
+        request_id, runner = request_id_of_response(caller, response_id, param), self._runner
+        give_up_at_s = runner.clock.now_s() + UNREACHABLE_WAIT_S
         while True:
-            kept = await find_records(serving, request_id)
-            record = self._most_advanced(caller, request_id, kept.records)
+            found = await find_records(runner, request_id)
+            record = self._most_advanced(caller, request_id, found.records)
             if record is not None:
                 return record
-            if serving.clock.now_s() >= (serving.settled_at_s if kept.is_complete else out_of_reach_s):
+            if runner.clock.now_s() >= (runner.settled_at_s if found.is_complete else give_up_at_s):
                 break
-            await serving.wait_for_change(LOOKUP_INTERVAL_S)
-        raise response_not_found(response_id, param) if kept.is_complete else instance_unreachable(param)
+            await runner.wait_for_change(LOOKUP_INTERVAL_S)
+        raise response_not_found(response_id, param) if found.is_complete else instance_unreachable(param)
 
-    def _most_advanced(self, caller: Caller, request_id: str, kept: list[StreamRecord]) -> StreamRecord | None:
-        records = [*self._local_records(request_id), *kept]
-        mine = [one for one in records if one.attempt.path == PATH and may_access(caller, one.attempt.caller)]
-        return max(mine, key=_rank, default=None)
+    def _most_advanced(self, caller: Caller, request_id: str, stored: list[StreamRecord]) -> StreamRecord | None:
+        records = [*self._local_records(request_id), *stored]
+        accessible = [
+            record for record in records if record.attempt.path == PATH and may_access(caller, record.attempt.caller)
+        ]
+        return max(accessible, key=_rank, default=None)
 
     async def cancelled(self, caller: Caller | None, request_id: str) -> StreamRecord | None:
         """As instances keep it, if it was cancelled. Of this caller; None: of anybody."""
-        kept = (await find_records(self._serving, request_id)).records
-        mine = [one for one in kept if caller is None or may_access(caller, one.attempt.caller)]
-        record = max((one for one in mine if one.attempt.path == PATH), key=_rank, default=None)
+        records = (await find_records(self._runner, request_id)).records
+        accessible = [
+            candidate for candidate in records if caller is None or may_access(caller, candidate.attempt.caller)
+        ]
+        record = max((candidate for candidate in accessible if candidate.attempt.path == PATH), key=_rank, default=None)
         return record if record is not None and record.is_cancelled else None
 
-    async def rest(self, record: StreamRecord, num_told: int | None) -> bytes:
+    async def rest(self, record: StreamRecord, num_tokens_sent: int | None) -> bytes:
         """The events of a response that is over, behind those that this number of tokens has brought about."""
-        return await self._answered(QueryResponse(action="rest", record=record, num_told=num_told))
+        return await self._query_instances(QueryResponse(action="rest", record=record, num_told=num_tokens_sent))
 
     async def ask_instances(
-        self, what: Any, record: StreamRecord, *, after: int = -1, query: Mapping[str, str] | None = None
+        self, action: Any, record: StreamRecord, *, after: int = -1, query: Mapping[str, str] | None = None
     ) -> bytes:
-        return await self._answered(
-            QueryResponse(action=what, record=record, after_event=after, query=dict(query or {}))
+        return await self._query_instances(
+            QueryResponse(action=action, record=record, after_event=after, query=dict(query or {}))
         )
 
-    async def _answered(self, ask: QueryResponse) -> bytes:
+    async def _query_instances(self, query: QueryResponse) -> bytes:
         """What an instance answers. Raises its refusal."""
-        question = msgspec.msgpack.encode(ask)
-        for replica in sorted(self._takers(), key=_is_not_ready)[:MAX_TRIES]:
-            answer = await self._serving.upstream.forward(replica.url, RESPONSE_PATH, question)
-            if answer is None or answer.status >= 500:
+        message = msgspec.msgpack.encode(query)
+        for instance in sorted(self._instances(), key=_is_not_ready)[:MAX_TRIES]:
+            reply = await self._runner.upstream.forward(instance.url, RESPONSE_PATH, message)
+            if reply is None or reply.status >= 500:
                 continue
-            if answer.status != 200:
-                raise RequestFailed(parse_error_info(answer.body, answer.status))
-            return answer.body
+            if reply.status != 200:
+                raise RequestFailed(parse_error_info(reply.body, reply.status))
+            return reply.body
         raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
 
     async def cancel(self, record: StreamRecord) -> StreamRecord:
@@ -138,20 +142,20 @@ class ClusterResponseStore:
         same whichever of them is asked later, and is not carried on there. What is kept."""
         attempt = msgspec.structs.replace(record.attempt, attempt_epoch=record.attempt.attempt_epoch + 1)
         cancelled = msgspec.structs.replace(record, attempt=attempt, is_live=False, is_cancelled=True)
-        urls = {replica.url for replica in self._takers()}
-        found = (await find_records(self._serving, attempt.request_id)).by_url
-        holders = sorted(urls & found.keys(), key=lambda url: (_rank(found[url]), url), reverse=True)
-        kept: list[StreamRecord] = []
-        for told in (holders[:1], holders[1:], sorted(urls - found.keys())):
-            kept += await self._store_at(cancelled, told)
-            if kept and not any(one.is_cancelled for one in kept):
-                return max(kept, key=_rank)
-            cancelled = max([cancelled, *kept], key=_rank)
-        if not kept:
+        urls = {instance.url for instance in self._instances()}
+        by_url = (await find_records(self._runner, attempt.request_id)).by_url
+        holders = sorted(urls & by_url.keys(), key=lambda url: (_rank(by_url[url]), url), reverse=True)
+        stored: list[StreamRecord] = []
+        for target_urls in (holders[:1], holders[1:], sorted(urls - by_url.keys())):
+            stored += await self._store_at(cancelled, target_urls)
+            if stored and not any(stored_record.is_cancelled for stored_record in stored):
+                return max(stored, key=_rank)
+            cancelled = max([cancelled, *stored], key=_rank)
+        if not stored:
             raise Unavailable("there is no instance that could keep it", retry_after_s=1.0)
         # An instance that could not be reached may still run it for this router.
-        self._serving.abort_local([attempt.request_id], attempt.caller or None)
-        return max(kept, key=_rank)
+        self._runner.abort_local([attempt.request_id], attempt.caller or None)
+        return max(stored, key=_rank)
 
     async def cancel_soon(self, record: StreamRecord, timeout_s: float) -> StreamRecord | None:
         """As `cancel`, which goes on where an instance takes longer than that. None: it is not known yet what is kept."""
@@ -166,8 +170,8 @@ class ClusterResponseStore:
     async def cancel_idle(self, request_id: str, timeout_s: float) -> bool:
         """A response that instances keep and that nothing runs. One of them may have completed it while another one has a
         record from before that: the furthest one counts. Whether it is cancelled, as far as is known within that time."""
-        kept = (await find_records(self._serving, request_id)).records
-        furthest = max((one for one in kept if one.attempt.path == PATH), key=_rank, default=None)
+        records = (await find_records(self._runner, request_id)).records
+        furthest = max((record for record in records if record.attempt.path == PATH), key=_rank, default=None)
         if furthest is None or furthest.is_finished:
             return furthest is not None and furthest.is_cancelled
         cancelled = await self.cancel_soon(furthest, timeout_s)
@@ -183,45 +187,50 @@ class ClusterResponseStore:
     async def store_final(self, stream: ClientStream, error: ErrorInfo | None = None) -> None:
         """What became of a response that this router has carried. If no instance can be reached, this router's own record
         is all there is of it, and the next client that asks has it carried on."""
+        assert not stream.is_attempt_running, "the final record is stored after the last attempt"
         if error is not None and error.code == REPLACED:
             return
         record = msgspec.structs.replace(self.record_of(stream, is_live=False), error=error)
-        has_it = stream.instance_id if error is None else None
-        others = [one for one in self._takers() if one.instance_id != has_it and not _is_not_ready(one)]
-        others.sort(key=lambda one: zlib.crc32(f"{stream.request_id} {one.instance_id}".encode()))
-        await self._store_at(record, [one.url for one in others[: NUM_COPIES - (has_it is not None)]])
+        holder_id = stream.instance_id if error is None else None
+        others = [
+            instance
+            for instance in self._instances()
+            if instance.instance_id != holder_id and not _is_not_ready(instance)
+        ]
+        others.sort(key=lambda instance: zlib.crc32(f"{stream.request_id} {instance.instance_id}".encode()))
+        await self._store_at(record, [instance.url for instance in others[: NUM_COPIES - (holder_id is not None)]])
 
     async def _store_at(self, record: StreamRecord, urls: Sequence[str]) -> list[StreamRecord]:
         """What the instances keep that could be reached."""
-        question = msgspec.msgpack.encode(QueryResponse(action="keep", record=record))
-        pass_on = self._serving.upstream.forward
-        answers = await asyncio.gather(*(pass_on(url, RESPONSE_PATH, question) for url in urls))
-        return [_records.decode(answer.body) for answer in answers if answer is not None and answer.status == 200]
+        message = msgspec.msgpack.encode(QueryResponse(action="keep", record=record))
+        forward = self._runner.upstream.forward
+        replies = await asyncio.gather(*(forward(url, RESPONSE_PATH, message) for url in urls))
+        return [_records.decode(reply.body) for reply in replies if reply is not None and reply.status == 200]
 
-    def _takers(self) -> list[InstanceInfo]:
-        return self._serving.core.serving_instances(self._serving.clock.now_s())
+    def _instances(self) -> list[InstanceInfo]:
+        return self._runner.core.serving_instances(self._runner.clock.now_s())
 
     def record_of(self, stream: ClientStream, *, is_live: bool) -> StreamRecord:
-        attempt = stream.build_attempt(self._serving.clock.now_s(), [])
+        attempt = stream.build_attempt(self._runner.clock.now_s(), [])
         if stream.was_aborted:
             # At its instance: the record says how it has ended, and not its choice.
             attempt = msgspec.structs.replace(
-                attempt, choices=[ChoiceSnapshot(one.token_ids) for one in attempt.choices]
+                attempt, choices=[ChoiceSnapshot(choice.token_ids) for choice in attempt.choices]
             )
         return StreamRecord(attempt=attempt, is_live=is_live, is_cancelled=stream.was_aborted)
 
     def _local_records(self, request_id: str) -> list[StreamRecord]:
-        core = self._serving.core
+        core = self._runner.core
         live = core.find_live(request_id)
         if live is not None:
             return [] if live.is_deleted else [self.record_of(live.stream, is_live=True)]
-        kept = core.detached.find(request_id, self._serving.clock.now_s())
-        return [] if kept is None else [self.record_of(kept, is_live=False)]
+        detached = core.detached.find(request_id, self._runner.clock.now_s())
+        return [] if detached is None else [self.record_of(detached, is_live=False)]
 
 
-def _is_not_ready(replica: InstanceInfo) -> bool:
+def _is_not_ready(instance: InstanceInfo) -> bool:
     """Whoever is well is asked first: a question that nobody answers is waited for."""
-    return replica.state is not InstanceState.READY
+    return instance.state is not InstanceState.READY
 
 
 def _rank(record: StreamRecord) -> tuple[bool, bool, bool, int, int, int]:

@@ -19,38 +19,39 @@ class ResumeLog:
         self._metrics = metrics
         self._last: deque[dict[str, Any]] = deque(maxlen=MAX_ENTRIES)
 
-    def begin(self, route: RoutedStream, cause: FailureCause, instance: str, now_s: float) -> None:
+    def begin(self, routed: RoutedStream, cause: FailureCause, instance: str, now_s: float) -> None:
         """The pause began with the last delivered event; several failures in a row are one pause."""
-        if route.pending_resume is None and route.stream.was_accepted:
-            since_s = route.stream.last_delivery_at_s
-            route.pending_resume = PendingResume(cause, instance, now_s if since_s is None else since_s)
+        if routed.pending_resume is None and routed.stream.was_accepted:
+            since_s = routed.stream.last_delivery_at_s
+            routed.pending_resume = PendingResume(cause, instance, now_s if since_s is None else since_s)
 
-    def end(self, route: RoutedStream, outcome: str, now_s: float) -> None:
+    def end(self, routed: RoutedStream, outcome: str, now_s: float) -> None:
         """`exact`, `inexact` (by other numerics) or `failed`."""
-        resuming, stream = route.pending_resume, route.stream
-        assert resuming is not None, "only what was begun can end"
-        route.pending_resume = None
+        pending, stream = routed.pending_resume, routed.stream
+        assert pending is not None, "only a resume that has begun ends"
+        assert outcome in ("exact", "inexact", "failed"), "a resume has one of three outcomes"
+        routed.pending_resume = None
         stream.num_resumes += 1
-        pause_s = now_s - resuming.paused_since_s
-        self._metrics.resumes.inc(resuming.cause.value, outcome)
+        pause_s = now_s - pending.paused_since_s
+        self._metrics.resumes.inc(pending.cause.value, outcome)
         if outcome != "failed":
             self._metrics.pause.observe(pause_s)
-        told = {
+        entry = {
             "request_id": stream.request_id,
-            "cause": resuming.cause.value,
+            "cause": pending.cause.value,
             "outcome": outcome,
-            "from": resuming.from_instance,
+            "from": pending.from_instance,
             "to": stream.instance_id if outcome != "failed" else None,
             "positions": [len(choice.token_ids) for choice in stream.choices],
             "pause_s": round(pause_s, 4),
         }
         level = logging.INFO if outcome == "exact" else logging.WARNING
-        _logger.log(level, log.event("stream resumed", **told))
-        self._last.append(told | {"at_s": now_s})
+        _logger.log(level, log.event("stream resumed", **entry))
+        self._last.append(entry | {"at_s": now_s})
 
     def recent(self, now_s: float) -> list[dict[str, Any]]:
         """Oldest first."""
         return [
-            {key: value for key, value in one.items() if key != "at_s"} | {"ago_s": round(now_s - one["at_s"], 3)}
-            for one in self._last
+            {key: value for key, value in entry.items() if key != "at_s"} | {"ago_s": round(now_s - entry["at_s"], 3)}
+            for entry in self._last
         ]

@@ -47,6 +47,7 @@ class _SlidingCounter:
     def count(self, now_s: float) -> int:
         while self._seconds and self._seconds[0].number <= now_s - WINDOW_S:
             self._total -= self._seconds.popleft().count
+            assert self._total >= 0, "only what was counted is removed"
         return self._total
 
 

@@ -26,7 +26,7 @@ class Router:
         config: RouterConfig,
         cluster_key: str,
         clock: Clock,
-        chance: RandomSource,
+        random: RandomSource,
         session: aiohttp.ClientSession,
         post: PostStream,
         *,
@@ -37,7 +37,7 @@ class Router:
         """`keys`: those that clients show; else the plain ones of the configuration."""
         self.keyring = ActiveKeys(merge_tables(admin_entries(config.api_key)) if keys is None else keys)
         self.registry = Registry()
-        core = RouterCore(config, f"router-{chance.hex_token()}", self.registry, chance.below)
+        core = RouterCore(config, f"router-{random.hex_token()}", self.registry, random.below)
         upstream = UpstreamClient(cluster_key, clock, session, post)
-        self.serving = StreamRunner(core, upstream, clock, chance, settle_s, keep_alive_s)
-        self.app = build_app(self.serving, self.registry, cluster_key, self.keyring)
+        self.stream_runner = StreamRunner(core, upstream, clock, random, settle_s, keep_alive_s)
+        self.app = build_app(self.stream_runner, self.registry, cluster_key, self.keyring)

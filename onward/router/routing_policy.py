@@ -49,30 +49,30 @@ class RoutingDecision:
     """Who may compute the prompt, best first. Empty: the instance itself."""
 
 
-def fits_context(replica: InstanceInfo, facts: RoutingCriteria) -> bool:
+def fits_context(instance: InstanceInfo, criteria: RoutingCriteria) -> bool:
     """What is not known passes: the instance will say."""
-    if not replica.max_tokens or facts.num_prompt_tokens is None:
+    if not instance.max_tokens or criteria.num_prompt_tokens is None:
         return True
-    return facts.num_prompt_tokens + (facts.max_output or 1) <= replica.max_tokens
+    return criteria.num_prompt_tokens + (criteria.max_output or 1) <= instance.max_tokens
 
 
-def can_take_request(replica: InstanceInfo, facts: RoutingCriteria) -> bool:
+def can_take_request(instance: InstanceInfo, criteria: RoutingCriteria) -> bool:
     return (
-        replica.role in ("mixed", "decode")
-        and replica.state in SELECTABLE_STATES
-        and replica.instance_id not in facts.excluded_instances
-        and fits_context(replica, facts)
+        instance.role in ("mixed", "decode")
+        and instance.state in SELECTABLE_STATES
+        and instance.instance_id not in criteria.excluded_instances
+        and fits_context(instance, criteria)
     )
 
 
-def can_take_prefill(replica: InstanceInfo, facts: RoutingCriteria) -> bool:
+def can_take_prefill(instance: InstanceInfo, criteria: RoutingCriteria) -> bool:
     """It needs room for the prompt only."""
     return (
-        replica.role in ("mixed", "prefill")
-        and bool(replica.handoff_address)
-        and replica.state in SELECTABLE_STATES
-        and replica.instance_id not in facts.excluded_instances
-        and (not replica.max_tokens or (facts.num_prompt_tokens or 0) <= replica.max_tokens)
+        instance.role in ("mixed", "prefill")
+        and bool(instance.handoff_address)
+        and instance.state in SELECTABLE_STATES
+        and instance.instance_id not in criteria.excluded_instances
+        and (not instance.max_tokens or (criteria.num_prompt_tokens or 0) <= instance.max_tokens)
     )
 
 
@@ -81,41 +81,41 @@ def can_transfer_kv(prefill: InstanceInfo, decode: InstanceInfo) -> bool:
     return (prefill.fingerprint, prefill.block_size) == (decode.fingerprint, decode.block_size)
 
 
-def is_unhealthy(replica: InstanceInfo, now_s: float) -> bool:
-    return replica.state is InstanceState.SUSPECT or now_s < replica.circuit_open_until_s
+def is_unhealthy(instance: InstanceInfo, now_s: float) -> bool:
+    return instance.state is InstanceState.SUSPECT or now_s < instance.circuit_open_until_s
 
 
-def preference_key(replica: InstanceInfo, facts: RoutingCriteria, now_s: float) -> tuple[bool, bool, bool, bool]:
+def preference_key(instance: InstanceInfo, criteria: RoutingCriteria, now_s: float) -> tuple[bool, bool, bool, bool]:
     """Less is better, and the first difference decides: whether it lives, whether it has failed this request, whether
     the stream would stay exact, whether it can begin at once."""
     return (
-        is_unhealthy(replica, now_s),
-        replica.instance_id in facts.avoided_instances,
-        facts.fingerprint is not None and replica.fingerprint != facts.fingerprint,
-        replica.state is InstanceState.RESTARTING,
+        is_unhealthy(instance, now_s),
+        instance.instance_id in criteria.avoided_instances,
+        criteria.fingerprint is not None and instance.fingerprint != criteria.fingerprint,
+        instance.state is InstanceState.RESTARTING,
     )
 
 
-def relative_load(replica: InstanceInfo) -> float:
+def relative_load(instance: InstanceInfo) -> float:
     """Requests there, relative to what runs at once: those that the instance has told of, and what this router has
     booked or given back since. A report may be older than our latest bookings, which count in any case."""
-    load = replica.load
-    since = replica.num_reserved - replica.num_reserved_at_report
-    return max(replica.num_reserved, load.running + load.waiting + since) / max(1, load.max_running)
+    load = instance.load
+    since = instance.num_reserved - instance.num_reserved_at_report
+    return max(instance.num_reserved, load.running + load.waiting + since) / max(1, load.max_running)
 
 
-def _load_key(replica: InstanceInfo) -> tuple[float, float, str]:
-    load = replica.load
-    return relative_load(replica), -load.free_blocks / max(1, load.num_blocks), replica.instance_id
+def _load_key(instance: InstanceInfo) -> tuple[float, float, str]:
+    load = instance.load
+    return relative_load(instance), -load.free_blocks / max(1, load.num_blocks), instance.instance_id
 
 
 def round_robin(candidates: Sequence[InstanceInfo], last_turns: Mapping[str, int]) -> InstanceInfo:
     """Whose last turn is longest ago. A mere counter would be unfair where candidates differ between requests."""
-    return min(candidates, key=lambda replica: (last_turns.get(replica.instance_id, -1), replica.instance_id))
+    return min(candidates, key=lambda instance: (last_turns.get(instance.instance_id, -1), instance.instance_id))
 
 
-def random(candidates: Sequence[InstanceInfo], chance: RandBelow) -> InstanceInfo:
-    return candidates[chance(len(candidates))]
+def random(candidates: Sequence[InstanceInfo], randbelow: RandBelow) -> InstanceInfo:
+    return candidates[randbelow(len(candidates))]
 
 
 def least_loaded(candidates: Sequence[InstanceInfo]) -> InstanceInfo:
@@ -123,30 +123,33 @@ def least_loaded(candidates: Sequence[InstanceInfo]) -> InstanceInfo:
     return min(candidates, key=_load_key)
 
 
-def power_of_two(candidates: Sequence[InstanceInfo], chance: RandBelow) -> InstanceInfo:
+def power_of_two(candidates: Sequence[InstanceInfo], randbelow: RandBelow) -> InstanceInfo:
     """The less loaded of two: several routers with the same old figures do not all run to the same instance."""
     if len(candidates) == 1:
         return candidates[0]
-    first = chance(len(candidates))
-    second = (first + 1 + chance(len(candidates) - 1)) % len(candidates)
+    first = randbelow(len(candidates))
+    second = (first + 1 + randbelow(len(candidates) - 1)) % len(candidates)
+    assert first != second, "two different candidates are compared"
     return least_loaded([candidates[first], candidates[second]])
 
 
-def prefix(candidates: Sequence[InstanceInfo], hashes: Sequence[BlockHash], index: PrefixIndex | None) -> InstanceInfo:
+def prefix(
+    candidates: Sequence[InstanceInfo], hashes: Sequence[BlockHash], prefix_index: PrefixIndex | None
+) -> InstanceInfo:
     """The longest cached prefix, balanced against load.
 
     Each is rated by its load, less `PREFIX_WEIGHT` times the share of the prompt that it has cached; the lowest wins. So
     whoever wins is never more than `PREFIX_WEIGHT` (of what runs at once) busier than the least loaded one, a longer
     match is worth as much more load as it is longer, and where nobody knows the prompt the load decides.
     """
-    if index is None or not hashes:
+    if prefix_index is None or not hashes:
         return least_loaded(candidates)
 
-    def rating(replica: InstanceInfo) -> float:
-        share = index.matched_blocks(replica.instance_id, hashes) / len(hashes)
-        return relative_load(replica) - PREFIX_WEIGHT * share
+    def rating(instance: InstanceInfo) -> float:
+        share = prefix_index.matched_blocks(instance.instance_id, hashes) / len(hashes)
+        return relative_load(instance) - PREFIX_WEIGHT * share
 
-    return min(candidates, key=lambda replica: (rating(replica), _load_key(replica)))
+    return min(candidates, key=lambda instance: (rating(instance), _load_key(instance)))
 
 
 def session(candidates: Sequence[InstanceInfo], key: str) -> InstanceInfo:
@@ -155,8 +158,8 @@ def session(candidates: Sequence[InstanceInfo], key: str) -> InstanceInfo:
     if not key:
         return least_loaded(candidates)
 
-    def rank(replica: InstanceInfo) -> bytes:
-        return hashlib.blake2b(f"{replica.url}\n{key}".encode(), digest_size=16).digest()
+    def rank(instance: InstanceInfo) -> bytes:
+        return hashlib.blake2b(f"{instance.url}\n{key}".encode(), digest_size=16).digest()
 
     return max(candidates, key=rank)
 
@@ -164,37 +167,38 @@ def session(candidates: Sequence[InstanceInfo], key: str) -> InstanceInfo:
 class _PolicySelector:
     """One policy, and the turns that it has given."""
 
-    def __init__(self, policy: RoutingPolicy, chance: RandBelow, index: PrefixIndex | None) -> None:
+    def __init__(self, policy: RoutingPolicy, randbelow: RandBelow, prefix_index: PrefixIndex | None) -> None:
         self._policy: RoutingPolicy = policy
-        self._chance = chance
-        self._index = index
+        self._randbelow = randbelow
+        self._index = prefix_index
         self._turn = 0
         self._last_turns: dict[str, int] = {}
 
-    def select(self, candidates: Sequence[InstanceInfo], facts: RoutingCriteria) -> InstanceInfo:
+    def select(self, candidates: Sequence[InstanceInfo], criteria: RoutingCriteria) -> InstanceInfo:
+        assert candidates, "a policy has candidates to choose from"
         match self._policy:
             case "round_robin":
                 return self._record_turn(round_robin(candidates, self._last_turns))
             case "random":
-                return random(candidates, self._chance)
+                return random(candidates, self._randbelow)
             case "least_loaded":
                 return least_loaded(candidates)
             case "power_of_two":
-                return power_of_two(candidates, self._chance)
+                return power_of_two(candidates, self._randbelow)
             case "prefix":
-                return prefix(candidates, facts.prompt_hashes, self._index)
+                return prefix(candidates, criteria.prompt_hashes, self._index)
             case "session":
-                return session(candidates, facts.session)
+                return session(candidates, criteria.session)
 
     def forget_except(self, instances: frozenset[str]) -> None:
         """Forgets those that are gone."""
         if not self._last_turns.keys() <= instances:
             self._last_turns = {name: turn for name, turn in self._last_turns.items() if name in instances}
 
-    def _record_turn(self, replica: InstanceInfo) -> InstanceInfo:
+    def _record_turn(self, instance: InstanceInfo) -> InstanceInfo:
         self._turn += 1
-        self._last_turns[replica.instance_id] = self._turn
-        return replica
+        self._last_turns[instance.instance_id] = self._turn
+        return instance
 
 
 class InstanceSelector:
@@ -203,54 +207,66 @@ class InstanceSelector:
         policy: RoutingPolicy,
         prefill_policy: RoutingPolicy | None,
         decode_policy: RoutingPolicy | None,
-        chance: RandBelow,
-        index: PrefixIndex | None,
+        randbelow: RandBelow,
+        prefix_index: PrefixIndex | None,
     ) -> None:
-        self._mixed = _PolicySelector(policy, chance, index)
-        self._prefill = _PolicySelector(prefill_policy or policy, chance, index)
-        self._decode = _PolicySelector(decode_policy or policy, chance, index)
+        self._mixed = _PolicySelector(policy, randbelow, prefix_index)
+        self._prefill = _PolicySelector(prefill_policy or policy, randbelow, prefix_index)
+        self._decode = _PolicySelector(decode_policy or policy, randbelow, prefix_index)
 
-    def select(self, facts: RoutingCriteria, replicas: Sequence[InstanceInfo], now_s: float) -> RoutingDecision | None:
+    def select(
+        self, criteria: RoutingCriteria, instances: Sequence[InstanceInfo], now_s: float
+    ) -> RoutingDecision | None:
         """None: nobody can take it now."""
-        known = frozenset(replica.instance_id for replica in replicas)
-        for picker in (self._mixed, self._prefill, self._decode):
-            picker.forget_except(known)
-        takers = [replica for replica in replicas if can_take_request(replica, facts)]
-        if not takers:
+        instance_ids = frozenset(instance.instance_id for instance in instances)
+        for selector in (self._mixed, self._prefill, self._decode):
+            selector.forget_except(instance_ids)
+        eligible = [instance for instance in instances if can_take_request(instance, criteria)]
+        if not eligible:
             return None
-        helpers = [replica for replica in replicas if can_take_prefill(replica, facts)]
-        candidates = _most_preferred(takers, helpers, facts, now_s)
-        picker = self._decode if any(replica.role == "decode" for replica in candidates) else self._mixed
-        chosen = picker.select(candidates, facts)
-        return RoutingDecision(chosen, self._select_prefill(chosen, helpers, facts, now_s))
+        prefill_instances = [instance for instance in instances if can_take_prefill(instance, criteria)]
+        candidates = _most_preferred(eligible, prefill_instances, criteria, now_s)
+        selector = self._decode if any(instance.role == "decode" for instance in candidates) else self._mixed
+        chosen = selector.select(candidates, criteria)
+        assert can_take_request(chosen, criteria), "the chosen instance can take the request"
+        return RoutingDecision(chosen, self._select_prefill(chosen, prefill_instances, criteria, now_s))
 
     def _select_prefill(
-        self, chosen: InstanceInfo, helpers: Sequence[InstanceInfo], facts: RoutingCriteria, now_s: float
+        self, chosen: InstanceInfo, prefill_instances: Sequence[InstanceInfo], criteria: RoutingCriteria, now_s: float
     ) -> list[InstanceInfo]:
         """The policy's choice, then the least loaded of the rest. Doubtful ones only where all are: the instance asks
         them in this order, and waits for each."""
         if chosen.role != "decode":
             return []
-        peers = [replica for replica in helpers if can_transfer_kv(replica, chosen)]
-        peers = [replica for replica in peers if not is_unhealthy(replica, now_s)] or peers
+        peers = [instance for instance in prefill_instances if can_transfer_kv(instance, chosen)]
+        peers = [instance for instance in peers if not is_unhealthy(instance, now_s)] or peers
         if not peers:
             return []
-        best = min(preference_key(replica, facts, now_s) for replica in peers)
-        first = self._prefill.select([r for r in peers if preference_key(r, facts, now_s) == best], facts)
-        rest = [replica for replica in peers if replica is not first]
-        rest.sort(key=lambda replica: (preference_key(replica, facts, now_s), _load_key(replica)))
+        best = min(preference_key(instance, criteria, now_s) for instance in peers)
+        first = self._prefill.select(
+            [instance for instance in peers if preference_key(instance, criteria, now_s) == best], criteria
+        )
+        assert can_take_prefill(first, criteria), "the chosen prefill peer can take the prompt"
+        assert can_transfer_kv(first, chosen), "the chosen prefill peer can send its KV to the instance"
+        rest = [instance for instance in peers if instance is not first]
+        rest.sort(key=lambda instance: (preference_key(instance, criteria, now_s), _load_key(instance)))
         return [first, *rest][:MAX_PREFILL_PEERS]
 
 
 def _most_preferred(
-    takers: Sequence[InstanceInfo], helpers: Sequence[InstanceInfo], facts: RoutingCriteria, now_s: float
+    eligible: Sequence[InstanceInfo],
+    prefill_instances: Sequence[InstanceInfo],
+    criteria: RoutingCriteria,
+    now_s: float,
 ) -> list[InstanceInfo]:
     """Decode instances with nobody to compute prompts for them come after mixed ones, which are made for both."""
 
-    def key(replica: InstanceInfo) -> tuple[tuple[bool, ...], bool]:
-        alone = replica.role == "decode" and not any(can_transfer_kv(helper, replica) for helper in helpers)
-        return preference_key(replica, facts, now_s), alone
+    def key(instance: InstanceInfo) -> tuple[tuple[bool, ...], bool]:
+        alone = instance.role == "decode" and not any(
+            can_transfer_kv(prefill_instance, instance) for prefill_instance in prefill_instances
+        )
+        return preference_key(instance, criteria, now_s), alone
 
-    keys = [key(replica) for replica in takers]
+    keys = [key(instance) for instance in eligible]
     best = min(keys)
-    return [replica for replica, its_key in zip(takers, keys, strict=True) if its_key == best]
+    return [instance for instance, instance_key in zip(eligible, keys, strict=True) if instance_key == best]

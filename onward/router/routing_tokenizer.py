@@ -69,27 +69,31 @@ _chats = msgspec.json.Decoder(_ChatPrompt)
 _completions = msgspec.json.Decoder(_CompletionPrompt)
 
 
-def _tokenize_chat(tokens: PromptTokenizer, origin: ClientRequest, max_tokens: int | None) -> list[int]:
-    chat = _chats.decode(origin.body)
+def _tokenize_chat(tokenizer: PromptTokenizer, client_request: ClientRequest, max_tokens: int | None) -> list[int]:
+    chat = _chats.decode(client_request.body)
     check_tool_messages(chat.messages)
-    return tokens.tokenize_chat(chat.messages, origin.created_s, template_options(chat), max_tokens=max_tokens)
-
-
-def _tokenize_completion(tokens: PromptTokenizer, origin: ClientRequest, max_tokens: int | None) -> list[int]:
-    return tokens.tokenize_text(_completions.decode(origin.body).prompt, max_tokens)
-
-
-def _tokenize_response(tokens: PromptTokenizer, origin: ClientRequest, max_tokens: int | None) -> list[int]:
-    asked = _responses.decode(origin.body)
-    fields = ChatTemplateFields(
-        chat_template_kwargs=asked.chat_template_kwargs,
-        reasoning_effort=asked.reasoning and asked.reasoning.effort,
-        tools=to_chat_tools(asked.tools),
-        tool_choice=to_chat_tool_choice(asked.tool_choice),
-        parallel_tool_calls=asked.parallel_tool_calls,
+    return tokenizer.tokenize_chat(
+        chat.messages, client_request.created_s, template_options(chat), max_tokens=max_tokens
     )
-    messages = items_to_messages(asked.onward_context or [], asked.input, asked.instructions)
-    return tokens.tokenize_chat(messages, origin.created_s, template_options(fields), max_tokens=max_tokens)
+
+
+def _tokenize_completion(
+    tokenizer: PromptTokenizer, client_request: ClientRequest, max_tokens: int | None
+) -> list[int]:
+    return tokenizer.tokenize_text(_completions.decode(client_request.body).prompt, max_tokens)
+
+
+def _tokenize_response(tokenizer: PromptTokenizer, client_request: ClientRequest, max_tokens: int | None) -> list[int]:
+    request_fields = _responses.decode(client_request.body)
+    fields = ChatTemplateFields(
+        chat_template_kwargs=request_fields.chat_template_kwargs,
+        reasoning_effort=request_fields.reasoning and request_fields.reasoning.effort,
+        tools=to_chat_tools(request_fields.tools),
+        tool_choice=to_chat_tool_choice(request_fields.tool_choice),
+        parallel_tool_calls=request_fields.parallel_tool_calls,
+    )
+    messages = items_to_messages(request_fields.onward_context or [], request_fields.input, request_fields.instructions)
+    return tokenizer.tokenize_chat(messages, client_request.created_s, template_options(fields), max_tokens=max_tokens)
 
 
 _Make = Callable[[PromptTokenizer, ClientRequest, int | None], list[int]]
@@ -101,11 +105,11 @@ _TOKENIZE_BY_PATH: dict[str, _Make] = {
 
 
 class RoutingTokenizer:
-    def __init__(self, serving: StreamRunner, registry: Registry, threads: Executor | None = None) -> None:
-        self._serving = serving
+    def __init__(self, runner: StreamRunner, registry: Registry, threads: Executor | None = None) -> None:
+        self._runner = runner
         threads = threads or ThreadPoolExecutor(TOKENIZE_QUEUE_BOUNDS.running, thread_name_prefix="tokenizing")
-        self._texts = FairExecutor(threads, TOKENIZE_QUEUE_BOUNDS, serving.clock, "texts")
-        self.source = TokenizerFetcher(serving, threads)
+        self._texts = FairExecutor(threads, TOKENIZE_QUEUE_BOUNDS, runner.clock, "texts")
+        self.source = TokenizerFetcher(runner, threads)
         self.tokenize_seconds = registry.histogram(
             "onward_router_tokenize_seconds", "Processor time of making a prompt's token ids", CPU_BOUNDS_S
         )
@@ -113,32 +117,39 @@ class RoutingTokenizer:
             "onward_router_untokenized_total", "Prompts that were passed on as they came, by why", ["reason"]
         )
 
-    async def add_token_ids(self, origin: ClientRequest) -> ClientRequest:
-        make = _TOKENIZE_BY_PATH.get(origin.path)
-        if make is None or origin.routing_token_ids is not None:
-            return origin
+    async def add_token_ids(self, client_request: ClientRequest) -> ClientRequest:
+        tokenize = _TOKENIZE_BY_PATH.get(client_request.path)
+        if tokenize is None or client_request.routing_token_ids is not None:
+            return client_request
         agreed = await self.source.current()
         if isinstance(agreed, str):
             self.untokenized.inc(agreed)
-            return origin
-        token_ids = await self._tokenize(make, agreed.tokens, origin)
+            return client_request
+        token_ids = await self._tokenize(tokenize, agreed.tokens, client_request)
         if token_ids is None:
-            return origin
-        return replace(origin, prompt_token_ids=token_ids, routing_token_ids=token_ids, tokenizer_hash=agreed.text_hash)
+            return client_request
+        assert client_request.prompt_token_ids is None, "the token ids of a request are made once"
+        return replace(
+            client_request, prompt_token_ids=token_ids, routing_token_ids=token_ids, tokenizer_hash=agreed.text_hash
+        )
 
     def _max_tokens(self) -> int | None:
         """The largest context of all instances. None: not all have told theirs."""
-        contexts = [one.max_tokens for one in self._serving.core.serving_instances(self._serving.clock.now_s())]
+        contexts = [instance.max_tokens for instance in self._runner.core.serving_instances(self._runner.clock.now_s())]
         return max(contexts) if contexts and all(contexts) else None
 
-    async def _tokenize(self, make: _Make, tokens: PromptTokenizer, origin: ClientRequest) -> list[int] | None:
-        if len(origin.body) <= MAX_INLINE_BYTES:
-            token_ids, cpu_s = _timed(make, tokens, origin, self._max_tokens())
+    async def _tokenize(
+        self, tokenize: _Make, tokenizer: PromptTokenizer, client_request: ClientRequest
+    ) -> list[int] | None:
+        if len(client_request.body) <= MAX_INLINE_BYTES:
+            token_ids, cpu_s = _timed(tokenize, tokenizer, client_request, self._max_tokens())
         else:
             max_tokens = self._max_tokens()
             try:
                 token_ids, cpu_s = await self._texts.run(
-                    origin.caller, lambda: _timed(make, tokens, origin, max_tokens), len(origin.body)
+                    client_request.caller,
+                    lambda: _timed(tokenize, tokenizer, client_request, max_tokens),
+                    len(client_request.body),
                 )
             except Overloaded:
                 self.untokenized.inc(BUSY)
@@ -150,12 +161,12 @@ class RoutingTokenizer:
 
 
 def _timed(
-    make: _Make, tokens: PromptTokenizer, origin: ClientRequest, max_tokens: int | None
+    tokenize: _Make, tokenizer: PromptTokenizer, client_request: ClientRequest, max_tokens: int | None
 ) -> tuple[list[int] | None, float]:
     """The ids, if it has any, and the processor time that it took."""
     began_s = time.thread_time()
     try:
-        token_ids = make(tokens, origin, max_tokens)
+        token_ids = tokenize(tokenizer, client_request, max_tokens)
     except (OnwardError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         token_ids = None
     except Exception:

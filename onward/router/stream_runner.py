@@ -49,14 +49,14 @@ class StreamRunner:
         core: RouterCore,
         upstream: UpstreamClient,
         clock: Clock,
-        chance: RandomSource,
+        random: RandomSource,
         startup_grace_s: float = STARTUP_GRACE_S,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         self.core = core
         self.upstream = upstream
         self.clock = clock
-        self.random = chance
+        self.random = random
         self.settled_at_s = clock.now_s() + startup_grace_s
         self.is_stopping = False
         self._keep_alive_s = keep_alive_s
@@ -67,24 +67,26 @@ class StreamRunner:
 
     # One stream.
 
-    async def run_stream(self, route: RoutedStream, client: ClientWriter) -> None:
+    async def run_stream(self, routed: RoutedStream, writer: ClientWriter) -> None:
         """To its end, or until cancelled since the client has gone."""
         task = asyncio.current_task()
-        assert task is not None
-        self._streams[route.stream.request_id] = task
+        assert task is not None, "a stream runs in a task"
+        self._streams[routed.stream.request_id] = task
         try:
-            await self._run_actions(route, client)
+            await self._run_actions(routed, writer)
         except asyncio.CancelledError:
-            self.core.close_stream(route, self.clock.now_s(), keep=True)
+            self.core.close_stream(routed, self.clock.now_s(), keep=True)
             raise
         except Exception:
-            self.core.close_stream(route, self.clock.now_s(), keep=False)
+            self.core.close_stream(routed, self.clock.now_s(), keep=False)
             _logger.exception("a stream failed by a fault of ours")
-            await client.fail(to_error_info(InternalError("internal error")), None)
+            await writer.fail(to_error_info(InternalError("internal error")), None)
         else:
-            self.core.close_stream(route, self.clock.now_s(), keep=True)
+            self.core.close_stream(routed, self.clock.now_s(), keep=True)
         finally:
-            del self._streams[route.stream.request_id]
+            # While the failure is written to this client, the stream may already run again for a client that resumes it.
+            if self._streams.get(routed.stream.request_id) is task:
+                del self._streams[routed.stream.request_id]
 
     async def detach(self, request_id: str, timeout_s: float) -> None:
         """A client has come back before we noticed that it had gone: the connection it had is given up."""
@@ -93,20 +95,20 @@ class StreamRunner:
             task.cancel()
             await asyncio.wait((task,), timeout=timeout_s)
 
-    async def _run_actions(self, route: RoutedStream, client: ClientWriter) -> None:
+    async def _run_actions(self, routed: RoutedStream, writer: ClientWriter) -> None:
         while True:
-            step = self.core.next_action(route, self.clock.now_s())
-            match step:
+            action = self.core.next_action(routed, self.clock.now_s())
+            match action:
                 case Dispatch():
-                    await self._attempt(route, step, client)
+                    await self._attempt(routed, action, writer)
                 case Wait():
-                    await self.wait_for_change(step.seconds)
-                    await self._send_keep_alive(route, client)
+                    await self.wait_for_change(action.seconds)
+                    await self._send_keep_alive(routed, writer)
                 case GiveUp():
-                    await client.fail(step.info, step.body)
+                    await writer.fail(action.info, action.body)
                     return
                 case Finish():
-                    await client.finish()
+                    await writer.finish()
                     return
 
     async def wait_for_change(self, seconds: float) -> None:
@@ -119,23 +121,23 @@ class StreamRunner:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _send_keep_alive(self, route: RoutedStream, client: ClientWriter) -> None:
+    async def _send_keep_alive(self, routed: RoutedStream, writer: ClientWriter) -> None:
         now_s = self.clock.now_s()
-        if now_s - route.last_write_at_s >= self._keep_alive_s:
-            route.last_write_at_s = now_s
-            await client.keep_alive()
+        if now_s - routed.last_write_at_s >= self._keep_alive_s:
+            routed.last_write_at_s = now_s
+            await writer.keep_alive()
 
     # One attempt.
 
-    async def _attempt(self, route: RoutedStream, dispatch: Dispatch, client: ClientWriter) -> None:
-        request_id = route.stream.request_id
-        task = asyncio.create_task(self._run_attempt(route, dispatch, client))
-        assert request_id not in self._attempts, f"{request_id} has two attempts under way"
+    async def _attempt(self, routed: RoutedStream, dispatch: Dispatch, writer: ClientWriter) -> None:
+        request_id = routed.stream.request_id
+        assert request_id not in self._attempts, f"the stream {request_id} has one attempt at a time"
+        task = asyncio.create_task(self._run_attempt(routed, dispatch, writer))
         self._attempts[request_id] = task
         try:
             while not task.done():
                 await asyncio.wait((task,), timeout=self._keep_alive_s)
-                await self._send_keep_alive(route, client)
+                await self._send_keep_alive(routed, writer)
         finally:
             task.cancel()
             try:
@@ -145,18 +147,18 @@ class StreamRunner:
                 del self._attempts[request_id]
             if not task.cancelled() and (fault := task.exception()) is not None:
                 raise fault
-            self.core.on_attempt_ended(route, self.clock.now_s())
+            self.core.on_attempt_ended(routed, self.clock.now_s())
 
-    async def _run_attempt(self, route: RoutedStream, dispatch: Dispatch, client: ClientWriter) -> None:
-        stream = route.stream
+    async def _run_attempt(self, routed: RoutedStream, dispatch: Dispatch, writer: ClientWriter) -> None:
+        stream = routed.stream
         try:
             async with self.upstream.send_attempt(dispatch.url, dispatch.attempt) as response:
                 if response.status != 200:
-                    await self._on_http_error(route, response)
+                    await self._on_http_error(routed, response)
                     return
-                self.core.on_accepted(route, self.clock.now_s())
+                self.core.on_accepted(routed, self.clock.now_s())
                 stream.ignored_fields = response.headers.get(IGNORED_FIELDS_HEADER)
-                await self._relay_events(route, response, client)
+                await self._relay_events(routed, response, writer)
         except UpstreamConnectError as fault:
             stream.fail_lost(FailureCause.UNREACHABLE, f"the instance could not be reached: {fault}")
         except MalformedEvent as fault:
@@ -164,7 +166,7 @@ class StreamRunner:
         except OSError as fault:
             stream.fail_lost(FailureCause.LOST, f"the connection to the instance was lost: {type(fault).__name__}")
 
-    async def _on_http_error(self, route: RoutedStream, response: UpstreamResponse) -> None:
+    async def _on_http_error(self, routed: RoutedStream, response: UpstreamResponse) -> None:
         body = await read_error_body(response)
         info = parse_error_info(body, response.status)
         if info.retry_after_s is None and response.headers.get("retry-after", "").isdigit():
@@ -172,35 +174,35 @@ class StreamRunner:
                 info.code, info.message, info.status, info.retryable, info.param, float(response.headers["retry-after"])
             )
         cause = cause_of_http_error(info)
-        if route.may_exist_at_unreachable_instance and info.code == STREAM_UNKNOWN:
+        if routed.may_exist_at_unreachable_instance and info.code == STREAM_UNKNOWN:
             info, body = to_error_info(instance_unreachable("Last-Event-ID")), b""
         # Once there are tokens, an error without them says too little.
-        route.stream.fail(cause, info, None if route.stream.has_progress else body or None)
+        routed.stream.fail(cause, info, None if routed.stream.has_progress else body or None)
 
-    async def _relay_events(self, route: RoutedStream, response: UpstreamResponse, client: ClientWriter) -> None:
+    async def _relay_events(self, routed: RoutedStream, response: UpstreamResponse, writer: ClientWriter) -> None:
         # Runs for every token of every stream: no JSON, no timers, one write for all that has come together.
-        stream, splitter, clock = route.stream, EventSplitter(), self.clock
+        stream, splitter, clock = routed.stream, EventSplitter(), self.clock
         is_new = True
         async for chunk in response.iter_any():
             now_s = clock.now_s()
             for_client: list[bytes] = []
             for raw in splitter.feed(chunk):
                 event = parse_event(raw)
-                if event is not None and (piece := stream.on_event(event, now_s)) is not None:
-                    for_client.append(piece)
+                if event is not None and (client_chunk := stream.on_event(event, now_s)) is not None:
+                    for_client.append(client_chunk)
                 if stream.failure is not None or stream.is_complete:
                     break
             if is_new and stream.attempt_advanced:
                 is_new = False
-                self.core.on_first_tokens(route, now_s)
+                self.core.on_first_tokens(routed, now_s)
             if for_client:
                 for_client.append(b"")
                 stream.is_sending = True
                 try:
-                    await client.write(BLANK_LINE.join(for_client))
+                    await writer.write(BLANK_LINE.join(for_client))
                 finally:
                     stream.is_sending = False
-                stream.last_progress_at_s = route.last_write_at_s = clock.now_s()
+                stream.last_progress_at_s = routed.last_write_at_s = clock.now_s()
             if stream.failure is not None or stream.is_complete:
                 return
         stream.fail_lost(FailureCause.LOST, "the instance closed the connection")
@@ -212,45 +214,45 @@ class StreamRunner:
         the names that anybody knew."""
         aborted = self.abort_local(names, caller)
         # Instances know labels too, so it does not matter where a label means more streams than may be named.
-        every_name = [] if names is None else list(dict.fromkeys((*names, *aborted.ids)))[: 2 * MAX_IDS]
-        asked: dict[str, object] = {"all": True} if names is None else {"ids": every_name}
-        known, idle = await self._abort_at_instances(asked if caller is None else {**asked, "caller": caller})
-        return replace(aborted, known_names={*aborted.known_names, *known}, idle=idle)
+        all_names = [] if names is None else list(dict.fromkeys((*names, *aborted.ids)))[: 2 * MAX_IDS]
+        query: dict[str, object] = {"all": True} if names is None else {"ids": all_names}
+        known_names, idle = await self._abort_at_instances(query if caller is None else {**query, "caller": caller})
+        return replace(aborted, known_names={*aborted.known_names, *known_names}, idle=idle)
 
     def abort_local(self, names: list[str] | None, caller: str | None = None) -> AbortResult:
         """The part of an abort that is this router's own."""
         aborted = self.core.abort(names, self.clock.now_s(), caller)
-        for route in aborted.running:
-            self._cancel_attempt(route)
+        for routed in aborted.running:
+            self._cancel_attempt(routed)
         self.notify_change()
         return aborted
 
-    async def _abort_at_instances(self, asked: dict[str, object]) -> tuple[set[str], dict[str, set[str]]]:
+    async def _abort_at_instances(self, query: dict[str, object]) -> tuple[set[str], dict[str, set[str]]]:
         """The names that they knew, and the responses that they have left to this router."""
-        urls = [replica.url for replica in self.core.serving_instances(self.clock.now_s())]
-        answers = await asyncio.gather(*(self.upstream.abort(url, asked) for url in urls))
-        known, idle = set[str](), dict[str, set[str]]()
+        urls = [instance.url for instance in self.core.serving_instances(self.clock.now_s())]
+        answers = await asyncio.gather(*(self.upstream.abort(url, query) for url in urls))
+        known_names, idle = set[str](), dict[str, set[str]]()
         for answer in answers:
             if answer is not None:
-                known.update(answer.aborted)
+                known_names.update(answer.aborted)
                 for request_id, names in answer.idle.items():
                     idle.setdefault(request_id, set()).update(names)
-        return known, idle
+        return known_names, idle
 
-    def _cancel_attempt(self, route: RoutedStream) -> None:
-        if (task := self._attempts.get(route.stream.request_id)) is not None:
+    def _cancel_attempt(self, routed: RoutedStream) -> None:
+        if (task := self._attempts.get(routed.stream.request_id)) is not None:
             task.cancel()
 
     def stop_all(self) -> None:
         """The grace is over: every stream ends now, and says so."""
         self.is_stopping = True
         info = to_error_info(Unavailable("the router is stopping; reconnect with Last-Event-ID", retry_after_s=1.0))
-        routes = self.core.live_streams()
-        if routes:
-            _logger.warning(log.event("streams cut", clients=len(routes)))
-        for route in routes:
-            route.set_final_error(info)
-            self._cancel_attempt(route)
+        routed_streams = self.core.live_streams()
+        if routed_streams:
+            _logger.warning(log.event("streams cut", clients=len(routed_streams)))
+        for routed in routed_streams:
+            routed.set_final_error(info)
+            self._cancel_attempt(routed)
         self.notify_change()
 
     # The clockwork.
@@ -265,49 +267,51 @@ class StreamRunner:
 
     def _tick(self) -> None:
         now_s = self.clock.now_s()
-        for route in self.core.tick(now_s):
-            failed = route.stream.failure
-            if failed is not None:
+        for routed in self.core.tick(now_s):
+            failure = routed.stream.failure
+            if failure is not None:
                 _logger.info(
                     log.event(
                         "attempt ended",
-                        request=route.stream.request_id,
-                        cause=failed.cause.value,
-                        why=failed.error.message,
+                        request=routed.stream.request_id,
+                        cause=failure.cause.value,
+                        why=failure.error.message,
                     )
                 )
-            self._cancel_attempt(route)
-        for route in self.core.streams_with_stalled_client(now_s):
-            self._streams[route.stream.request_id].cancel()
+            self._cancel_attempt(routed)
+        for routed in self.core.streams_with_stalled_client(now_s):
+            self._streams[routed.stream.request_id].cancel()
         for url in self.core.instances.due_probes(now_s):
-            aside = asyncio.create_task(self._probe(url))
-            self._probe_tasks.add(aside)
-            aside.add_done_callback(self._probe_tasks.discard)
+            task = asyncio.create_task(self._probe(url))
+            self._probe_tasks.add(task)
+            task.add_done_callback(self._probe_tasks.discard)
 
     async def _probe(self, url: str) -> None:
-        replicas = self.core.instances
-        wants = replicas.index is not None
-        num_others = replicas.num_ready_others(url)
-        question = RegistrationReply(self.core.incarnation, 1.0, "", wants, replicas.next_kv_event(url), num_others)
-        registration = await self.upstream.probe(url, question)
-        before = replicas.get(registration.instance) if registration is not None else None
+        registry = self.core.instances
+        wants_kv_events = registry.index is not None
+        num_others = registry.num_ready_others(url)
+        reply = RegistrationReply(
+            self.core.incarnation, 1.0, "", wants_kv_events, registry.next_kv_event(url), num_others
+        )
+        registration = await self.upstream.probe(url, reply)
+        previous = registry.get(registration.instance) if registration is not None else None
         error = self.core.on_probe_result(url, registration, self.clock.now_s())
         if registration is not None:
-            after = replicas.get(registration.instance)
-            if (before and before.state) != (after and after.state):
-                log_instance_state(registration, after)
+            current = registry.get(registration.instance)
+            if (previous and previous.state) != (current and current.state):
+                log_instance_state(registration, current)
         if error:
             _logger.warning(log.event("instance not taken", url=url, error=error))
         self.notify_change()
 
     async def close(self) -> None:
-        for aside in self._probe_tasks:
-            aside.cancel()
+        for task in self._probe_tasks:
+            task.cancel()
         await self.upstream.close()
 
 
-def log_instance_state(registration: Registration, now: InstanceInfo | None) -> None:
-    state = now.state.value if now is not None else "gone"
+def log_instance_state(registration: Registration, instance: InstanceInfo | None) -> None:
+    state = instance.state.value if instance is not None else "gone"
     _logger.info(log.event("instance", id=registration.instance, url=registration.url, state=state))
 
 

@@ -32,24 +32,24 @@ class FetchedTokenizer:
 
 
 class TokenizerFetcher:
-    def __init__(self, serving: StreamRunner, threads: Executor) -> None:
-        self._serving = serving
+    def __init__(self, runner: StreamRunner, threads: Executor) -> None:
+        self._runner = runner
         self._threads = threads
         self._loaded: FetchedTokenizer | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._asked_for = ""
-        self._not_before_s = 0.0
-        self._told = ""
+        self._requested_hash = ""
+        self._next_fetch_s = 0.0
+        self._logged_problem = ""
 
     async def current(self) -> FetchedTokenizer | str:
         """The tokenizer that all instances have; or why there is none."""
-        named = self._announced_hashes()
-        self._refresh(named)
+        hashes = self._announced_hashes()
+        self._refresh(hashes)
         if self._loading is not None:
             await asyncio.wait((self._loading,), timeout=MAX_WAIT_S)
-        if len(named) > 1:
+        if len(hashes) > 1:
             return DIFFERS
-        if self._loaded is None or {self._loaded.text_hash} != named:
+        if self._loaded is None or {self._loaded.text_hash} != hashes:
             return MISSING
         return self._loaded
 
@@ -58,48 +58,51 @@ class TokenizerFetcher:
         self._refresh(self._announced_hashes())
 
     def _announced_hashes(self) -> set[str]:
-        return {replica.tokenizer_hash for replica in self._serving.core.serving_instances(self._serving.clock.now_s())}
+        return {instance.tokenizer_hash for instance in self._runner.core.serving_instances(self._runner.clock.now_s())}
 
-    def _refresh(self, named: set[str]) -> None:
-        if len(named) > 1:
+    def _refresh(self, hashes: set[str]) -> None:
+        if len(hashes) > 1:
             self._log_once("the instances have different tokenizers or chat templates")
-        wanted = next(iter(named)) if len(named) == 1 else ""
-        if not wanted:
+        wanted_hash = next(iter(hashes)) if len(hashes) == 1 else ""
+        if not wanted_hash:
             return
-        if self._loaded is not None and self._loaded.text_hash == wanted:
-            self._told = ""
+        if self._loaded is not None and self._loaded.text_hash == wanted_hash:
+            self._logged_problem = ""
             return
-        now_s = self._serving.clock.now_s()
-        is_too_soon = wanted == self._asked_for and now_s < self._not_before_s
+        now_s = self._runner.clock.now_s()
+        is_too_soon = wanted_hash == self._requested_hash and now_s < self._next_fetch_s
         if self._loading is None and not is_too_soon:
-            self._asked_for, self._not_before_s = wanted, now_s + FETCH_RETRY_S
-            self._loading = asyncio.create_task(self._load(wanted))
+            self._requested_hash, self._next_fetch_s = wanted_hash, now_s + FETCH_RETRY_S
+            self._loading = asyncio.create_task(self._load(wanted_hash))
 
-    async def _load(self, wanted: str) -> None:
+    async def _load(self, wanted_hash: str) -> None:
+        assert wanted_hash, "a tokenizer is fetched by its hash"
         try:
-            text = await self._fetch(wanted)
-            if text is None:
+            files = await self._fetch(wanted_hash)
+            if files is None:
                 self._log_once("no instance could be asked for its tokenizer")
                 return
             loop = asyncio.get_running_loop()
-            self._loaded = FetchedTokenizer(wanted, await loop.run_in_executor(self._threads, PromptTokenizer, text))
-            _logger.info(log.event("tokenizer loaded", hash=wanted))
+            self._loaded = FetchedTokenizer(
+                wanted_hash, await loop.run_in_executor(self._threads, PromptTokenizer, files)
+            )
+            _logger.info(log.event("tokenizer loaded", hash=wanted_hash))
         except StartupError as fault:
             self._log_once(fault.message)
         finally:
             self._loading = None
 
-    async def _fetch(self, wanted: str) -> TokenizerFiles | None:
+    async def _fetch(self, wanted_hash: str) -> TokenizerFiles | None:
         """What is not as it was announced is not taken: a proof covers announcements, not answers."""
-        takers = self._serving.core.serving_instances(self._serving.clock.now_s())
-        for replica in [one for one in takers if one.tokenizer_hash == wanted][:MAX_ASKED]:
-            text = await self._serving.upstream.fetch_tokenizer(replica.url)
-            if text is not None and tokenizer_hash(text) == wanted:
-                return text
+        instances = self._runner.core.serving_instances(self._runner.clock.now_s())
+        for instance in [candidate for candidate in instances if candidate.tokenizer_hash == wanted_hash][:MAX_ASKED]:
+            files = await self._runner.upstream.fetch_tokenizer(instance.url)
+            if files is not None and tokenizer_hash(files) == wanted_hash:
+                return files
         return None
 
     def _log_once(self, problem: str) -> None:
         """One line when it begins; it is counted for each request."""
-        if problem != self._told:
-            self._told = problem
+        if problem != self._logged_problem:
+            self._logged_problem = problem
             _logger.warning(log.event("texts are not tokenized here, and are sent by load", cause=problem))

@@ -81,40 +81,40 @@ class UpstreamClient:
         """The instance's answer. Whoever leaves before its end has closed the connection, and so stopped the work."""
         body = msgspec.msgpack.encode(attempt)
         headers = _MSGPACK | self._auth_headers("POST", ATTEMPT_PATH, body)
-        answer = await self._post(url, ATTEMPT_PATH, body, headers)
+        reply = await self._post(url, ATTEMPT_PATH, body, headers)
         try:
-            yield answer
+            yield reply
         finally:
             # Gives a connection back that has been read to its end, and closes any other.
-            if answer.at_eof():
-                answer.release()
+            if reply.at_eof():
+                reply.release()
             else:
-                answer.close()
+                reply.close()
 
     async def find_record(self, url: str, request_id: str) -> tuple[StreamRecord | None, bool]:
         """And whether the instance has answered: only then is it sure that it has none."""
-        question = msgspec.msgpack.encode(FindStream(request_id))
-        answer = await self.forward(url, FIND_PATH, question, ASK_TIMEOUT_S)
-        if answer is None or answer.status >= 500:
+        message = msgspec.msgpack.encode(FindStream(request_id))
+        reply = await self.forward(url, FIND_PATH, message, ASK_TIMEOUT_S)
+        if reply is None or reply.status >= 500:
             return None, False
-        return (_decoded(answer.body, StreamRecord) if answer.status == 200 else None), True
+        return (_decoded(reply.body, StreamRecord) if reply.status == 200 else None), True
 
-    async def render_stream_end(self, url: str, question: CloseAttempt) -> ClosedAttempt | None:
-        answer = await self._ask(url, CLOSE_PATH, msgspec.msgpack.encode(question))
-        return None if answer is None else _decoded(answer, ClosedAttempt)
+    async def render_stream_end(self, url: str, message: CloseAttempt) -> ClosedAttempt | None:
+        reply = await self._ask(url, CLOSE_PATH, msgspec.msgpack.encode(message))
+        return None if reply is None else _decoded(reply, ClosedAttempt)
 
-    async def probe(self, url: str, question: RegistrationReply) -> Registration | None:
-        answer = await self._ask(url, PROBE_PATH, msgspec.msgpack.encode(question))
-        return None if answer is None else _decoded(answer, Registration)
+    async def probe(self, url: str, message: RegistrationReply) -> Registration | None:
+        reply = await self._ask(url, PROBE_PATH, msgspec.msgpack.encode(message))
+        return None if reply is None else _decoded(reply, Registration)
 
     async def fetch_tokenizer(self, url: str) -> TokenizerFiles | None:
-        answer = await self._ask(url, TOKENIZER_FILES_PATH, msgspec.msgpack.encode(QueryTokenizerFiles()))
-        return None if answer is None else _decoded(answer, TokenizerFiles)
+        reply = await self._ask(url, TOKENIZER_FILES_PATH, msgspec.msgpack.encode(QueryTokenizerFiles()))
+        return None if reply is None else _decoded(reply, TokenizerFiles)
 
-    async def abort(self, url: str, asked: dict[str, object]) -> InstanceAbortReply | None:
-        answer = await self._ask(url, ABORT_PATH, msgspec.json.encode(asked), {"content-type": "application/json"})
+    async def abort(self, url: str, query: dict[str, object]) -> InstanceAbortReply | None:
+        reply = await self._ask(url, ABORT_PATH, msgspec.json.encode(query), {"content-type": "application/json"})
         try:
-            return None if answer is None else msgspec.json.decode(answer, type=InstanceAbortReply)
+            return None if reply is None else msgspec.json.decode(reply, type=InstanceAbortReply)
         except msgspec.MsgspecError:
             return None
 
@@ -130,8 +130,8 @@ class UpstreamClient:
                 asyncio.timeout(timeout_s),
                 self._session.post(url + path, data=body, headers=headers, allow_redirects=False) as response,
             ):
-                told = await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)
-                return ForwardedResponse(response.status, told, response.headers.get(IGNORED_FIELDS_HEADER))
+                reply_body = await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)
+                return ForwardedResponse(response.status, reply_body, response.headers.get(IGNORED_FIELDS_HEADER))
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
             return None
 
@@ -170,11 +170,11 @@ class UpstreamClient:
         return {SIGNATURE_HEADER: sign_request(self._cluster_key, method, path, body, self._clock.wall_s())}
 
 
-async def read_error_body(answer: UpstreamResponse) -> bytes:
+async def read_error_body(reply: UpstreamResponse) -> bytes:
     """The body of a refusal; a broken one is as good as none."""
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            return await _read_within(answer.iter_any(), MAX_ERROR_BYTES)
+            return await _read_within(reply.iter_any(), MAX_ERROR_BYTES)
     except (TimeoutError, OSError, ValueError):
         return b""
 
@@ -190,8 +190,8 @@ async def _read_within(chunks: AsyncIterable[bytes], max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def _decoded(answer: bytes, kind: Any) -> Any | None:
+def _decoded(reply: bytes, kind: Any) -> Any | None:
     try:
-        return decode_message(msgspec.msgpack.Decoder(kind), answer)
+        return decode_message(msgspec.msgpack.Decoder(kind), reply)
     except msgspec.DecodeError:
         return None

@@ -72,6 +72,7 @@ class UpstreamConnectionPool:
         while waiting:
             until_s, connection = waiting.pop()
             self._num_idle -= 1
+            assert self._num_idle >= 0, "the number of idle connections is never negative"
             if connection.is_open and until_s > self._clock.now_s():
                 return connection
             connection.close()
@@ -82,7 +83,7 @@ class UpstreamConnectionPool:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(lambda one: self._return_idle(server, one)),
+                    lambda: UpstreamConnection(lambda idle_connection: self._return_idle(server, idle_connection)),
                     server.host,
                     server.effective_port,
                     ssl=server.is_tls or None,
@@ -93,6 +94,7 @@ class UpstreamConnectionPool:
         return connection
 
     def _return_idle(self, server: ServerUrl, connection: "UpstreamConnection") -> None:
+        assert connection.is_open, "only an open connection is kept"
         if self._num_idle >= MAX_IDLE_CONNECTIONS:
             self._close_stale()
         if self._num_idle >= MAX_IDLE_CONNECTIONS:
@@ -134,6 +136,8 @@ class UpstreamConnection(asyncio.Protocol):
     # Whoever asks.
 
     def send_request(self, host: str, path: str, body: bytes, headers: Mapping[str, str]) -> None:
+        assert self._transport is not None, "a request is sent over a connection that was made"
+        assert not self._is_paused, "the last answer was read to its end"
         self.status, self.headers = 0, {}
         self._chunks.clear()
         self._num_held = 0
@@ -183,6 +187,7 @@ class UpstreamConnection(asyncio.Protocol):
     async def _wait_for_data(self) -> None:
         if self._lost is not None:
             raise self._lost
+        assert self._waiter is None, "an answer has one reader"
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -196,6 +201,7 @@ class UpstreamConnection(asyncio.Protocol):
     # The transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert self._transport is None, "a connection is made once"
         self._transport, self.is_open = transport, True
 
     def data_received(self, data: bytes) -> None:
@@ -225,7 +231,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        assert self._parser is not None, "it is the parser that calls"
+        assert self._parser is not None, "headers come from the connection's parser"
         self.status = self._parser.get_status_code()
         self._has_begun = True
 
@@ -234,6 +240,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._num_held += len(body)
 
     def on_message_complete(self) -> None:
-        assert self._parser is not None, "it is the parser that calls"
+        assert self._parser is not None, "the end of an answer comes from the connection's parser"
         self._may_be_kept = self._parser.should_keep_alive()
         self._has_ended = True

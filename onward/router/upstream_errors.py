@@ -36,24 +36,24 @@ _decoder = msgspec.json.Decoder(_ErrorBody)
 def parse_error_info(body: bytes, status: int | None) -> ErrorInfo:
     """What an instance, or something between, said. `status`: of its response; None for an event in a stream."""
     try:
-        told = _decoder.decode(body).error
+        fields = _decoder.decode(body).error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        told = _UpstreamErrorFields(retryable=status is None or status >= 500, status=status)
-    settled = status or told.status or _status(told)
+        fields = _UpstreamErrorFields(retryable=status is None or status >= 500, status=status)
+    http_status = status or fields.status or _status(fields)
     return ErrorInfo(
-        code=told.code or "upstream_error",
-        message=told.message,
-        status=settled,
-        retryable=settled >= 500 if told.retryable is None else told.retryable,
-        param=told.param,
-        retry_after_s=told.retry_after_s,
-        stage=told.stage,
+        code=fields.code or "upstream_error",
+        message=fields.message,
+        status=http_status,
+        retryable=http_status >= 500 if fields.retryable is None else fields.retryable,
+        param=fields.param,
+        retry_after_s=fields.retry_after_s,
+        stage=fields.stage,
     )
 
 
-def _status(told: _UpstreamErrorFields) -> int:
-    if told.code in _STATUS_OF_CODE:
-        return _STATUS_OF_CODE[told.code]
-    if told.type == "invalid_request_error":
+def _status(fields: _UpstreamErrorFields) -> int:
+    if fields.code in _STATUS_OF_CODE:
+        return _STATUS_OF_CODE[fields.code]
+    if fields.type == "invalid_request_error":
         return 400
-    return 503 if told.retryable else 500
+    return 503 if fields.retryable else 500

@@ -104,17 +104,18 @@ class EventSplitter:
 
 def parse_event(event: bytes) -> UpstreamEvent | None:
     """What an event says. None: nothing that anybody acts on."""
+    while event.startswith(b":"):
+        comment, _, event = event.partition(b"\n")
+        if comment == HELD:
+            return HeldChunk(event)
+        if not event:
+            return _progress(comment)
     if event.startswith(b"id: "):
         end = event.find(b"\n")
         line = event[4:end] if end >= 0 else event[4:]
         return TokenEvent(event, _cursor(line), end >= 0 and event.find(b"data: ", end) >= 0)
     if event.startswith(b"data: "):
         return DoneEvent() if event == DONE else PlainChunk(event)
-    if event.startswith(b":"):
-        comment, _, rest = event.partition(b"\n")
-        if comment == HELD:
-            return HeldChunk(rest)
-        return parse_event(rest) if rest else _progress(comment)
     return _named_event(event)
 
 

@@ -16,29 +16,29 @@ class ActiveFault:
 
 
 class ActiveFaults:
-    def __init__(self, chance: SeededRandom) -> None:
-        self._chance = chance
-        self._spells: list[ActiveFault] = []
+    def __init__(self, random: SeededRandom) -> None:
+        self._random = random
+        self._faults: list[ActiveFault] = []
         self.trigger_counts: Counter[str] = Counter()
         self.num_killed_for_silence = 0
         """Processes that a supervisor has killed since they did not answer: for a fault on their wire, or for none."""
 
     def begin(self, kind: str, target: str, rate: float) -> ActiveFault:
-        spell = ActiveFault(kind, target, rate)
-        self._spells.append(spell)
-        return spell
+        fault = ActiveFault(kind, target, rate)
+        self._faults.append(fault)
+        return fault
 
-    def end(self, spell: ActiveFault) -> None:
-        self._spells.remove(spell)
+    def end(self, fault: ActiveFault) -> None:
+        self._faults.remove(fault)
 
     @property
     def is_empty(self) -> bool:
-        return not self._spells
+        return not self._faults
 
     def hits(self, kind: str, wire: str) -> bool:
         """Whether this message on this wire is hit."""
-        for spell in self._spells:
-            if spell.kind == kind and spell.target in wire and self._chance.happens(spell.rate):
+        for fault in self._faults:
+            if fault.kind == kind and fault.target in wire and self._random.happens(fault.rate):
                 self.trigger_counts[kind] += 1
                 return True
         return False

@@ -29,7 +29,7 @@ class InlineExecutor(Executor):
 
 
 class SimPort(Protocol):
-    """Of an engine or a shelf."""
+    """Of an engine or a stream store."""
 
     def connect(self, incarnation: str, api: SimProcess, deliver: Callable[[Any], None]) -> SimWire: ...
 
@@ -40,12 +40,12 @@ class SimSocket:
 
     def __init__(self, port: SimPort | None, api: SimProcess, incarnation: str) -> None:
         self._inbox: deque[Any] = deque()
-        self._news = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._wire = port.connect(incarnation, api, self._on_message) if port is not None else None
 
     def _on_message(self, message: Any) -> None:
         self._inbox.append(message)
-        self._news.set()
+        self._arrived.set()
 
     def send(self, message: Any) -> bool:
         if self._wire is not None:
@@ -54,8 +54,8 @@ class SimSocket:
 
     async def receive(self) -> Any:
         while not self._inbox:
-            self._news.clear()
-            await self._news.wait()
+            self._arrived.clear()
+            await self._arrived.wait()
         return self._inbox.popleft()
 
     def close(self) -> None:
@@ -65,30 +65,32 @@ class SimSocket:
 class ApiNode:
     def __init__(
         self,
-        web: SimHttpNetwork,
+        network: SimHttpNetwork,
         addresses: SimAddresses,
         process: SimProcess,
         supervisor: SimProcess,
         start: StartApi,
         prompts: TextProcessor,
         listener: SimListener,
-        heard: Callable[[FromChild], None],
+        on_message: Callable[[FromChild], None],
     ) -> None:
         self.process, self.incarnation, self.index = process, start.incarnation, start.index
         self._listener = listener
         self._control_is_due = False
-        self.channel = SimControlChannel(web.ground, supervisor, process, heard, self._control_later)
-        rim = Runtime(
+        self.channel = SimControlChannel(network.context, supervisor, process, on_message, self._control_later)
+        runtime = Runtime(
             clock=process,
-            random=web.ground.random.substream(process.name),
+            random=network.context.random.substream(process.name),
             connect_engine=lambda address: SimSocket(addresses.apis.get(address), process, start.incarnation),
-            connect_stream_store=lambda address: SimSocket(addresses.shelves.get(address), process, start.incarnation),
-            new_session=lambda: cast(Any, SimHttpSession(web, process)),
-            new_executor=lambda num, name: InlineExecutor(),
+            connect_stream_store=lambda address: SimSocket(
+                addresses.stream_stores.get(address), process, start.incarnation
+            ),
+            new_session=lambda: cast(Any, SimHttpSession(network, process)),
+            new_executor=lambda num_threads, name: InlineExecutor(),
             stop_server=self._stop,
             exit_now=process.kill,
         )
-        self.api = process.run(ApiProcess, start, cast(Any, self.channel), prompts, rim)
+        self.api = process.run(ApiProcess, start, cast(Any, self.channel), prompts, runtime)
         listener.serve(process, self.api.app)
         process.run(self.api.on_listening)
 
@@ -101,8 +103,8 @@ class ApiNode:
         self._control_is_due = False
         self.api.read_control()
 
-    def _stop(self, grace_s: float, at_its_end: Callable[[], object]) -> None:
+    def _stop(self, grace_s: float, on_end: Callable[[], object]) -> None:
         """As a server does: no new connections, and the end when the grace is over."""
         self._listener.close(self.process)
-        self.process.call_later(grace_s, at_its_end)
+        self.process.call_later(grace_s, on_end)
         self.process.call_later(grace_s + 1.0, self.process.kill)

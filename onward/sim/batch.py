@@ -115,16 +115,16 @@ class RunTimeout(KeyboardInterrupt):
 def planned_faults(scenario: Scenario) -> Counter[str]:
     """How many faults of each kind a scenario contains, those of clients included."""
     counts = Counter(fault.kind for fault in scenario.faults)
-    for ask in scenario.requests:
-        counts["abort"] += ask.abort_at_s is not None
-        counts["leave"] += ask.leave_at_s is not None
-        counts["disconnect"] += len(ask.disconnect_at_s)
-        counts["deadline"] += ask.deadline_ms is not None
-        counts["detach"] += ask.detach_s is not None
-        counts["cancel"] += ask.cancel_at_s is not None
-        counts["poison"] += POISON in ask.prompt
-        counts["poison-engine"] += ENGINE_POISON in ask.prompt
-        counts["doom"] += DOOM in ask.prompt
+    for request in scenario.requests:
+        counts["abort"] += request.abort_at_s is not None
+        counts["leave"] += request.leave_at_s is not None
+        counts["disconnect"] += len(request.disconnect_at_s)
+        counts["deadline"] += request.deadline_ms is not None
+        counts["detach"] += request.detach_s is not None
+        counts["cancel"] += request.cancel_at_s is not None
+        counts["poison"] += POISON in request.prompt
+        counts["poison-engine"] += ENGINE_POISON in request.prompt
+        counts["doom"] += DOOM in request.prompt
     return +counts
 
 
@@ -138,8 +138,8 @@ def triggered_faults(outcome: RunResult) -> Counter[str]:
 
 def untriggered_kinds(outcome: RunResult) -> list[str]:
     """What was to go wrong in this run, and did not."""
-    struck = triggered_faults(outcome)
-    return [kind for kind in planned_faults(outcome.scenario) if not struck[kind]]
+    triggered = triggered_faults(outcome)
+    return [kind for kind in planned_faults(outcome.scenario) if not triggered[kind]]
 
 
 def violation_signature(violation: Violation) -> str:
@@ -199,7 +199,7 @@ def run_range(job: SeedRange) -> RangeResult:
             result = run_seed(job, seed)
             collect_sometimes()
             if isinstance(result, RunResult):
-                add_run(tally, result, tells_quiet=job.selection.kinds is not None)
+                add_run(tally, result, counts_untriggered=job.selection.kinds is not None)
             elif job.keeps_going:
                 _group(tally.failures, result.failure.strip().rpartition("\n")[2][:120], seed, result.failure)
             else:
@@ -219,24 +219,28 @@ def run_seed(job: SeedRange, seed: int) -> RunResult | StoppingRun:
     return StoppingRun(job.shape, seed, outcome.violation) if stops else outcome
 
 
-def add_run(tally: RunTotals, outcome: RunResult, *, tells_quiet: bool = False) -> None:
-    in_it, struck, violation = planned_faults(outcome.scenario), triggered_faults(outcome), outcome.violation
+def add_run(tally: RunTotals, outcome: RunResult, *, counts_untriggered: bool = False) -> None:
+    planned, triggered, violation = planned_faults(outcome.scenario), triggered_faults(outcome), outcome.violation
     seed = outcome.scenario.seed
     if violation is not None:
         _group(tally.violations, violation_signature(violation), seed, violation.description, violation.invariant)
-    for kind in untriggered_kinds(outcome) if tells_quiet else []:
+    for kind in untriggered_kinds(outcome) if counts_untriggered else []:
         _group(tally.untriggered, kind, seed, "")
     tally.num_runs += 1
     tally.virtual_s += outcome.virtual_s
     tally.num_errors += outcome.num_errors
     tally.num_resumes += outcome.num_resumes
-    for sums, more in ((tally.planned, in_it), (tally.triggered, struck), (tally.end_reasons, outcome.end_reasons)):
+    for sums, more in (
+        (tally.planned, planned),
+        (tally.triggered, triggered),
+        (tally.end_reasons, outcome.end_reasons),
+    ):
         _add(sums, more)
     _one_more(tally.requests, outcome.num_requests)
     _one_more(tally.tokens, outcome.num_tokens)
-    _one_more(tally.faults, sum(min(struck[kind], number) for kind, number in in_it.items()))
-    _one_more(tally.hits, struck.total())
-    _one_more(tally.kinds, len(struck))
+    _one_more(tally.faults, sum(min(triggered[kind], number) for kind, number in planned.items()))
+    _one_more(tally.hits, triggered.total())
+    _one_more(tally.kinds, len(triggered))
 
 
 def _group(groups: dict[str, FindingGroup], name: str, seed: int, example: str, invariant: int | None = None) -> None:
@@ -269,9 +273,9 @@ def sum_totals(tallies: Sequence[RunTotals]) -> RunTotals:
 
 def _add_groups(groups: dict[str, FindingGroup], more: dict[str, FindingGroup]) -> None:
     for name, group in more.items():
-        mine = groups.setdefault(name, FindingGroup(0, [], group.example, group.invariant))
-        mine.count += group.count
-        mine.seeds = sorted({*mine.seeds, *group.seeds})[:MAX_SEEDS_KEPT]
+        merged = groups.setdefault(name, FindingGroup(0, [], group.example, group.invariant))
+        merged.count += group.count
+        merged.seeds = sorted({*merged.seeds, *group.seeds})[:MAX_SEEDS_KEPT]
 
 
 # Many ranges.
@@ -296,7 +300,7 @@ def plan_ranges(
     keeps_going: bool,
 ) -> list[SeedRange]:
     """What is left to do, in ranges: all shapes advance together, so that what is left can be foretold."""
-    placed: list[tuple[float, SeedRange]] = []
+    ordered: list[tuple[float, SeedRange]] = []
     for shape, whole in seeds.items():
         left = _left(whole, done.get(shape, ()))
         num_left = sum(len(gap) for gap in left)
@@ -304,19 +308,19 @@ def plan_ranges(
         chunks = [range(at, min(at + size, gap.stop)) for gap in left for at in range(gap.start, gap.stop, size)]
         for index, chunk in enumerate(chunks):
             job = SeedRange(shape, chunk.start, chunk.stop, choice, keeps_going)
-            placed.append(((index + 0.5) / len(chunks), job))
-    return [job for _, job in sorted(placed, key=lambda one: (one[0], SHAPES.index(one[1].shape)))]
+            ordered.append(((index + 0.5) / len(chunks), job))
+    return [job for _, job in sorted(ordered, key=lambda item: (item[0], SHAPES.index(item[1].shape)))]
 
 
 def _left(whole: range, done: Sequence[range]) -> list[range]:
     """The parts of a range that others do not cover."""
     gaps, at = [], whole.start
-    for one in sorted(done, key=lambda one: one.start):
-        if one.stop <= at or one.start >= whole.stop:
+    for completed in sorted(done, key=lambda completed: completed.start):
+        if completed.stop <= at or completed.start >= whole.stop:
             continue
-        if one.start > at:
-            gaps.append(range(at, one.start))
-        at = one.stop
+        if completed.start > at:
+            gaps.append(range(at, completed.start))
+        at = completed.stop
     return [*gaps, range(at, whole.stop)] if at < whole.stop else gaps
 
 

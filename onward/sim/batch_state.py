@@ -41,31 +41,41 @@ class BatchState(msgspec.Struct, rename={"selection": "choice"}):
 
     def add(self, done: CompletedRange) -> None:
         """Neighbours of the same code become one."""
-        for index, one in enumerate(self.done):
-            is_alike = (one.shape, one.code) == (done.shape, done.code)
-            if is_alike and (one.stop == done.start or done.stop == one.start):
+        for index, completed in enumerate(self.done):
+            is_alike = (completed.shape, completed.code) == (done.shape, done.code)
+            if is_alike and (completed.stop == done.start or done.stop == completed.start):
                 del self.done[index]
-                start, stop = min(one.start, done.start), max(one.stop, done.stop)
-                return self.add(CompletedRange(one.shape, start, stop, one.code, sum_totals([one.totals, done.totals])))
+                start, stop = min(completed.start, done.start), max(completed.stop, done.stop)
+                return self.add(
+                    CompletedRange(
+                        completed.shape, start, stop, completed.code, sum_totals([completed.totals, done.totals])
+                    )
+                )
         self.done.append(done)
         return None
 
     def ranges(self) -> dict[Shape, list[range]]:
-        return {shape: [range(one.start, one.stop) for one in self.done if one.shape == shape] for shape in SHAPES}
+        return {
+            shape: [range(completed.start, completed.stop) for completed in self.done if completed.shape == shape]
+            for shape in SHAPES
+        }
 
     def num_runs_by_code(self) -> dict[str, int]:
         counts: dict[str, int] = {}
-        for one in self.done:
-            counts[one.code] = counts.get(one.code, 0) + one.totals.num_runs
+        for completed in self.done:
+            counts[completed.code] = counts.get(completed.code, 0) + completed.totals.num_runs
         return counts
 
     def of_other_code(self, code: str) -> list[CompletedRange]:
-        return [one for one in self.done if one.code != code]
+        return [completed for completed in self.done if completed.code != code]
 
     def tallies(self) -> dict[Shape, RunTotals]:
         """Of all that is done, by shape."""
-        shapes: list[Shape] = [shape for shape in SHAPES if any(one.shape == shape for one in self.done)]
-        return {shape: sum_totals([one.totals for one in self.done if one.shape == shape]) for shape in shapes}
+        shapes: list[Shape] = [shape for shape in SHAPES if any(completed.shape == shape for completed in self.done)]
+        return {
+            shape: sum_totals([completed.totals for completed in self.done if completed.shape == shape])
+            for shape in shapes
+        }
 
 
 def code_digest() -> str:

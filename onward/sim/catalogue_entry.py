@@ -44,13 +44,13 @@ def find_mismatch(entry: CatalogueEntry, outcome: RunResult) -> str | None:
 def scenario(
     name: str,
     shape: Shape,
-    machines: list[SimInstanceSpec],
-    asks: list[SimRequest],
+    specs: list[SimInstanceSpec],
+    requests: list[SimRequest],
     faults: list[FaultSpec],
     **rest: object,
 ) -> Scenario:
     settings: dict[str, object] = {"num_routers": 1 if shape == "cluster" else 0} | rest
-    return Scenario(0, shape, machines, asks, faults, name=name, **settings)  # type: ignore[arg-type]
+    return Scenario(0, shape, specs, requests, faults, name=name, **settings)  # type: ignore[arg-type]
 
 
 def burst(count: int, prompt: str, *, at_s: float = START_S, gap_s: float = 0.01, **common: object) -> list[SimRequest]:

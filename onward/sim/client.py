@@ -37,9 +37,9 @@ FINAL = frozenset({"aborted", "deadline_exceeded", "crashed_worker", "crashed_en
 class StreamInterrupted(Exception):
     """The connection was lost, or the server says that it cannot go on: the client may try again."""
 
-    def __init__(self, why: str, pause_s: float = RETRY_S, visible: bool = True) -> None:
-        super().__init__(why)
-        self.pause_s, self.is_visible = pause_s, visible
+    def __init__(self, reason: str, pause_s: float = RETRY_S, is_visible: bool = True) -> None:
+        super().__init__(reason)
+        self.pause_s, self.is_visible = pause_s, is_visible
 
 
 class RequestRefused(Exception):
@@ -50,7 +50,7 @@ class RequestRefused(Exception):
 
 @dataclass(slots=True)
 class ClientTotals:
-    """What all visitors together have seen."""
+    """Sums over all clients of a run."""
 
     num_requests: int = 0
     num_tokens: int = 0
@@ -65,12 +65,12 @@ class ClientTotals:
 class SimClient:
     def __init__(
         self,
-        web: SimHttpNetwork,
+        network: SimHttpNetwork,
         process: SimProcess,
-        ask: SimRequest,
-        doors: list[str],
-        tokens: PromptTokenizer,
-        books: ClientTotals,
+        request: SimRequest,
+        urls: list[str],
+        tokenizer: PromptTokenizer,
+        totals: ClientTotals,
         note: Callable[[str], None],
         may_crash: Callable[[], bool],
         may_crash_engine: Callable[[], bool],
@@ -79,129 +79,134 @@ class SimClient:
         *,
         expects_calm: bool = False,
     ) -> None:
-        self.process, self.request = process, ask
+        self.process, self.request = process, request
         self.is_over = False
         self.checker: ReplyChecker | None = None
-        self.label, self.body = ask.name, dict[str, Any]()
+        self.label, self.body = request.name, dict[str, Any]()
         """Of the request under way."""
-        self._web, self._urls, self._tokens, self._totals = web, doors, tokens, books
+        self._network, self._urls, self._tokenizer, self._totals = network, urls, tokenizer, totals
         self._note, self._may_crash, self._may_pause = note, may_crash, may_pause
         self._may_crash_engine, self._is_out_of_reach = may_crash_engine, is_out_of_reach
         self._may_miss_record = False
         """The request under way can only go on from a record, and an instance that may have it could not be asked."""
         self._expects_calm = expects_calm
         """No error is good enough, also none after which one may try again."""
-        self._session = SimHttpSession(web, process)
+        self._session = SimHttpSession(network, process)
         self._response: SimHttpResponse | None = None
         self._has_left = False
         self._abort_found_it = False
         """A server has said that it has aborted the request."""
-        self._chance = web.ground.random.substream(f"visitor {ask.name}")
-        self._headers = _JSON | tenants.auth_header(ask.caller)
+        self._random = network.context.random.substream(f"visitor {request.name}")
+        self._headers = _JSON | tenants.auth_header(request.caller)
 
     async def run(self) -> None:
-        ask = self.request
-        await asyncio.sleep(ask.at_s)
-        history: list[dict[str, str]] = [{"role": "user", "content": ask.prompt}]
-        for turn in range(ask.turns):
-            self.label = ask.name if ask.turns == 1 else f"{ask.name}.{turn + 1}"
-            answer = await self._one_request(history)
-            if answer is None:
+        request = self.request
+        await asyncio.sleep(request.at_s)
+        history: list[dict[str, str]] = [{"role": "user", "content": request.prompt}]
+        for turn in range(request.turns):
+            self.label = request.name if request.turns == 1 else f"{request.name}.{turn + 1}"
+            checker = await self._one_request(history)
+            if checker is None:
                 break
-            history += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": f"and {turn}?"}]
+            history += [{"role": "assistant", "content": checker.text}, {"role": "user", "content": f"and {turn}?"}]
         self.is_over = True
 
     async def _one_request(self, history: list[dict[str, str]]) -> ReplyChecker | None:
         body = self.body = self._body(history)
-        answer = self.checker = self._reply(history)
+        checker = self.checker = self._reply(history)
         self._totals.num_requests += 1
-        asides = self._start_asides()
+        tasks = self._start_timed_tasks()
         try:
-            reason = await self._answered(answer, body)
+            reason = await self._send_until_answered(checker, body)
         finally:
-            for aside in asides:
-                aside.cancel()
+            for task in tasks:
+                task.cancel()
         self._totals.end(reason)
-        self._totals.num_tokens += answer.num_tokens
-        self._note(f"{self.label} ends: {reason}, {answer.num_tokens} tokens")
-        return answer if reason == "complete" else None
+        self._totals.num_tokens += checker.num_tokens
+        self._note(f"{self.label} ends: {reason}, {checker.num_tokens} tokens")
+        return checker if reason == "complete" else None
 
     # What it asks.
 
     def _reply(self, history: list[dict[str, str]]) -> ReplyChecker:
         if self.request.path == embedding_check.PATH:
             return embedding_check.EmbeddingChecker(
-                self.request, [self._tokens.tokenize_text(text) for text in embedding_check.texts_of(self.request)]
+                self.request, [self._tokenizer.tokenize_text(text) for text in embedding_check.texts_of(self.request)]
             )
         return CompletionChecker(self.request, self._prompt(history))
 
     def _body(self, history: list[dict[str, str]]) -> dict[str, Any]:
-        ask = self.request
-        if ask.path == embedding_check.PATH:
-            return embedding_check.body_of(ask)
+        request = self.request
+        if request.path == embedding_check.PATH:
+            return embedding_check.body_of(request)
         body: dict[str, Any] = {
             "model": "hash",
-            "max_tokens": ask.max_tokens,
-            "temperature": ask.temperature,
-            "stream": ask.is_streaming,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "stream": request.is_streaming,
         }
         optional = {
-            "n": ask.n if ask.n > 1 else None,
-            **common_fields(ask),
-            "stream_options": {"include_usage": True} if ask.wants_usage and ask.is_streaming else None,
+            "n": request.n if request.n > 1 else None,
+            **common_fields(request),
+            "stream_options": {"include_usage": True} if request.wants_usage and request.is_streaming else None,
         }
         body |= {name: value for name, value in optional.items() if value is not None}
-        if ask.structure:
-            body |= STRUCTURES[ask.structure].fields
-        if ask.path == CHAT:
+        if request.structure:
+            body |= STRUCTURES[request.structure].fields
+        if request.path == CHAT:
             body["messages"] = history
-            if ask.logprobs is not None:
-                body |= {"logprobs": True, "top_logprobs": ask.logprobs}
+            if request.logprobs is not None:
+                body |= {"logprobs": True, "top_logprobs": request.logprobs}
             return body
-        if ask.logprobs is not None:
-            body["logprobs"] = ask.logprobs
-        if ask.path == "/v1/generate":
+        if request.logprobs is not None:
+            body["logprobs"] = request.logprobs
+        if request.path == "/v1/generate":
             return body | {"prompt_token_ids": self._prompt(history)}
-        return body | {"prompt": ask.prompt if ask.prompt_token_ids is None else ask.prompt_token_ids}
+        return body | {"prompt": request.prompt if request.prompt_token_ids is None else request.prompt_token_ids}
 
     def _prompt(self, history: list[dict[str, str]]) -> list[int]:
-        ask = self.request
-        if ask.path in (CHAT, RESPONSES):
-            return self._tokens.tokenize_chat([ChatMessage(one["role"], one["content"]) for one in history], 0)  # pyright: ignore[reportArgumentType]
-        return self._tokens.tokenize_text(ask.prompt) if ask.prompt_token_ids is None else ask.prompt_token_ids
+        request = self.request
+        if request.path in (CHAT, RESPONSES):
+            messages = [ChatMessage(message["role"], message["content"]) for message in history]  # pyright: ignore[reportArgumentType]
+            return self._tokenizer.tokenize_chat(messages, 0)
+        return (
+            self._tokenizer.tokenize_text(request.prompt)
+            if request.prompt_token_ids is None
+            else request.prompt_token_ids
+        )
 
     # What it does beside reading.
 
-    def _start_asides(self) -> list[asyncio.Task[None]]:
-        return [asyncio.create_task(self._aside(at_s, act)) for at_s, act in self._timed_actions()]
+    def _start_timed_tasks(self) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(self._run_timed(at_s, action)) for at_s, action in self._timed_actions()]
 
     def _timed_actions(self) -> list[tuple[float, Callable[[], Any]]]:
         """When, and what."""
-        ask = self.request
-        times: list[tuple[float, Callable[[], Any]]] = [(at_s, self._drop) for at_s in ask.disconnect_at_s]
-        if ask.abort_at_s is not None:
-            times.append((ask.abort_at_s, self._abort))
-        if ask.leave_at_s is not None:
-            times.append((ask.leave_at_s, self._leave))
+        request = self.request
+        times: list[tuple[float, Callable[[], Any]]] = [(at_s, self._drop) for at_s in request.disconnect_at_s]
+        if request.abort_at_s is not None:
+            times.append((request.abort_at_s, self._abort))
+        if request.leave_at_s is not None:
+            times.append((request.leave_at_s, self._leave))
         return times
 
-    async def _aside(self, at_s: float, act: Callable[[], Any]) -> None:
+    async def _run_timed(self, at_s: float, action: Callable[[], Any]) -> None:
         await asyncio.sleep(at_s)
         try:
-            await act()
+            await action()
         except InvariantError as wrong:
             asyncio.get_running_loop().call_exception_handler({"message": "beside reading", "exception": wrong})
 
     async def _drop(self) -> None:
         if self._response is not None:
-            self._web.ground.active_faults.trigger_counts["disconnect"] += 1
+            self._network.context.active_faults.trigger_counts["disconnect"] += 1
             self._note(f"{self.label} loses its connection")
             self._response.close()
             self._response.lose()
 
     async def _leave(self) -> None:
         self._has_left = True
-        self._web.ground.active_faults.trigger_counts["leave"] += 1
+        self._network.context.active_faults.trigger_counts["leave"] += 1
         self._note(f"{self.label} goes away")
         if self._response is not None:
             self._response.close()
@@ -209,9 +214,9 @@ class SimClient:
 
     async def _abort(self) -> None:
         """Asked again until somebody answers; known or not."""
-        self._web.ground.active_faults.trigger_counts["abort"] += 1
+        self._network.context.active_faults.trigger_counts["abort"] += 1
         self._note(f"{self.label} is aborted")
-        cursor = self.checker.cursor if self.checker is not None and self._chance.happens(0.5) else ""
+        cursor = self.checker.cursor if self.checker is not None and self._random.happens(0.5) else ""
         name = parse_cursor(cursor).request_id if cursor else self.label
         body = msgspec.json.encode({"ids": [name]})
         for _ in range(MAX_TRIES):
@@ -219,117 +224,117 @@ class SimClient:
                 async with self._session.post(
                     self._pick_url() + "/v1/abort", data=body, headers=self._headers
                 ) as response:
-                    told = msgspec.json.decode(await response.read())
-                    self._abort_found_it = response.status == 200 and name in told["aborted"]
+                    reply = msgspec.json.decode(await response.read())
+                    self._abort_found_it = response.status == 200 and name in reply["aborted"]
                     return
             except (aiohttp.ClientError, OSError, msgspec.MsgspecError):
                 await asyncio.sleep(RETRY_S)
 
     def _pick_url(self) -> str:
-        return self._chance.choice(self._urls)
+        return self._random.choice(self._urls)
 
     # One request, however often it has to be sent.
 
-    async def _answered(self, answer: ReplyChecker, body: dict[str, Any]) -> str:
+    async def _send_until_answered(self, checker: ReplyChecker, body: dict[str, Any]) -> str:
         for _ in range(MAX_TRIES):
             try:
-                await asyncio.wait_for(self._try(answer, body), PATIENCE_S)
-                if not answer.was_given_up:
-                    answer.check_end()
-                    return answer.outcome
+                await asyncio.wait_for(self._try(checker, body), PATIENCE_S)
+                if not checker.was_given_up:
+                    checker.check_end()
+                    return checker.outcome
                 self._note(f"{self.label} was given up, and goes on by hand")
-                body = body | answer.resume
-                answer.continue_as_new_request()
-            except StreamInterrupted as why:
-                self._totals.num_errors += why.is_visible
-                if why.is_visible and self._expects_calm:
-                    raise InvariantError(2, f"{self.label} is told: {why}") from None
-                self._note(f"{self.label} is cut off: {why}")
+                body = body | checker.resume
+                checker.continue_as_new_request()
+            except StreamInterrupted as interruption:
+                self._totals.num_errors += interruption.is_visible
+                if interruption.is_visible and self._expects_calm:
+                    raise InvariantError(2, f"{self.label} is told: {interruption}") from None
+                self._note(f"{self.label} is cut off: {interruption}")
                 if self._has_left:
                     return "left"
-                if answer.was_given_up:
-                    body = body | answer.resume_fields()
-                    answer.continue_as_new_request()
-                await asyncio.sleep(why.pause_s)
+                if checker.was_given_up:
+                    body = body | checker.resume_fields()
+                    checker.continue_as_new_request()
+                await asyncio.sleep(interruption.pause_s)
             except TimeoutError:
                 if not self._may_pause():
                     raise InvariantError(6, f"{self.label} hears nothing for {PATIENCE_S:g} s") from None
                 self._note(f"{self.label} hears nothing")
-            except RequestRefused as why:
-                return self._check_refusal(why)
+            except RequestRefused as refused:
+                return self._check_refusal(refused)
         raise InvariantError(6, f"{self.label} was not answered in {MAX_TRIES} attempts")
 
     def _check_refusal(self, refused: RequestRefused) -> str:
         """Whether it may end so."""
-        ask, code = self.request, refused.code
+        request, code = self.request, refused.code
         is_legal = (
-            (code == "deadline_exceeded" and ask.deadline_ms is not None)
-            or (code == "aborted" and ask.abort_at_s is not None)
-            or (code == "stream_unknown" and ask.abort_at_s is not None)
-            or (code == "response_not_found" and (ask.abort_at_s is not None or ask.cancel_at_s is not None))
-            or (code == "crashed_worker" and (POISON in ask.prompt or self._may_crash()))
-            or (code == "crashed_engine" and (ENGINE_POISON in ask.prompt or self._may_crash_engine()))
-            or (code == "invalid_logits" and DOOM in ask.prompt)
-            or (code == "context_length_exceeded" and ask.turns > 1)
+            (code == "deadline_exceeded" and request.deadline_ms is not None)
+            or (code == "aborted" and request.abort_at_s is not None)
+            or (code == "stream_unknown" and request.abort_at_s is not None)
+            or (code == "response_not_found" and (request.abort_at_s is not None or request.cancel_at_s is not None))
+            or (code == "crashed_worker" and (POISON in request.prompt or self._may_crash()))
+            or (code == "crashed_engine" and (ENGINE_POISON in request.prompt or self._may_crash_engine()))
+            or (code == "invalid_logits" and DOOM in request.prompt)
+            or (code == "context_length_exceeded" and request.turns > 1)
         )
         if code in _FAULTS:
-            self._web.ground.active_faults.trigger_counts[_FAULTS[code]] += 1
+            self._network.context.active_faults.trigger_counts[_FAULTS[code]] += 1
         if not is_legal:
             raise InvariantError(2, f"{self.label} is told {refused.status} {code}")
         return code
 
-    async def _try(self, answer: ReplyChecker, body: dict[str, Any]) -> None:
+    async def _try(self, checker: ReplyChecker, body: dict[str, Any]) -> None:
         try:
-            response = self._response = await self._sent(answer, body)
+            response = self._response = await self._send_request(checker, body)
             try:
                 if response.status != 200:
-                    await self._refusal(answer, response)
+                    await self._refusal(checker, response)
                 elif self.request.is_streaming:
-                    await self._read_stream(answer, response)
+                    await self._read_stream(checker, response)
                 else:
-                    answer.take_whole(await response.read())
+                    checker.take_whole(await response.read())
             finally:
                 self._response = None
                 if not response.at_eof():
                     response.close()
         except (aiohttp.ClientError, OSError) as fault:
-            raise StreamInterrupted(type(fault).__name__, visible=False) from None
+            raise StreamInterrupted(type(fault).__name__, is_visible=False) from None
 
-    async def _sent(self, answer: ReplyChecker, body: dict[str, Any]) -> SimHttpResponse:
+    async def _send_request(self, checker: ReplyChecker, body: dict[str, Any]) -> SimHttpResponse:
         headers = self._headers | {"X-Request-Id": self.label}
         url = self._pick_url() + self.request.path
         self._may_miss_record = False
-        if not answer.cursor:
-            answer.restart()
-        elif self._chance.happens(0.5):
+        if not checker.cursor:
+            checker.restart()
+        elif self._random.happens(0.5):
             was_out_of_reach = self._is_out_of_reach()
-            place = tenants.auth_header(self.request.caller) | {"Last-Event-ID": answer.cursor}
-            response = await self._session.get(url, headers=place)
+            resume_headers = tenants.auth_header(self.request.caller) | {"Last-Event-ID": checker.cursor}
+            response = await self._session.get(url, headers=resume_headers)
             self._may_miss_record = response.status != 200 and (was_out_of_reach or self._is_out_of_reach())
             return response
         else:
-            headers["Last-Event-ID"] = answer.cursor
+            headers["Last-Event-ID"] = checker.cursor
         return await self._session.post(url, data=msgspec.json.encode(body), headers=headers)
 
-    async def _refusal(self, answer: ReplyChecker, response: SimHttpResponse) -> None:
+    async def _refusal(self, checker: ReplyChecker, response: SimHttpResponse) -> None:
         body = msgspec.json.decode(await response.read())
-        told = body["error"]
+        error = body["error"]
         if "partial" in body:
-            answer.check_partial(body["partial"])
+            checker.check_partial(body["partial"])
         self._raise_for_error(
-            response.status, told["code"], float(response.headers.get("retry-after", RETRY_S)), answer
+            response.status, error["code"], float(response.headers.get("retry-after", RETRY_S)), checker
         )
 
-    def _raise_for_error(self, status: int, code: str, pause_s: float, answer: ReplyChecker) -> None:
+    def _raise_for_error(self, status: int, code: str, pause_s: float, checker: ReplyChecker) -> None:
         if code not in FINAL and (status in RETRYABLE or code in ("label_in_use", "stale_attempt", "conflict")):
             is_promised = self._expects_calm and code == "unavailable" and self._may_miss_record
             is_owed = code in ("label_in_use", "conflict") or is_promised
-            raise StreamInterrupted(f"{status} {code}", min(pause_s, 2.0), visible=not is_owed)
-        if code == "stream_unknown" and answer.cursor and self.request.abort_at_s is None:
-            raise StreamInterrupted(f"{status} {code}", visible=False)
+            raise StreamInterrupted(f"{status} {code}", min(pause_s, 2.0), is_visible=not is_owed)
+        if code == "stream_unknown" and checker.cursor and self.request.abort_at_s is None:
+            raise StreamInterrupted(f"{status} {code}", is_visible=False)
         raise RequestRefused(status, code)
 
-    async def _read_stream(self, answer: ReplyChecker, response: SimHttpResponse) -> None:
+    async def _read_stream(self, checker: ReplyChecker, response: SimHttpResponse) -> None:
         is_done, error = False, None
         async for event_id, data in events_of(response):
             if is_done:
@@ -339,20 +344,20 @@ class SimClient:
                 continue
             if error is not None:
                 raise InvariantError(1, "something follows an error")
-            told = msgspec.json.decode(data)
-            if "error" in told and "choices" not in told:
-                error = told["error"]
-                if "partial" in told:
-                    answer.check_partial(told["partial"])
+            event = msgspec.json.decode(data)
+            if "error" in event and "choices" not in event:
+                error = event["error"]
+                if "partial" in event:
+                    checker.check_partial(event["partial"])
                 continue
-            answer.take_event(event_id, told)
+            checker.take_event(event_id, event)
             if self.request.reads_slowly:
                 await asyncio.sleep(0.3)
         if not is_done:
             raise InvariantError(1, "the answer is complete, and its stream ends without [DONE]")
         if error is not None:
-            self._raise_for_error(error.get("status") or _status(error), error["code"], RETRY_S, answer)
-        if not answer.is_finished and not answer.was_given_up:
+            self._raise_for_error(error.get("status") or _status(error), error["code"], RETRY_S, checker)
+        if not checker.is_finished and not checker.was_given_up:
             raise InvariantError(1, "[DONE] before every choice has ended")
 
 
@@ -363,10 +368,10 @@ def _status(error: dict[str, Any]) -> int:
 
 async def events_of(response: SimHttpResponse) -> AsyncIterator[tuple[str | None, bytes]]:
     """Server-sent events; half an event at the end of a lost connection is none."""
-    rest = b""
+    remainder = b""
     async for chunk in response.iter_any():
-        *whole, rest = (rest + chunk).split(b"\n\n")
-        for raw in whole:
+        *complete, remainder = (remainder + chunk).split(b"\n\n")
+        for raw in complete:
             event_id, data = None, None
             for line in raw.split(b"\n"):
                 name, _, value = line.partition(b": ")

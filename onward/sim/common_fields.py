@@ -5,15 +5,15 @@ from typing import Any
 from onward.sim.scenario import SimRequest
 
 
-def common_fields(ask: SimRequest) -> dict[str, Any]:
+def common_fields(request: SimRequest) -> dict[str, Any]:
     return {
-        "seed": ask.seed,
-        "stop": ask.stop or None,
-        "presence_penalty": ask.presence_penalty or None,
-        "min_tokens": ask.min_tokens or None,
-        "ignore_eos": ask.ignore_eos or None,
-        "priority": ask.priority or None,
-        "deadline_ms": ask.deadline_ms,
-        "user": ask.session or None,
-        "cache_salt": ask.cache_salt or None,
+        "seed": request.seed,
+        "stop": request.stop or None,
+        "presence_penalty": request.presence_penalty or None,
+        "min_tokens": request.min_tokens or None,
+        "ignore_eos": request.ignore_eos or None,
+        "priority": request.priority or None,
+        "deadline_ms": request.deadline_ms,
+        "user": request.session or None,
+        "cache_salt": request.cache_salt or None,
     }

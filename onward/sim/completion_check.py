@@ -32,10 +32,10 @@ class ReceivedChoice:
 class CompletionChecker(ReplyChecker):
     """Grows over all attempts of a client to have its request answered."""
 
-    def __init__(self, ask: SimRequest, prompt: list[int]) -> None:
+    def __init__(self, request: SimRequest, prompt: list[int]) -> None:
         super().__init__()
-        self.ask = ask
-        self.choices = [ReceivedChoice() for _ in range(ask.n)]
+        self.request = request
+        self.choices = [ReceivedChoice() for _ in range(request.n)]
         self._base = copy.deepcopy(self.choices)
         """What a request that is sent anew goes on from."""
         self.answer_id: str | None = None
@@ -43,14 +43,14 @@ class CompletionChecker(ReplyChecker):
         self._prompt = prompt
         self._expected: list[ExpectedChoice] | None = None
         self._roles = 0
-        if ask.seed is not None or not ask.temperature:
-            self._fix_seed(ask.seed or 0)
+        if request.seed is not None or not request.temperature:
+            self._fix_seed(request.seed or 0)
 
     @property
     def is_finished(self) -> bool:
         """A choice that was given up and told so before the others were aborted keeps that end."""
-        cut = (None,) if self._was_aborted else (None, RESCHEDULE)
-        return all(choice.finish_reason not in cut for choice in self.choices)
+        unfinished = (None,) if self._was_aborted else (None, RESCHEDULE)
+        return all(choice.finish_reason not in unfinished for choice in self.choices)
 
     @property
     def was_given_up(self) -> bool:
@@ -71,7 +71,7 @@ class CompletionChecker(ReplyChecker):
     def resume_fields(self) -> dict[str, Any]:
         token_ids = [choice.token_ids for choice in self.choices]
         reasons = [
-            None if one.finish_reason in INCOMPLETE_FINISH_REASONS else one.finish_reason for one in self.choices
+            None if entry.finish_reason in INCOMPLETE_FINISH_REASONS else entry.finish_reason for entry in self.choices
         ]
         return {
             "seed": parse_cursor(self.cursor).seed,
@@ -103,17 +103,17 @@ class CompletionChecker(ReplyChecker):
             if self.usage is not None:
                 raise InvariantError(2, "a second usage")
             self.usage = data["usage"]
-        for told in data.get("choices", []):
-            self._take_choice_delta(told)
+        for choice_data in data.get("choices", []):
+            self._take_choice_delta(choice_data)
         self.resume = data.get("resume", self.resume)
         self._check_texts()
 
     def _check_id(self, data: dict[str, Any]) -> None:
-        told = (data["id"], data["created"])
+        identity = (data["id"], data["created"])
         if self.answer_id is None:
-            self.answer_id = repr(told)
-        elif self.answer_id != repr(told):
-            raise InvariantError(2, f"the stream's id and time change from {self.answer_id} to {told}")
+            self.answer_id = repr(identity)
+        elif self.answer_id != repr(identity):
+            raise InvariantError(2, f"the stream's id and time change from {self.answer_id} to {identity}")
 
     def _take_cursor(self, cursor: Cursor) -> None:
         self._fix_seed(cursor.seed)
@@ -129,26 +129,26 @@ class CompletionChecker(ReplyChecker):
             self.num_tokens += len(new)
             if choice.token_ids != expected.token_ids[: len(choice.token_ids)]:
                 raise InvariantError(2, f"choice {index} gets {choice.token_ids} instead of {expected.token_ids}")
-        for choice, told in zip(self.choices, cursor.choices, strict=True):
-            if told.position != len(choice.token_ids):
+        for choice, choice_cursor in zip(self.choices, cursor.choices, strict=True):
+            if choice_cursor.position != len(choice.token_ids):
                 raise InvariantError(
-                    3, f"the cursor says {told.position}, and {len(choice.token_ids)} tokens have come"
+                    3, f"the cursor says {choice_cursor.position}, and {len(choice.token_ids)} tokens have come"
                 )
 
-    def _take_choice_delta(self, told: dict[str, Any]) -> None:
-        choice = self.choices[told["index"]]
-        delta = told.get("delta", told)
+    def _take_choice_delta(self, data: dict[str, Any]) -> None:
+        choice = self.choices[data["index"]]
+        delta = data.get("delta", data)
         if "role" in delta:
             self._roles += 1
-            if self._roles > self.ask.n:
+            if self._roles > self.request.n:
                 raise InvariantError(2, "a role is told again")
         choice.text += delta.get("text") or delta.get("content") or ""
-        choice.logprobs += _logprobs(told.get("logprobs"))
-        if told.get("finish_reason") is not None:
+        choice.logprobs += _logprobs(data.get("logprobs"))
+        if data.get("finish_reason") is not None:
             if choice.finish_reason is not None:
-                raise InvariantError(1, f"choice {told['index']} ends twice")
-            choice.finish_reason = told["finish_reason"]
-        _take_ids(choice, told)
+                raise InvariantError(1, f"choice {data['index']} ends twice")
+            choice.finish_reason = data["finish_reason"]
+        _take_ids(choice, data)
 
     # A whole answer.
 
@@ -156,14 +156,14 @@ class CompletionChecker(ReplyChecker):
         self._take_whole(msgspec.json.decode(body))
 
     def _take_whole(self, data: dict[str, Any]) -> None:
-        for told in data["choices"]:
-            choice = self.choices[told["index"]]
-            message = told.get("message", told)
+        for choice_data in data["choices"]:
+            choice = self.choices[choice_data["index"]]
+            message = choice_data.get("message", choice_data)
             choice.text += message.get("text") or message.get("content") or ""
-            choice.logprobs += _logprobs(told.get("logprobs"))
-            choice.finish_reason = told["finish_reason"]
-            choice.token_ids += told.get("token_ids", [])
-            _take_ids(choice, told)
+            choice.logprobs += _logprobs(choice_data.get("logprobs"))
+            choice.finish_reason = choice_data["finish_reason"]
+            choice.token_ids += choice_data.get("token_ids", [])
+            _take_ids(choice, choice_data)
         self.usage, self.resume = data["usage"], data.get("resume", {})
         if "seed" in self.resume:
             self._fix_seed(self.resume["seed"])
@@ -181,19 +181,21 @@ class CompletionChecker(ReplyChecker):
         if self._expected is None:
             return  # several candidates with a seed that nobody was told
         listed = partial.get("choices", [])
-        if not self.ask.is_streaming and listed:
-            part = copy.deepcopy(self)
-            part.choices = copy.deepcopy(self._base)
-            part._take_whole(partial)
-            for index, choice in enumerate(part.choices):
-                part._check_incomplete(index, choice)
-        for told in listed if self.ask.is_streaming else []:
-            choice = copy.deepcopy(self.choices[told["index"]])
-            _take_ids(choice, told)
-            self._check_incomplete(told["index"], choice)
+        if not self.request.is_streaming and listed:
+            partial_checker = copy.deepcopy(self)
+            partial_checker.choices = copy.deepcopy(self._base)
+            partial_checker._take_whole(partial)
+            for index, choice in enumerate(partial_checker.choices):
+                partial_checker._check_incomplete(index, choice)
+        for choice_data in listed if self.request.is_streaming else []:
+            choice = copy.deepcopy(self.choices[choice_data["index"]])
+            _take_ids(choice, choice_data)
+            self._check_incomplete(choice_data["index"], choice)
         if resume is not None:
-            given = resume["generated_token_ids"]
-            for expected, token_ids in zip(self.expected, [given] if self.ask.n == 1 else given, strict=True):
+            generated = resume["generated_token_ids"]
+            for expected, token_ids in zip(
+                self.expected, [generated] if self.request.n == 1 else generated, strict=True
+            ):
                 if token_ids != expected.token_ids[: len(token_ids)]:
                     raise InvariantError(2, f"it is to be continued from {token_ids} instead of {expected.token_ids}")
 
@@ -208,7 +210,7 @@ class CompletionChecker(ReplyChecker):
         expected = self.expected[index]
         if token_ids != expected.token_ids[: len(token_ids)]:
             raise InvariantError(2, f"choice {index} is cut behind {token_ids} instead of {expected.token_ids}")
-        if self.ask.is_streaming and token_ids != choice.token_ids:
+        if self.request.is_streaming and token_ids != choice.token_ids:
             raise InvariantError(3, f"choice {index} has told {choice.token_ids}, and is cut behind {token_ids}")
         if self._speaks_tokens:
             return
@@ -232,14 +234,14 @@ class CompletionChecker(ReplyChecker):
 
     def _fix_seed(self, seed: int) -> None:
         if self._expected is None:
-            expected = [expected_choice(self.ask, self._prompt, seed, index) for index in range(self.ask.n)]
+            expected = [expected_choice(self.request, self._prompt, seed, index) for index in range(self.request.n)]
             if self._speaks_tokens:
-                expected = [replace(one, text="") for one in expected]
+                expected = [replace(entry, text="") for entry in expected]
             self._expected = expected
 
     @property
     def _speaks_tokens(self) -> bool:
-        return self.ask.path == "/v1/generate"
+        return self.request.path == "/v1/generate"
 
     def _check_texts(self) -> None:
         if self._expected is None:
@@ -263,48 +265,48 @@ class CompletionChecker(ReplyChecker):
                 )
             if choice.text != expected.text:
                 raise InvariantError(2, f"choice {index} reads {choice.text!r} instead of {expected.text!r}")
-            if (self.ask.is_streaming or self._speaks_tokens) and choice.token_ids != expected.token_ids:
+            if (self.request.is_streaming or self._speaks_tokens) and choice.token_ids != expected.token_ids:
                 raise InvariantError(2, f"choice {index} has {choice.token_ids} instead of {expected.token_ids}")
-            if self.ask.logprobs is not None:
+            if self.request.logprobs is not None:
                 self._check_logprobs(index, choice, expected)
         self._check_usage()
-        if not self.ask.is_streaming:
-            self.num_tokens = sum(len(one.token_ids) for one in self.expected)
+        if not self.request.is_streaming:
+            self.num_tokens = sum(len(entry.token_ids) for entry in self.expected)
 
     def _check_aborted(self) -> None:
-        if self.ask.abort_at_s is None:
+        if self.request.abort_at_s is None:
             raise InvariantError(2, "it was aborted, and nobody wanted that")
         for index, choice in enumerate(self.choices):
             if choice.finish_reason == ABORT:
                 self._check_incomplete(index, choice)
 
     def _check_logprobs(self, index: int, choice: ReceivedChoice, expected: ExpectedChoice) -> None:
-        wanted = [-token / 8 for token in expected.token_ids]
-        if choice.logprobs != wanted:
-            raise InvariantError(2, f"choice {index} has the logprobs {choice.logprobs} instead of {wanted}")
+        wanted_values = [-token / 8 for token in expected.token_ids]
+        if choice.logprobs != wanted_values:
+            raise InvariantError(2, f"choice {index} has the logprobs {choice.logprobs} instead of {wanted_values}")
 
     def _check_usage(self) -> None:
         if self.usage is None:
-            if self.ask.wants_usage or not self.ask.is_streaming:
+            if self.request.wants_usage or not self.request.is_streaming:
                 raise InvariantError(2, "no usage")
             return
-        wanted = (len(self._prompt), sum(len(one.token_ids) for one in self.expected))
-        told = (self.usage["prompt_tokens"], self.usage["completion_tokens"])
-        if told != wanted:
-            raise InvariantError(2, f"the usage is {told} instead of {wanted}")
+        wanted_values = (len(self._prompt), sum(len(choice.token_ids) for choice in self.expected))
+        reported = (self.usage["prompt_tokens"], self.usage["completion_tokens"])
+        if reported != wanted_values:
+            raise InvariantError(2, f"the usage is {reported} instead of {wanted_values}")
 
 
-def _take_ids(choice: ReceivedChoice, told: dict[str, Any]) -> None:
-    choice.all_token_ids = told.get("completion_token_ids", choice.all_token_ids)
-    choice.num_text_tokens = told.get("num_text_tokens", choice.num_text_tokens)
+def _take_ids(choice: ReceivedChoice, data: dict[str, Any]) -> None:
+    choice.all_token_ids = data.get("completion_token_ids", choice.all_token_ids)
+    choice.num_text_tokens = data.get("num_text_tokens", choice.num_text_tokens)
 
 
-def _logprobs(told: Any) -> list[float]:
+def _logprobs(logprobs: Any) -> list[float]:
     """Of the chosen tokens, whichever dialect tells them."""
-    if not told:
+    if not logprobs:
         return []
-    if isinstance(told, list):
-        return [one["logprob"] for one in told]
-    if "token_logprobs" in told:
-        return list(told["token_logprobs"])
-    return [one["logprob"] for one in told["content"]]
+    if isinstance(logprobs, list):
+        return [entry["logprob"] for entry in logprobs]
+    if "token_logprobs" in logprobs:
+        return list(logprobs["token_logprobs"])
+    return [entry["logprob"] for entry in logprobs["content"]]

@@ -10,23 +10,23 @@ from onward.sim.wire import SimContext, SimWire
 
 
 class SimControlChannel:
-    """The child's end. The supervisor's is `tell`."""
+    """The child's end. The supervisor's end is `send_to_child`."""
 
     def __init__(
         self,
-        ground: SimContext,
+        context: SimContext,
         supervisor: SimProcess,
         child: SimProcess,
-        heard: Callable[[FromChild], None],
+        on_message: Callable[[FromChild], None],
         wake: Callable[[], None],
     ) -> None:
         self._inbox: deque[ToChild] = deque()
         self._wake = wake
         up, down = f"{child}>{supervisor}", f"{supervisor}>{child}"
-        self._up = SimWire(ground, up, child, supervisor, heard, FromChild, may_lose=False)
-        self.tell = SimWire(ground, down, supervisor, child, self._arrived, ToChild, may_lose=False).send
+        self._to_supervisor = SimWire(context, up, child, supervisor, on_message, FromChild, may_lose=False)
+        self.send_to_child = SimWire(context, down, supervisor, child, self._on_message, ToChild, may_lose=False).send
 
-    def _arrived(self, message: ToChild) -> None:
+    def _on_message(self, message: ToChild) -> None:
         self._inbox.append(message)
         self._wake()
 
@@ -34,7 +34,7 @@ class SimControlChannel:
         return -1
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> bool:
-        self._up.send(message)
+        self._to_supervisor.send(message)
         return True
 
     def receive(self) -> ToChild | None:

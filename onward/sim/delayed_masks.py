@@ -11,23 +11,23 @@ LATE_RATE = 0.15
 
 
 class DelayedMaskMaker:
-    def __init__(self, chance: SeededRandom | None = None) -> None:
-        self._chance = chance
+    def __init__(self, random: SeededRandom | None = None) -> None:
+        self._random = random
         """None: nothing is late."""
         self._late: list[tuple[Future[TokenBitmask], Callable[[], TokenBitmask]]] = []
 
-    def submit(self, work: Callable[[], TokenBitmask], likely_s: float) -> NextMask:
-        if self._chance is None or not self._chance.happens(LATE_RATE):
-            return compute_inline(work)
+    def submit(self, compute: Callable[[], TokenBitmask], expected_s: float) -> NextMask:
+        if self._random is None or not self._random.happens(LATE_RATE):
+            return compute_inline(compute)
         future: Future[TokenBitmask] = Future()
-        self._late.append((future, work))
+        self._late.append((future, compute))
         return future
 
     def catch_up(self) -> None:
         late, self._late = self._late, []
-        for future, work in late:
-            made = compute_inline(work)
-            if made.mask is None:
-                future.set_exception(made.fault)
+        for future, compute in late:
+            result = compute_inline(compute)
+            if result.mask is None:
+                future.set_exception(result.fault)
             else:
-                future.set_result(made.mask)
+                future.set_result(result.mask)

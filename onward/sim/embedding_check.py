@@ -17,39 +17,39 @@ from onward.sim.scenario import SimRequest
 PATH = "/v1/embeddings"
 
 
-def texts_of(ask: SimRequest) -> list[str]:
+def texts_of(request: SimRequest) -> list[str]:
     """As many as another request would have choices."""
-    return [ask.prompt, *(f"{ask.prompt} {index}" for index in range(1, ask.n))]
+    return [request.prompt, *(f"{request.prompt} {index}" for index in range(1, request.n))]
 
 
-def body_of(ask: SimRequest) -> dict[str, Any]:
+def body_of(request: SimRequest) -> dict[str, Any]:
     optional = {
-        "pooling": ask.pooling or None,
-        "priority": ask.priority or None,
-        "deadline_ms": ask.deadline_ms,
-        "cache_salt": ask.cache_salt or None,
+        "pooling": request.pooling or None,
+        "priority": request.priority or None,
+        "deadline_ms": request.deadline_ms,
+        "cache_salt": request.cache_salt or None,
     }
-    given = {name: value for name, value in optional.items() if value is not None}
-    return {"model": "hash", "input": texts_of(ask), "normalize": False} | given
+    optional_fields = {name: value for name, value in optional.items() if value is not None}
+    return {"model": "hash", "input": texts_of(request), "normalize": False} | optional_fields
 
 
 class EmbeddingChecker(ReplyChecker):
-    def __init__(self, ask: SimRequest, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, request: SimRequest, prompts: Sequence[Sequence[int]]) -> None:
         super().__init__()
-        self._ask, self._prompts = ask, prompts
-        self._told: dict[str, Any] = {}
+        self._request, self._prompts = request, prompts
+        self._reply: dict[str, Any] = {}
 
     def take_whole(self, body: bytes) -> None:
-        self._told = msgspec.json.decode(body)
+        self._reply = msgspec.json.decode(body)
 
     def check_end(self) -> None:
-        sampling = SamplingParams(seed=0, pooling="last" if self._ask.pooling == "last" else "mean")
-        wanted = [array("f", expected_embedding(prompt, sampling)).tolist() for prompt in self._prompts]
-        if [one["index"] for one in self._told["data"]] != list(range(len(wanted))):
+        sampling = SamplingParams(seed=0, pooling="last" if self._request.pooling == "last" else "mean")
+        expected_vectors = [array("f", expected_embedding(prompt, sampling)).tolist() for prompt in self._prompts]
+        if [item["index"] for item in self._reply["data"]] != list(range(len(expected_vectors))):
             raise InvariantError(2, "not one vector for each text, in order")
-        for index, (one, expected) in enumerate(zip(self._told["data"], wanted, strict=True)):
-            if one["embedding"] != expected:
-                raise InvariantError(2, f"text {index} gets {one['embedding']} instead of {expected}")
+        for index, (item, expected) in enumerate(zip(self._reply["data"], expected_vectors, strict=True)):
+            if item["embedding"] != expected:
+                raise InvariantError(2, f"text {index} gets {item['embedding']} instead of {expected}")
         self.num_tokens = sum(map(len, self._prompts))
-        if self._told["usage"]["prompt_tokens"] != self.num_tokens:
-            raise InvariantError(2, f"the usage is {self._told['usage']} instead of {self.num_tokens}")
+        if self._reply["usage"]["prompt_tokens"] != self.num_tokens:
+            raise InvariantError(2, f"the usage is {self._reply['usage']} instead of {self.num_tokens}")

@@ -19,7 +19,7 @@ def audit_engine(core: EngineCore) -> None:
 def _check_states(core: EngineCore, live: list[Request]) -> None:
     """A request is in exactly the place that its state names."""
     scheduler = core.scheduler
-    places = {
+    expected_members = {
         RequestStatus.WAITING: list(scheduler.waiting),
         RequestStatus.RUNNING: list(scheduler.running),
         RequestStatus.PREEMPTING: list(scheduler.preempting),
@@ -27,11 +27,11 @@ def _check_states(core: EngineCore, live: list[Request]) -> None:
         RequestStatus.OFFERED: list(scheduler.offers.offered),
     }
     if (remote := core._handoffs._remote) is not None:
-        places[RequestStatus.ASKED] = [r for r in remote._tasks if r.status is RequestStatus.ASKED]
+        expected_members[RequestStatus.ASKED] = [r for r in remote._tasks if r.status is RequestStatus.ASKED]
     by_status: dict[RequestStatus, set[Request]] = {status: set() for status in RequestStatus}
     for request in live:
         by_status[request.status].add(request)
-    for status, members in places.items():
+    for status, members in expected_members.items():
         assert len(set(members)) == len(members), f"no request is {status} twice"
         assert set(members) == by_status[status], status
     assert all(core._live[r.request_id] is r for r in live)

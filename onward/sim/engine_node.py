@@ -19,12 +19,12 @@ IDLE_TICK_S = 0.5
 class EngineNode:
     def __init__(
         self,
-        ground: SimContext,
+        context: SimContext,
         addresses: SimAddresses,
         process: SimProcess,
         supervisor: SimProcess,
         start: StartEngine,
-        heard: Callable[[FromChild], None],
+        on_message: Callable[[FromChild], None],
         handoff_address: str,
         after_turn: Callable[["EngineNode"], None],
         watch_plan: Callable[[StepPlan], None],
@@ -32,8 +32,8 @@ class EngineNode:
         self.process, self.incarnation = process, start.incarnation
         self._after_turn = after_turn
         self._turn_is_due = False
-        self.channel = SimControlChannel(ground, supervisor, process, heard, self._wake)
-        self._wires = SimEngineWires(ground, addresses, process, self._wake, watch_plan)
+        self.channel = SimControlChannel(context, supervisor, process, on_message, self._wake)
+        self._wires = SimEngineWires(context, addresses, process, self._wake, watch_plan)
         self._wires.handoff_address = handoff_address
         self._engine = EngineProcess(start, cast(Any, self.channel), cast(Any, self._wires), process)
         self._tick()

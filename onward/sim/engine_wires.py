@@ -22,7 +22,7 @@ from onward.sim.wire import SimContext, SimWire
 class SimAddresses:
     """Who listens where."""
 
-    shelves: dict[str, SimStreamStorePort] = field(default_factory=dict)
+    stream_stores: dict[str, SimStreamStorePort] = field(default_factory=dict)
     apis: dict[str, "SimApiPort"] = field(default_factory=dict)
     workers: dict[str, "SimWorkerPort"] = field(default_factory=dict)
     kv: dict[str, "SimKvPort"] = field(default_factory=dict)
@@ -32,13 +32,13 @@ class SimAddresses:
 class SimEngineWires:
     def __init__(
         self,
-        ground: SimContext,
+        context: SimContext,
         addresses: SimAddresses,
         process: SimProcess,
         wake: Callable[[], None],
         watch_plan: Callable[[StepPlan], None],
     ) -> None:
-        self.ground, self.addresses, self.process = ground, addresses, process
+        self.context, self.addresses, self.process = context, addresses, process
         self.wake = wake
         """Something has arrived."""
         self.watch_plan = watch_plan
@@ -105,13 +105,13 @@ class SimApiPort(_SimEnginePort):
 
     def connect(self, incarnation: str, api: SimProcess, deliver: Callable[[FromEngine], None]) -> SimWire:
         """The api's way to us; what we say goes to `deliver`."""
-        ground, engine = self._wires.ground, self._wires.process
-        self._outgoing[incarnation] = SimWire(ground, f"{engine}>{api}", engine, api, deliver, FromEngine)
+        context, engine = self._wires.context, self._wires.process
+        self._outgoing[incarnation] = SimWire(context, f"{engine}>{api}", engine, api, deliver, FromEngine)
 
         def arrived(message: ToEngine) -> None:
             self.arrived((incarnation, message))
 
-        return SimWire(ground, f"{api}>{engine}", api, engine, arrived, ToEngine)
+        return SimWire(context, f"{api}>{engine}", api, engine, arrived, ToEngine)
 
     def send(self, receiver: str, message: FromEngine) -> bool:
         wire = self._outgoing.get(receiver)
@@ -128,11 +128,11 @@ class SimWorkerPort(_SimEnginePort):
 
     def connect(self, worker: SimProcess, deliver: Callable[[StepPlan], None]) -> tuple[SimWire, SimWire]:
         """The worker's ways to us: for its hello, and for results."""
-        ground, engine = self._wires.ground, self._wires.process
-        self._to_worker = SimWire(ground, f"{engine}>{worker}", engine, worker, deliver, StepPlan, may_lose=False)
+        context, engine = self._wires.context, self._wires.process
+        self._to_worker = SimWire(context, f"{engine}>{worker}", engine, worker, deliver, StepPlan, may_lose=False)
         name = f"{worker}>{engine}"
-        hello = SimWire(ground, name, worker, engine, self.arrived, WorkerHello, may_lose=False)
-        return hello, SimWire(ground, name, worker, engine, self.arrived, StepResult, may_lose=False)
+        hello = SimWire(context, name, worker, engine, self.arrived, WorkerHello, may_lose=False)
+        return hello, SimWire(context, name, worker, engine, self.arrived, StepResult, may_lose=False)
 
     def send(self, plan: StepPlan) -> None:
         assert self._to_worker is not None, "it has said hello"
@@ -146,9 +146,9 @@ class SimKvPort(_SimEnginePort):
     _to_worker: SimWire | None = None
 
     def connect(self, worker: SimProcess, deliver: Callable[[KvCommand], None]) -> SimWire:
-        ground, engine = self._wires.ground, self._wires.process
-        self._to_worker = SimWire(ground, f"{engine}>{worker} kv", engine, worker, deliver, KvCommand, may_lose=False)
-        return SimWire(ground, f"{worker}>{engine} kv", worker, engine, self.arrived, KvReport, may_lose=False)
+        context, engine = self._wires.context, self._wires.process
+        self._to_worker = SimWire(context, f"{engine}>{worker} kv", engine, worker, deliver, KvCommand, may_lose=False)
+        return SimWire(context, f"{worker}>{engine} kv", worker, engine, self.arrived, KvReport, may_lose=False)
 
     def send(self, command: KvCommand) -> None:
         assert self._to_worker is not None, "it has said hello"
@@ -163,14 +163,16 @@ class SimDecodePort(_SimEnginePort):
         self._outgoing: dict[str, SimWire] = {}
 
     def connect(self, peer: "SimPrefillPeer", decode: SimProcess, incarnation: str) -> SimWire:
-        ground, engine = self._wires.ground, self._wires.process
-        back = SimWire(ground, f"{engine}>{decode} peers", engine, decode, peer.arrived, ToDecode, may_reorder=True)
-        self._outgoing[incarnation] = back
+        context, engine = self._wires.context, self._wires.process
+        to_decode = SimWire(
+            context, f"{engine}>{decode} peers", engine, decode, peer.arrived, ToDecode, may_reorder=True
+        )
+        self._outgoing[incarnation] = to_decode
 
         def arrived(message: ToPrefill) -> None:
             self.arrived((incarnation, message))
 
-        return SimWire(ground, f"{decode}>{engine} peers", decode, engine, arrived, ToPrefill, may_reorder=True)
+        return SimWire(context, f"{decode}>{engine} peers", decode, engine, arrived, ToPrefill, may_reorder=True)
 
     def send(self, decode: str, message: ToDecode) -> bool:
         wire = self._outgoing.get(decode)

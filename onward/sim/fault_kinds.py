@@ -62,73 +62,73 @@ def kinds_of(shape: Shape) -> list[str]:
     return [name for name, kind in FAULT_KINDS.items() if shape in kind.shapes]
 
 
-def inject(world: "Simulation", fault: FaultSpec) -> None:
+def inject(simulation: "Simulation", fault: FaultSpec) -> None:
     """It begins now."""
     verb, _, role = fault.kind.partition("-")
     if verb == "kill":
-        _kill(world, fault, role)
+        _kill(simulation, fault, role)
     elif verb == "stop":
-        _stop(world, fault, role)
+        _stop(simulation, fault, role)
     elif fault.kind == "clock":
-        _set_clock(world, fault)
+        _set_clock(simulation, fault)
     elif fault.kind == "drain":
-        _drain(world, fault)
+        _drain(simulation, fault)
     else:
-        _inject_wire_fault(world, fault)
+        _inject_wire_fault(simulation, fault)
 
 
-def _kill(world: "Simulation", fault: FaultSpec, role: str) -> None:
+def _kill(simulation: "Simulation", fault: FaultSpec, role: str) -> None:
     if role == "router":
-        router = world.routers.get(fault.target)
+        router = simulation.routers.get(fault.target)
         if router is not None and not router.process.is_dead:
-            _record_injection(world, fault)
+            _record_injection(simulation, fault)
             router.kill()
-            world.after(fault.duration_s, router.revive)
+            simulation.after(fault.duration_s, router.revive)
     elif role == "instance":
-        instance = world.instances[fault.target]
+        instance = simulation.instances[fault.target]
         if not instance.lifetime.is_leaving:
-            _record_injection(world, fault)
+            _record_injection(simulation, fault)
             instance.kill()
-            world.after(fault.duration_s, instance.start_again)
+            simulation.after(fault.duration_s, instance.start_again)
     else:
-        for process in world.instances[fault.target].processes(role)[:1]:
-            _record_injection(world, fault)
+        for process in simulation.instances[fault.target].processes(role)[:1]:
+            _record_injection(simulation, fault)
             process.kill()
 
 
-def _stop(world: "Simulation", fault: FaultSpec, role: str) -> None:
-    for process in _target_processes(world, fault.target, role):
+def _stop(simulation: "Simulation", fault: FaultSpec, role: str) -> None:
+    for process in _target_processes(simulation, fault.target, role):
         if not process.is_stopped:
-            _record_injection(world, fault)
+            _record_injection(simulation, fault)
             process.stop()
-            world.after(fault.duration_s, process.resume)
+            simulation.after(fault.duration_s, process.resume)
 
 
-def _target_processes(world: "Simulation", target: str, role: str) -> list[SimProcess]:
+def _target_processes(simulation: "Simulation", target: str, role: str) -> list[SimProcess]:
     if role == "router":
-        router = world.routers.get(target)
+        router = simulation.routers.get(target)
         return [router.process] if router is not None and not router.process.is_dead else []
-    found = world.instances[target].processes(role)
+    found = simulation.instances[target].processes(role)
     return found if role == "instance" else found[:1]
 
 
-def _set_clock(world: "Simulation", fault: FaultSpec) -> None:
+def _set_clock(simulation: "Simulation", fault: FaultSpec) -> None:
     """By up to half a minute, either way: more than requests wait, and less than proofs of the cluster's key allow."""
     offset_s = (fault.rate - 0.5) * 60.0
-    if fault.target in world.routers:
-        world.routers[fault.target].set_clock(offset_s)
-        world.after(fault.duration_s, lambda: world.routers[fault.target].set_clock(0.0))
+    if fault.target in simulation.routers:
+        simulation.routers[fault.target].set_clock(offset_s)
+        simulation.after(fault.duration_s, lambda: simulation.routers[fault.target].set_clock(0.0))
     else:
-        world.instances[fault.target].set_clock(offset_s)
-        world.after(fault.duration_s, lambda: world.instances[fault.target].set_clock(0.0))
-    _record_injection(world, fault)
+        simulation.instances[fault.target].set_clock(offset_s)
+        simulation.after(fault.duration_s, lambda: simulation.instances[fault.target].set_clock(0.0))
+    _record_injection(simulation, fault)
 
 
-def _drain(world: "Simulation", fault: FaultSpec) -> None:
-    instance = world.instances[fault.target]
+def _drain(simulation: "Simulation", fault: FaultSpec) -> None:
+    instance = simulation.instances[fault.target]
     if instance.lifetime.is_leaving:
         return
-    _record_injection(world, fault)
+    _record_injection(simulation, fault)
     instance.shut_down()
 
     def revive() -> None:
@@ -136,17 +136,19 @@ def _drain(world: "Simulation", fault: FaultSpec) -> None:
         if instance.lifetime.supervisor.is_dead:
             instance.start_again()
         else:
-            world.after(1.0, revive)
+            simulation.after(1.0, revive)
 
-    world.after(fault.duration_s, revive)
-
-
-def _inject_wire_fault(world: "Simulation", fault: FaultSpec) -> None:
-    spell = world.active_faults.begin(fault.kind, fault.target, fault.rate)
-    world.trace.note(f"{fault.kind} on {fault.target or 'all wires'} at {fault.rate:.2f} for {fault.duration_s:.2f} s")
-    world.after(fault.duration_s, lambda: world.active_faults.end(spell))
+    simulation.after(fault.duration_s, revive)
 
 
-def _record_injection(world: "Simulation", fault: FaultSpec) -> None:
-    world.active_faults.trigger_counts[fault.kind] += 1
-    world.trace.note(f"{fault.kind} {fault.target} for {fault.duration_s:.2f} s")
+def _inject_wire_fault(simulation: "Simulation", fault: FaultSpec) -> None:
+    active_fault = simulation.active_faults.begin(fault.kind, fault.target, fault.rate)
+    simulation.trace.note(
+        f"{fault.kind} on {fault.target or 'all wires'} at {fault.rate:.2f} for {fault.duration_s:.2f} s"
+    )
+    simulation.after(fault.duration_s, lambda: simulation.active_faults.end(active_fault))
+
+
+def _record_injection(simulation: "Simulation", fault: FaultSpec) -> None:
+    simulation.active_faults.trigger_counts[fault.kind] += 1
+    simulation.trace.note(f"{fault.kind} {fault.target} for {fault.duration_s:.2f} s")

@@ -15,11 +15,11 @@ class HashDraftProposer:
     def propose(self, history: bytes, count: int, follow: Callable[[list[int]], int], vocab_size: int) -> list[int]:
         """`follow` says what truly comes behind the history and these tokens."""
         key = hashlib.blake2b(history, digest_size=16, key=self._seed).digest()
-        chances = [byte / 256 for byte in hashlib.blake2b(key, digest_size=1 + count).digest()]
-        guesses: list[int] = []
-        if chances[0] < _NONE_RATE:
-            return guesses
-        for chance in chances[1:]:
-            true = follow(guesses)
-            guesses.append(true if chance < RIGHT_RATE else (true + 1) % vocab_size)
-        return guesses
+        draws = [byte / 256 for byte in hashlib.blake2b(key, digest_size=1 + count).digest()]
+        drafts: list[int] = []
+        if draws[0] < _NONE_RATE:
+            return drafts
+        for draw in draws[1:]:
+            correct = follow(drafts)
+            drafts.append(correct if draw < RIGHT_RATE else (correct + 1) % vocab_size)
+        return drafts

@@ -164,7 +164,7 @@ class HashWorker:
         vocab_size: int = 64,
         num_token_ids: int | None = None,
         max_model_len: int = 1 << 20,
-        plane: SimKvTransfer | None = None,
+        kv_transfer: SimKvTransfer | None = None,
         poison: int | None = None,
         doom: int | None = None,
         watch_write: Callable[[int, str, int], None] | None = None,
@@ -173,7 +173,7 @@ class HashWorker:
         drafts: HashDraftProposer | None = None,
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.kv_transfer = plane
+        self.kv_transfer = kv_transfer
         """Where it exchanges KV memory with others."""
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
         self._num_token_ids = num_token_ids or vocab_size
@@ -329,8 +329,8 @@ class HashWorker:
     ) -> SlotTokens:
         token_ids, top = slot.token_ids[slot.num_prompt + position :], slot.sampling.logprobs
         logprobs = None if top is None else [expected_logprobs(token, top) for token in token_ids]
-        guesses = [] if slot.push is None else self._draft(slot, run.max_draft_tokens)
-        more = (token_ids, logprobs, prompt_logprobs, done, drafted, guesses)
+        drafts = [] if slot.push is None else self._draft(slot, run.max_draft_tokens)
+        more = (token_ids, logprobs, prompt_logprobs, done, drafted, drafts)
         return SlotTokens(run.slot, run.slot_epoch, position, slot.num_computed, *more)
 
     def _draft(self, slot: HashWorkerSlot, count: int) -> list[int]:
@@ -342,11 +342,11 @@ class HashWorker:
         history = array("q", [_cell(at, token) for at, token in enumerate(slot.token_ids)]).tobytes()
         mask = slot.grammar.mask() if slot.grammar is not None and slot.grammar.is_ready else None
 
-        def follow(guessed: list[int]) -> int:
+        def follow(drafted: list[int]) -> int:
             begin = len(slot.token_ids)
-            behind = array("q", [_cell(begin + at, token) for at, token in enumerate(guessed)]).tobytes()
-            position = begin + len(guessed) - slot.num_prompt
-            known = mask if not guessed else None
+            behind = array("q", [_cell(begin + at, token) for at, token in enumerate(drafted)]).tobytes()
+            position = begin + len(drafted) - slot.num_prompt
+            known = mask if not drafted else None
             return next_token(history + behind, slot.sampling, position, self.vocab_size, known)
 
         return self._drafts.propose(history, count, follow, self.vocab_size)

@@ -38,14 +38,16 @@ class SimListener:
         self._waiting: list[SimHttpExchange] = []
 
     def serve(self, process: SimProcess, app: App) -> None:
-        self._servers = [(one, its) for one, its in self._servers if not one.is_dead] + [(process, app)]
+        self._servers = [(server, app_of_server) for server, app_of_server in self._servers if not server.is_dead] + [
+            (process, app)
+        ]
         waiting, self._waiting = self._waiting, []
         for exchange in waiting:
             exchange.begin(process, app)
 
     def close(self, process: SimProcess) -> None:
         """It takes no more connections; those it has go on."""
-        self._servers = [(one, app) for one, app in self._servers if one is not process]
+        self._servers = [(server, app) for server, app in self._servers if server is not process]
 
     def close_socket(self) -> None:
         """Nobody keeps the socket any more."""
@@ -54,10 +56,10 @@ class SimListener:
             exchange.break_connection()
         self._waiting.clear()
 
-    def connect(self, exchange: "SimHttpExchange", pick: Callable[[int], int]) -> bool:
+    def connect(self, exchange: "SimHttpExchange", choose: Callable[[int], int]) -> bool:
         living = [(process, app) for process, app in self._servers if not process.is_dead]
         if living:
-            exchange.begin(*living[pick(len(living))])
+            exchange.begin(*living[choose(len(living))])
         elif self._waits:
             self._waiting.append(exchange)
         else:
@@ -73,9 +75,9 @@ def url_of(name: str) -> str:
 class SimHttpNetwork:
     """All listeners, by URL."""
 
-    def __init__(self, ground: SimContext) -> None:
-        self.ground = ground
-        self.chance = ground.random.substream("http")
+    def __init__(self, context: SimContext) -> None:
+        self.context = context
+        self.random = context.random.substream("http")
         self.listeners: dict[str, SimListener] = {}
         self.num_serving = 0
         """Exchanges that somebody is busy with, but for what instances and routers tell each other each second."""
@@ -88,12 +90,14 @@ class SimHttpNetwork:
 class SimHttpExchange:
     """One request and its answer."""
 
-    def __init__(self, web: SimHttpNetwork, client: SimProcess, scope: dict[str, Any], body: bytes, name: str) -> None:
-        self.web, self.client, self.name = web, client, name
+    def __init__(
+        self, network: SimHttpNetwork, client: SimProcess, scope: dict[str, Any], body: bytes, name: str
+    ) -> None:
+        self.network, self.client, self.name = network, client, name
         self.response = SimHttpResponse(self)
         self._scope, self._body = scope, body
         self._server: SimProcess | None = None
-        self._gone = asyncio.Event()
+        self._client_gone = asyncio.Event()
         """As the server knows: the client has left."""
         self._drained = asyncio.Event()
         self._has_begun = self._is_broken = self._is_complete = False
@@ -109,11 +113,11 @@ class SimHttpExchange:
 
     async def _serve(self, app: App) -> None:
         is_counted = self._scope["path"] not in PERIODIC_PATHS
-        self.web.num_serving += is_counted
+        self.network.num_serving += is_counted
         try:
             await app(self._scope, self._receive, self._send)
         finally:
-            self.web.num_serving -= is_counted
+            self.network.num_serving -= is_counted
             if not self._is_complete:
                 self.break_connection()
 
@@ -121,12 +125,12 @@ class SimHttpExchange:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        await self._gone.wait()
+        await self._client_gone.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: dict[str, Any]) -> None:
         server = self._server
-        if server is None or server.is_dead or self._is_broken or self._gone.is_set():
+        if server is None or server.is_dead or self._is_broken or self._client_gone.is_set():
             return
         if message["type"] == "http.response.start":
             if self._has_begun:
@@ -136,23 +140,23 @@ class SimHttpExchange:
             self._transmit(self.client, lambda: self.response.start(status, headers))
             return
         body, is_last = message.get("body", b""), not message.get("more_body", False)
-        for piece in self._cut(body):
-            self._num_under_way += len(piece)
-            self._transmit(self.client, lambda piece=piece: self.response.feed(piece))
+        for chunk in self._cut(body):
+            self._num_under_way += len(chunk)
+            self._transmit(self.client, lambda chunk=chunk: self.response.feed(chunk))
         if is_last:
             self._is_complete = True
             self._transmit(self.client, self.response.finish)
-        elif self.web.ground.active_faults.hits("cut", self.name):
+        elif self.network.context.active_faults.hits("cut", self.name):
             self.break_connection()
-        while self._num_under_way > HIGH_WATER_BYTES and not self._gone.is_set():
+        while self._num_under_way > HIGH_WATER_BYTES and not self._client_gone.is_set():
             self._drained.clear()
             await self._drained.wait()
 
     def _cut(self, body: bytes) -> list[bytes]:
-        if len(body) < 2 or not self.web.chance.happens(0.25):
+        if len(body) < 2 or not self.network.random.happens(0.25):
             return [body] if body else []
-        at = 1 + self.web.chance.below(len(body) - 1)
-        return [body[:at], body[at:]]
+        split = 1 + self.network.random.below(len(body) - 1)
+        return [body[:split], body[split:]]
 
     def read(self, num_bytes: int) -> None:
         """The client has taken so much."""
@@ -165,7 +169,7 @@ class SimHttpExchange:
             self._is_broken = True
             return
         self._is_broken = True
-        self._transmit(self._server, self._note_gone)
+        self._transmit(self._server, self._on_client_gone)
 
     def break_connection(self) -> None:
         """The connection is lost: the other side is dead, or the network has dropped it."""
@@ -174,19 +178,21 @@ class SimHttpExchange:
         self._is_broken = True
         self._transmit(self.client, self.response.lose)
         if self._server is not None and not self._server.is_dead:
-            self._transmit(self._server, self._note_gone)
+            self._transmit(self._server, self._on_client_gone)
 
-    def _note_gone(self) -> None:
-        self._gone.set()
+    def _on_client_gone(self) -> None:
+        self._client_gone.set()
         self._drained.set()
 
     def _transmit(self, receiver: SimProcess, deliver: Callable[[], object]) -> None:
-        ground = self.web.ground
-        weather, delay_s = ground.active_faults, ground.delay_s
-        if not weather.is_empty and (weather.hits("delay", self.name) or weather.hits("partition", self.name)):
+        context = self.network.context
+        active_faults, delay_s = context.active_faults, context.delay_s
+        if not active_faults.is_empty and (
+            active_faults.hits("delay", self.name) or active_faults.hits("partition", self.name)
+        ):
             delay_s = SLOW_S
-        self._last_s = max(self._last_s, ground.loop.now_s + self.web.chance.jittered(delay_s))
-        ground.loop.call_at_global(self._last_s, receiver.context(), self._deliver, receiver, deliver)
+        self._last_s = max(self._last_s, context.loop.now_s + self.network.random.jittered(delay_s))
+        context.loop.call_at_global(self._last_s, receiver.context(), self._deliver, receiver, deliver)
 
     @staticmethod
     def _deliver(receiver: SimProcess, deliver: Callable[[], object]) -> None:
@@ -203,7 +209,7 @@ class SimHttpResponse:
         self.started = asyncio.Event()
         self._exchange = exchange
         self._chunks: deque[bytes] = deque()
-        self._news = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._is_finished = self._is_lost = False
 
     @property
@@ -214,19 +220,19 @@ class SimHttpResponse:
         self.status, self.headers = status, headers
         self.started.set()
 
-    def feed(self, piece: bytes) -> None:
-        self._chunks.append(piece)
-        self._news.set()
+    def feed(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._arrived.set()
 
     def finish(self) -> None:
         self._is_finished = True
-        self._news.set()
+        self._arrived.set()
 
     def lose(self) -> None:
         if not self._is_finished:
             self._is_lost = True
             self.started.set()
-            self._news.set()
+            self._arrived.set()
 
     def at_eof(self) -> bool:
         return self._is_finished and not self._chunks
@@ -243,8 +249,8 @@ class SimHttpResponse:
             elif self._is_lost:
                 raise SimConnectionLost("the connection was lost")
             else:
-                self._news.clear()
-                await self._news.wait()
+                self._arrived.clear()
+                await self._arrived.wait()
 
     async def read(self) -> bytes:
         return b"".join([chunk async for chunk in self.iter_any()])
@@ -269,12 +275,12 @@ class SimHttpResponse:
 class SimHttpSession:
     """As much of `aiohttp.ClientSession` as anybody uses. Belongs to the process that makes requests with it."""
 
-    def __init__(self, web: SimHttpNetwork, process: SimProcess) -> None:
-        self._web, self._process = web, process
+    def __init__(self, network: SimHttpNetwork, process: SimProcess) -> None:
+        self._network, self._process = network, process
 
     def post(self, url: str, *, data: Any, headers: Mapping[str, str], **options: Any) -> "SimRequestContext":
         body = data if isinstance(data, bytes) else data.read()
-        return SimRequestContext(self._web, self._process, "POST", url, body, headers, options.get("timeout"))
+        return SimRequestContext(self._network, self._process, "POST", url, body, headers, options.get("timeout"))
 
     def get(self, url: str, *, headers: Mapping[str, str] | None = None, **options: Any) -> "SimRequestContext":
         return self.request("GET", url, headers=headers, **options)
@@ -283,7 +289,7 @@ class SimHttpSession:
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, **options: Any
     ) -> "SimRequestContext":
         """Without a body."""
-        return SimRequestContext(self._web, self._process, method, url, b"", headers or {}, options.get("timeout"))
+        return SimRequestContext(self._network, self._process, method, url, b"", headers or {}, options.get("timeout"))
 
     async def post_attempt(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> SimHttpResponse:
         """As `router.upstream_connections` does it."""
@@ -309,7 +315,7 @@ class SimRequestContext:
 
     def __init__(
         self,
-        web: SimHttpNetwork,
+        network: SimHttpNetwork,
         process: SimProcess,
         method: str,
         url: str,
@@ -317,7 +323,7 @@ class SimRequestContext:
         headers: Mapping[str, str],
         timeout: aiohttp.ClientTimeout | None,
     ) -> None:
-        self._web, self._process = web, process
+        self._network, self._process = network, process
         self._method, self._url, self._body, self._headers = method, url, body, headers
         self._timeout_s = timeout.total if timeout is not None else None
         self._response: SimHttpResponse | None = None
@@ -344,7 +350,7 @@ class SimRequestContext:
     def _connect(self) -> SimHttpExchange:
         root = self._url.split("/", 3)
         base, path = "/".join(root[:3]), "/" + (root[3] if len(root) > 3 else "")
-        listener, (route, _, query) = self._web.listeners[base], path.partition("?")
+        listener, (route, _, query) = self._network.listeners[base], path.partition("?")
         scope = {
             "type": "http",
             "http_version": "1.1",
@@ -360,14 +366,14 @@ class SimRequestContext:
             "server": ("127.0.0.1", 80),
         }
         exchange = SimHttpExchange(
-            self._web, self._process, scope, self._body, f"http {self._process.name}>{listener.name}"
+            self._network, self._process, scope, self._body, f"http {self._process.name}>{listener.name}"
         )
-        ground = self._web.ground
-        ground.trace.message(exchange.name, f"{self._method} {path}")
-        for watcher in ground.watchers:
+        context = self._network.context
+        context.trace.message(exchange.name, f"{self._method} {path}")
+        for watcher in context.watchers:
             watcher(exchange.name, f"{self._method} {path}")
-        refused = not ground.active_faults.is_empty and ground.active_faults.hits("refuse", exchange.name)
-        if refused or not listener.connect(exchange, self._web.chance.below):
+        refused = not context.active_faults.is_empty and context.active_faults.hits("refuse", exchange.name)
+        if refused or not listener.connect(exchange, self._network.random.below):
             key = ConnectionKey(listener.name, 80, False, True, None, None, None)
             raise aiohttp.ClientConnectorError(key, ConnectionRefusedError(111, "refused"))
         self._process.on_death.append(exchange.leave)

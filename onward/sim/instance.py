@@ -53,6 +53,8 @@ REAP_DELAY_S = 0.02
 RESPONSE_TTL_S = 20.0
 """So short that a run can wait for it."""
 STALL_TIMEOUT_S = 4.0
+TICK_RESOLUTION_S = 0.001
+"""A process's clock may run fast or slow: rounded, a time that is due may lie a moment ahead of it."""
 DRAIN_S = 5.0
 
 
@@ -113,28 +115,28 @@ class InstanceLifetime:
 
 
 class SimInstance:
-    def __init__(self, place: SimEnvironment, machine: SimInstanceSpec) -> None:
-        self.environment, self.spec = place, machine
-        self.url = url_of(machine.name)
-        self.handoff_address = f"tcp://{machine.name}:7000" if machine.role != "decode" else ""
-        self._ground = place.http.ground
+    def __init__(self, environment: SimEnvironment, spec: SimInstanceSpec) -> None:
+        self.environment, self.spec = environment, spec
+        self.url = url_of(spec.name)
+        self.handoff_address = f"tcp://{spec.name}:7000" if spec.role != "decode" else ""
+        self._context = environment.http.context
         self._wall_offset_s = 0.0
-        self._numbers = itertools.count(1)
-        self._shelf_numbers = itertools.count(1)
+        self._serials = itertools.count(1)
+        self._stream_store_serials = itertools.count(1)
         """Apart, so that the names of all others, and so what befalls them, do not depend on it."""
-        self._listener: SimListener = place.http.listen(self.url, machine.name, waits=True)
+        self._listener: SimListener = environment.http.listen(self.url, spec.name, waits=True)
         self.lifetime = self._begin()
 
     # Starts.
 
     def _begin(self) -> InstanceLifetime:
-        number = next(self._numbers)
-        supervisor = self._process("supervisor", number)
+        serial = next(self._serials)
+        supervisor = self._process("supervisor", serial)
         settings = SupervisorSettings(
             self.spec.num_api_processes, STALL_TIMEOUT_S, DRAIN_S, serves_handoffs=self._serves_handoffs
         )
         core = SupervisorCore(settings, supervisor.now_s())
-        self.lifetime = InstanceLifetime(f"instance-{self.spec.name}-{number}", supervisor, core)
+        self.lifetime = InstanceLifetime(f"instance-{self.spec.name}-{serial}", supervisor, core)
         self._listener = self.environment.http.listen(self.url, self.spec.name, waits=True)
         self._execute(self.lifetime, core.start())
         return self.lifetime
@@ -143,149 +145,156 @@ class SimInstance:
     def _serves_handoffs(self) -> bool:
         return bool(self.handoff_address) and self.spec.role != "mixed"
 
-    def _execute(self, life: InstanceLifetime, actions: Iterable[SupervisorAction]) -> None:
+    def _execute(self, lifetime: InstanceLifetime, actions: Iterable[SupervisorAction]) -> None:
         for action in actions:
             match action:
                 case StartProcess(ProcessRole.API, index):
-                    life.supervisor.call_later(self.spec.restart_s, self._start_api, life, index)
+                    lifetime.supervisor.call_later(self.spec.restart_s, self._start_api, lifetime, index)
                 case StartProcess(role):
                     start = {
                         ProcessRole.STREAM_STORE: self._start_stream_store,
                         ProcessRole.ENGINE: self._start_engine,
                         ProcessRole.WORKER: self._start_worker,
                     }
-                    start[role](life)
+                    start[role](lifetime)
                 case KillProcess(child, cause):
-                    self._kill(life.nodes[child.incarnation].process, cause)
+                    self._kill(lifetime.nodes[child.incarnation].process, cause)
                 case RemoveProcess(child):
-                    life.nodes.pop(child.incarnation).process.kill()
+                    lifetime.nodes.pop(child.incarnation).process.kill()
                 case SendMessage(child, message):
-                    self._send(life.nodes[child.incarnation], message)
+                    self._send(lifetime.nodes[child.incarnation], message)
                 case AnswerQuery(child, query_id):
-                    self._send(life.nodes[child.incarnation], self._instance_view(life, query_id))
-        self._schedule_tick(life)
+                    self._send(lifetime.nodes[child.incarnation], self._instance_view(lifetime, query_id))
+        self._schedule_tick(lifetime)
 
     def _send(self, node: SimNode, message: ToChild) -> None:
         if not isinstance(node, WorkerNode):
-            node.channel.tell(message)
+            node.channel.send_to_child(message)
         elif isinstance(message, StopChild):
             node.process.kill()  # it has no wire to its supervisor, and nothing to complete
 
-    def _schedule_tick(self, life: InstanceLifetime) -> None:
-        if life.next_tick is not None:
-            life.next_tick.cancel()
-        if life.core.is_stopped:
+    def _schedule_tick(self, lifetime: InstanceLifetime) -> None:
+        if lifetime.next_tick is not None:
+            lifetime.next_tick.cancel()
+        if lifetime.core.is_stopped:
             self.kill()
             return
-        wait_s = max(0.0, life.core.next_tick_s() - life.supervisor.now_s())
-        life.next_tick = life.supervisor.call_later(wait_s, self._tick, life)
+        wait_s = max(TICK_RESOLUTION_S, lifetime.core.next_tick_s() - lifetime.supervisor.now_s())
+        lifetime.next_tick = lifetime.supervisor.call_later(wait_s, self._tick, lifetime)
 
-    def _tick(self, life: InstanceLifetime) -> None:
-        self._execute(life, life.core.tick(life.supervisor.now_s()))
+    def _tick(self, lifetime: InstanceLifetime) -> None:
+        self._execute(lifetime, lifetime.core.tick(lifetime.supervisor.now_s()))
 
     def _on_started(
-        self, life: InstanceLifetime, role: ProcessRole, index: int, node: SimNode, address: str = ""
+        self, lifetime: InstanceLifetime, role: ProcessRole, index: int, node: SimNode, address: str = ""
     ) -> None:
-        life.nodes[node.incarnation] = node
-        node.process.on_death.append(lambda: self._died(life, node))
-        self._execute(life, life.core.on_started(role, index, node.incarnation, address, life.supervisor.now_s()))
+        lifetime.nodes[node.incarnation] = node
+        node.process.on_death.append(lambda: self._on_death(lifetime, node))
+        self._execute(
+            lifetime, lifetime.core.on_started(role, index, node.incarnation, address, lifetime.supervisor.now_s())
+        )
 
-    def _process(self, role: str, number: int) -> SimProcess:
-        process = SimProcess(self._ground.loop, f"{self.spec.name}/{role}.{number}", self.spec.clock_rate)
+    def _process(self, role: str, serial: int) -> SimProcess:
+        process = SimProcess(self._context.loop, f"{self.spec.name}/{role}.{serial}", self.spec.clock_rate)
         process.wall_offset_s = self._wall_offset_s
         return process
 
-    def _start_stream_store(self, life: InstanceLifetime) -> None:
-        process = self._process("shelf", next(self._shelf_numbers))
+    def _start_stream_store(self, lifetime: InstanceLifetime) -> None:
+        process = self._process("shelf", next(self._stream_store_serials))
         node = StreamStoreNode(
-            self._ground, process, life.supervisor, lambda message: self._received(life, node.incarnation, message)
+            self._context,
+            process,
+            lifetime.supervisor,
+            lambda message: self._on_message(lifetime, node.incarnation, message),
         )
-        self.environment.addresses.shelves[node.incarnation] = node.port
-        self._on_started(life, ProcessRole.STREAM_STORE, 0, node, node.incarnation)
+        self.environment.addresses.stream_stores[node.incarnation] = node.port
+        self._on_started(lifetime, ProcessRole.STREAM_STORE, 0, node, node.incarnation)
 
-    def _start_engine(self, life: InstanceLifetime) -> None:
-        machine, number = self.spec, next(self._numbers)
-        process = self._process("engine", number)
+    def _start_engine(self, lifetime: InstanceLifetime) -> None:
+        spec, serial = self.spec, next(self._serials)
+        process = self._process("engine", serial)
         config = EngineConfig(
-            max_num_seqs=machine.max_num_seqs,
-            max_num_batched_tokens=machine.max_num_batched_tokens,
-            max_queue=machine.max_queue,
-            prefix_caching=machine.prefix_caching,
-            output_caching=machine.output_caching,
-            role=machine.role,  # pyright: ignore[reportArgumentType]
-            prefill_peers=self.environment.prefill_peers if machine.role == "decode" else (),
-            local_prefill_tokens=machine.local_prefill_tokens,
+            max_num_seqs=spec.max_num_seqs,
+            max_num_batched_tokens=spec.max_num_batched_tokens,
+            max_queue=spec.max_queue,
+            prefix_caching=spec.prefix_caching,
+            output_caching=spec.output_caching,
+            role=spec.role,  # pyright: ignore[reportArgumentType]
+            prefill_peers=self.environment.prefill_peers if spec.role == "decode" else (),
+            local_prefill_tokens=spec.local_prefill_tokens,
             lease_s=2.0,
             handoff_timeout_s=10.0,
             log_interval_s=0.0,
-            num_draft_tokens=machine.num_drafts,
+            num_draft_tokens=spec.num_drafts,
         )
         address = f"apis of {process.name}"
         start = StartEngine(f"engine-{process.name}", config, address, 0 if self._serves_handoffs else -1)
         engine = EngineNode(
-            self._ground,
+            self._context,
             self.environment.addresses,
             process,
-            life.supervisor,
+            lifetime.supervisor,
             start,
-            lambda message: self._received(life, start.incarnation, message),
+            lambda message: self._on_message(lifetime, start.incarnation, message),
             self.handoff_address,
             lambda _: self.environment.after_turn(self),
             lambda plan: self._watch_plan(engine, plan),
         )
-        self._on_started(life, ProcessRole.ENGINE, 0, engine, address)
+        self._on_started(lifetime, ProcessRole.ENGINE, 0, engine, address)
 
     def _watch_plan(self, engine: EngineNode, plan: StepPlan) -> None:
         self.environment.watch_plan(self, plan)
         if any(ENGINE_POISON_ID in assign.token_ids for assign in plan.assign):
-            self._ground.active_faults.trigger_counts["poison-engine"] += 1
-            self._ground.trace.note(f"{engine.process} does not survive step {plan.step}")
-            self._ground.loop.call_soon(engine.process.kill)
+            self._context.active_faults.trigger_counts["poison-engine"] += 1
+            self._context.trace.note(f"{engine.process} does not survive step {plan.step}")
+            self._context.loop.call_soon(engine.process.kill)
 
-    def _start_worker(self, life: InstanceLifetime) -> None:
-        engine = life.engine
+    def _start_worker(self, lifetime: InstanceLifetime) -> None:
+        engine = lifetime.engine
         assert engine is not None, "a worker is started for an engine"
-        process = self._process("worker", next(self._numbers))
+        process = self._process("worker", next(self._serials))
         incarnation = f"worker-{process.name}"
-        has_plane = self.spec.role != "mixed"
-        kv_address = f"kv of {process.name}" if has_plane else ""
-        plane = SimKvTransfer(incarnation) if has_plane else None
+        has_kv_transfer = self.spec.role != "mixed"
+        kv_address = f"kv of {process.name}" if has_kv_transfer else ""
+        kv_transfer = SimKvTransfer(incarnation) if has_kv_transfer else None
         hash_worker = HashWorker(
             self.spec.num_blocks,
             self.spec.block_size,
             vocab_size=NUM_SAMPLED_IDS,
             num_token_ids=len(token_bytes()),
-            plane=plane,
+            kv_transfer=kv_transfer,
             poison=POISON_ID,
             doom=DOOM_ID,
             watch_write=lambda block, request, epoch: self.environment.watch_write(self, block, request, epoch),
             grammars=LazyGrammarCompiler(grammars),
-            masks=DelayedMaskMaker(self._ground.random.substream(f"{process} masks")),
-            drafts=HashDraftProposer(self._ground.random.substream(f"{process} drafts").bits(30))
+            masks=DelayedMaskMaker(self._context.random.substream(f"{process} masks")),
+            drafts=HashDraftProposer(self._context.random.substream(f"{process} drafts").bits(30))
             if self.spec.num_drafts
             else None,
         )
-        if plane is not None:
-            plane.memory = hash_worker.memory
-        planes = self.environment.kv_network if has_plane else None
-        worker = WorkerNode(self._ground, process, self.spec, hash_worker, (incarnation, engine.incarnation), planes)
-        engine.channel.tell(WorkerStarting(incarnation, ZmqWireAddress(incarnation), kv_address))
+        if kv_transfer is not None:
+            kv_transfer.memory = hash_worker.memory
+        kv_network = self.environment.kv_network if has_kv_transfer else None
+        worker = WorkerNode(
+            self._context, process, self.spec, hash_worker, (incarnation, engine.incarnation), kv_network
+        )
+        engine.channel.send_to_child(WorkerStarting(incarnation, ZmqWireAddress(incarnation), kv_address))
         process.call_later(self.spec.restart_s, self._join, worker, incarnation, kv_address)
-        self._on_started(life, ProcessRole.WORKER, 0, worker)
+        self._on_started(lifetime, ProcessRole.WORKER, 0, worker)
 
     def _join(self, worker: WorkerNode, address: str, kv_address: str) -> None:
         """Ready: it says hello, once its engine listens."""
         addresses = self.environment.addresses
-        port, kv = addresses.workers.get(address), addresses.kv.get(kv_address)
-        if port is None or (kv_address and kv is None):
+        port, kv_port = addresses.workers.get(address), addresses.kv.get(kv_address)
+        if port is None or (kv_address and kv_port is None):
             worker.process.call_later(0.1, self._join, worker, address, kv_address)
         else:
-            worker.join(port, kv)
+            worker.join(port, kv_port)
 
-    def _start_api(self, life: InstanceLifetime, index: int) -> None:
-        if life.is_leaving:
+    def _start_api(self, lifetime: InstanceLifetime, index: int) -> None:
+        if lifetime.is_leaving:
             return
-        process = self._process(f"api{index}", next(self._numbers))
+        process = self._process(f"api{index}", next(self._serials))
         config = ApiConfig(
             role=self.spec.role,  # pyright: ignore[reportArgumentType]
             routers=self.environment.routers,
@@ -301,56 +310,64 @@ class SimInstance:
             self.environment.http,
             self.environment.addresses,
             process,
-            life.supervisor,
+            lifetime.supervisor,
             start,
             self.environment.prompts,
             self._listener,
-            lambda message: self._received(life, start.incarnation, message),
+            lambda message: self._on_message(lifetime, start.incarnation, message),
         )
-        self._on_started(life, ProcessRole.API, index, api)
+        self._on_started(lifetime, ProcessRole.API, index, api)
 
     # Messages.
 
-    def _received(self, life: InstanceLifetime, incarnation: str, message: FromChild) -> None:
-        child = life.core.children.get(incarnation)
+    def _on_message(self, lifetime: InstanceLifetime, incarnation: str, message: FromChild) -> None:
+        child = lifetime.core.children.get(incarnation)
         if child is not None:
-            self._execute(life, life.core.on_message(child, message, life.supervisor.now_s()))
+            self._execute(lifetime, lifetime.core.on_message(child, message, lifetime.supervisor.now_s()))
 
-    def _instance_view(self, life: InstanceLifetime, query_id: int) -> InstanceView:
-        ours = ProcessView("supervisor", 1, life.incarnation, "ready")
-        return InstanceView(query_id, life.incarnation, [ours], {}, [], life.core.snapshots.engine_stats())
+    def _instance_view(self, lifetime: InstanceLifetime, query_id: int) -> InstanceView:
+        supervisor_view = ProcessView("supervisor", 1, lifetime.incarnation, "ready")
+        return InstanceView(
+            query_id, lifetime.incarnation, [supervisor_view], {}, [], lifetime.core.snapshots.engine_stats()
+        )
 
     # Deaths.
 
-    def _died(self, life: InstanceLifetime, node: SimNode) -> None:
-        self._ground.trace.note(f"{node.process} dies")
-        if not life.supervisor.is_dead:
-            life.supervisor.call_later(REAP_DELAY_S, self._reap, life, node)
+    def _on_death(self, lifetime: InstanceLifetime, node: SimNode) -> None:
+        self._context.trace.note(f"{node.process} dies")
+        if not lifetime.supervisor.is_dead:
+            lifetime.supervisor.call_later(REAP_DELAY_S, self._reap, lifetime, node)
 
-    def _reap(self, life: InstanceLifetime, node: SimNode) -> None:
-        child = life.core.children.get(node.incarnation)
-        if child is not None and not life.was_killed:
-            life.nodes.pop(node.incarnation)
-            self._execute(life, life.core.on_exit(child, "killed", life.supervisor.now_s()))
+    def _reap(self, lifetime: InstanceLifetime, node: SimNode) -> None:
+        child = lifetime.core.children.get(node.incarnation)
+        if child is not None and not lifetime.was_killed:
+            lifetime.nodes.pop(node.incarnation)
+            self._execute(lifetime, lifetime.core.on_exit(child, "killed", lifetime.supervisor.now_s()))
 
     def _kill(self, process: SimProcess, cause: str) -> None:
-        self._ground.trace.note(f"{process} is killed: {cause}")
-        self._ground.active_faults.num_killed_for_silence += cause == SILENCE
+        self._context.trace.note(f"{process} is killed: {cause}")
+        self._context.active_faults.num_killed_for_silence += cause == SILENCE
         process.kill()
 
     # From outside.
 
     def processes(self, role: str) -> list[SimProcess]:
         """Those of its present life: `worker`, `engine`, `shelf`, `api`, or all for `instance`."""
-        life = self.lifetime
-        found = {
-            "worker": [life.worker.process] if life.worker else [],
-            "engine": [life.engine.process] if life.engine else [],
-            "shelf": [life.stream_store.process] if life.stream_store else [],
-            "api": [api.process for api in life.apis.values()],
+        lifetime = self.lifetime
+        by_role = {
+            "worker": [lifetime.worker.process] if lifetime.worker else [],
+            "engine": [lifetime.engine.process] if lifetime.engine else [],
+            "shelf": [lifetime.stream_store.process] if lifetime.stream_store else [],
+            "api": [api.process for api in lifetime.apis.values()],
         }
-        found["instance"] = [life.supervisor, *found["worker"], *found["engine"], *found["shelf"], *found["api"]]
-        return [process for process in found[role] if not process.is_dead]
+        by_role["instance"] = [
+            lifetime.supervisor,
+            *by_role["worker"],
+            *by_role["engine"],
+            *by_role["shelf"],
+            *by_role["api"],
+        ]
+        return [process for process in by_role[role] if not process.is_dead]
 
     def set_clock(self, offset_s: float) -> None:
         """The machine's wall clock: of all its processes, and of those to come."""
@@ -371,6 +388,6 @@ class SimInstance:
 
     def shut_down(self) -> None:
         """As by SIGTERM."""
-        life = self.lifetime
-        if not life.is_leaving:
-            self._execute(life, life.core.stop(life.supervisor.now_s()))
+        lifetime = self.lifetime
+        if not lifetime.is_leaving:
+            self._execute(lifetime, lifetime.core.stop(lifetime.supervisor.now_s()))

@@ -1,6 +1,6 @@
 """What must hold whatever happens, looked at from outside while a simulation runs. `docs/simulation.md` has the list.
 
-1 to 3 are the visitors' to check, with `answers`. Here are 4 (nothing is held at idle), 5 (nobody writes what is not
+1 to 3 are checked by the clients, with a `ReplyChecker`. Here are 4 (nothing is held at idle), 5 (nobody writes what is not
 theirs), 6 (progress), 7 (the first in line never loses its blocks), 9 (no starvation) and 10 (no preemption in vain).
 """
 
@@ -42,9 +42,9 @@ MAX_OVERTAKEN = 4
 
 
 class InvariantMonitor:
-    def __init__(self, world: "Simulation") -> None:
-        self._simulation = world
-        self._sent_s = {ask.name: START_S + ask.at_s for ask in world.scenario.requests}
+    def __init__(self, simulation: "Simulation") -> None:
+        self._simulation = simulation
+        self._sent_s = {request.name: START_S + request.at_s for request in simulation.scenario.requests}
         """By label: before this no client has sent it."""
         self._came_s: dict[tuple[str, int], float] = {}
         """By engine and serial: when each request was first seen there, by the simulation's own time. One that is aborted
@@ -53,30 +53,39 @@ class InvariantMonitor:
 
     def may_crash(self) -> bool:
         """Whether so many workers have died that a request may have been with each of them."""
-        fired = self._simulation.active_faults.trigger_counts
-        deaths = sum(fired[kind] for kind in ("kill-worker", "kill-engine", "stop-worker", "stop-instance", "poison"))
+        trigger_counts = self._simulation.active_faults.trigger_counts
+        deaths = sum(
+            trigger_counts[kind] for kind in ("kill-worker", "kill-engine", "stop-worker", "stop-instance", "poison")
+        )
         return deaths >= MAX_CRASH_CHARGES
 
     def may_crash_engine(self) -> bool:
         """Whether engines may have died, for other reasons, each time that a request which is not the cause ran alone."""
-        fired = self._simulation.active_faults.trigger_counts
-        return sum(fired[kind] for kind in ("kill-engine", "stop-engine", "stop-instance")) >= ISOLATED_CRASHES_TO_FAIL
+        trigger_counts = self._simulation.active_faults.trigger_counts
+        return (
+            sum(trigger_counts[kind] for kind in ("kill-engine", "stop-engine", "stop-instance"))
+            >= ISOLATED_CRASHES_TO_FAIL
+        )
 
     def may_pause(self) -> bool:
         """Whether a supervisor may have seen so many deaths in a row that it waits for a minute before the next start."""
-        fired = self._simulation.active_faults.trigger_counts
-        deaths = sum(count for kind, count in fired.items() if kind.startswith(("kill-", "stop-", "poison")))
+        trigger_counts = self._simulation.active_faults.trigger_counts
+        deaths = sum(count for kind, count in trigger_counts.items() if kind.startswith(("kill-", "stop-", "poison")))
         return self.may_crash() or deaths + self._simulation.active_faults.num_killed_for_silence >= MAX_DEATHS
 
     def is_out_of_reach(self) -> bool:
         """Whether an instance cannot be asked for its records at the moment, or not for all of them."""
-        return any(not _answers(one) for one in self._simulation.instances.values() if one.spec.role != "prefill")
+        return any(
+            not _answers(instance)
+            for instance in self._simulation.instances.values()
+            if instance.spec.role != "prefill"
+        )
 
     def may_lose_records(self, *, is_background: bool) -> bool:
         """Whether the record of a response may be lost. A router does not reach an instance whose api process is away."""
-        fired = self._simulation.active_faults.trigger_counts
-        outlived = {"kill-api"} if is_background and not self._simulation.routers else set[str]()
-        return self.may_pause() or not fired.keys() <= CLIENT_ONLY_FAULTS | RECORD_SAFE_FAULTS | outlived
+        trigger_counts = self._simulation.active_faults.trigger_counts
+        survivable = {"kill-api"} if is_background and not self._simulation.routers else set[str]()
+        return self.may_pause() or not trigger_counts.keys() <= CLIENT_ONLY_FAULTS | RECORD_SAFE_FAULTS | survivable
 
     def may_lose_tokens(self) -> bool:
         """Whether a response may have fewer tokens than its client was told, until they are made again."""
@@ -122,12 +131,14 @@ class InvariantMonitor:
             return
         alone = "" if plan.run else ", and runs nothing"
         self._simulation.trace.note(f"{instance.spec.name} preempts {len(plan.preempt)} in step {plan.step}{alone}")
-        first = min(engine.core._live.values(), key=queue_key)
-        if first.slot_epoch in {preempt.slot_epoch for preempt in plan.preempt}:
-            self._simulation.fail(7, f"{instance.spec.name}: {first.request_id} is first in line, and is preempted")
+        first_request = min(engine.core._live.values(), key=queue_key)
+        if first_request.slot_epoch in {preempt.slot_epoch for preempt in plan.preempt}:
+            self._simulation.fail(
+                7, f"{instance.spec.name}: {first_request.request_id} is first in line, and is preempted"
+            )
         if (victim := find_useless_preemption(engine.core, plan)) is not None:
-            what = f"{victim.request_id} is preempted, and no request before it has enough blocks by that"
-            self._simulation.fail(10, f"{instance.spec.name}: {what}")
+            description = f"{victim.request_id} is preempted, and no request before it has enough blocks by that"
+            self._simulation.fail(10, f"{instance.spec.name}: {description}")
 
     # 9.
 
@@ -143,8 +154,8 @@ class InvariantMonitor:
                 key = (core.incarnation, waiting.arrival_number)
                 self._overtaken[key] += 1
                 if self._overtaken[key] > MAX_OVERTAKEN:
-                    what = f"{waiting.request_id} waits, and {self._overtaken[key]} that came later"
-                    self._simulation.fail(9, f"{instance.spec.name}: {what} were admitted before it")
+                    description = f"{waiting.request_id} waits, and {self._overtaken[key]} that came later"
+                    self._simulation.fail(9, f"{instance.spec.name}: {description} were admitted before it")
 
     def _overtakes(self, core: EngineCore, admitted: Request, waiting: Request) -> bool:
         """Time that a request has waited elsewhere may put it before another, but not before its client has sent it."""
@@ -175,27 +186,28 @@ class InvariantMonitor:
         return self._unsettled() is None
 
     def audit(self) -> None:
-        what = self._unsettled()
-        if what is not None:
-            self._simulation.fail(4, what)
+        description = self._unsettled()
+        if description is not None:
+            self._simulation.fail(4, description)
             return
         for instance in self._simulation.instances.values():
             self._audit(instance)
         for name, router in self._simulation.routers.items():
-            if kept := unexpired_router_records(router.router.serving.core, router.process.now_s()):
-                self._simulation.fail(4, f"router {name} still has {kept} records")
-        if (needless := find_unneeded_repair(self._simulation)) is not None:
-            self._simulation.fail(6, needless)
+            if num_records := unexpired_router_records(router.router.stream_runner.core, router.process.now_s()):
+                self._simulation.fail(4, f"router {name} still has {num_records} records")
+        if (repair := find_unneeded_repair(self._simulation)) is not None:
+            self._simulation.fail(6, repair)
 
     def _unsettled(self) -> str | None:
         """Somebody who still holds something, if there is one."""
         for name, router in self._simulation.routers.items():
-            if router.router.serving.core.live_streams():
+            if router.router.stream_runner.core.live_streams():
                 return f"router {name} still has streams"
-            if booked := sum(
-                one.num_reserved for one in router.router.serving.core.instances.list_instances(router.process.now_s())
+            if num_reserved := sum(
+                one.num_reserved
+                for one in router.router.stream_runner.core.instances.list_instances(router.process.now_s())
             ):
-                return f"router {name} still has {booked} places booked"
+                return f"router {name} still has {num_reserved} places booked"
         for instance in self._simulation.instances.values():
             problem = _find_unsettled(instance)
             if problem is not None:
@@ -210,22 +222,22 @@ class InvariantMonitor:
         except AssertionError as leak:
             self._simulation.fail(4, f"{instance.spec.name}: {leak}")
         assert instance.lifetime.stream_store is not None
-        if kept := unexpired_records(
+        if num_records := unexpired_records(
             instance.lifetime.stream_store.core, instance.lifetime.stream_store.process.now_s()
         ):
-            self._simulation.fail(4, f"{instance.spec.name}: the shelf still has {kept}")
+            self._simulation.fail(4, f"{instance.spec.name}: the shelf still has {num_records}")
 
 
 def _answers(instance: SimInstance) -> bool:
     """All of its processes that have records, or the way to them, run."""
-    running = [one for role in ("api", "shelf") for one in instance.processes(role) if not one.is_stopped]
+    running = [process for role in ("api", "shelf") for process in instance.processes(role) if not process.is_stopped]
     return len(running) == instance.spec.num_api_processes + 1
 
 
-def unexpired_records(shelf: StreamStoreCore, now_s: float) -> dict[str, int]:
+def unexpired_records(core: StreamStoreCore, now_s: float) -> dict[str, int]:
     """What a shelf would still have when the time of all that it has is over, by kind."""
-    shelf.tick(now_s + LONGEST_TTL_S)
-    return {kind: count for kind, count in shelf.entries.count().items() if count}
+    core.tick(now_s + LONGEST_TTL_S)
+    return {kind: count for kind, count in core.entries.count().items() if count}
 
 
 def unexpired_router_records(core: RouterCore, now_s: float) -> int:
@@ -249,17 +261,22 @@ def find_write_violation(core: EngineCore, block: int, epoch: int) -> str | None
 
 
 def _find_unsettled(instance: SimInstance) -> str | None:
-    life = instance.lifetime
-    if life.supervisor.is_dead or life.engine is None or life.engine.core is None or life.engine.core.worker is None:
+    lifetime = instance.lifetime
+    if (
+        lifetime.supervisor.is_dead
+        or lifetime.engine is None
+        or lifetime.engine.core is None
+        or lifetime.engine.core.worker is None
+    ):
         return "it is not back"
-    if not life.engine.core.idle:
-        return f"the engine is not idle: {life.engine.core.stats(0.0).requests}"
-    if life.stream_store is None or life.stream_store.core.num_pending_queries:
+    if not lifetime.engine.core.idle:
+        return f"the engine is not idle: {lifetime.engine.core.stats(0.0).requests}"
+    if lifetime.stream_store is None or lifetime.stream_store.core.num_pending_queries:
         return "the shelf is not back, or owes answers"
-    plane = life.worker.plane if life.worker is not None else None
-    if plane is not None and (plane.expected_leases or plane.pushes):
-        return f"leases {sorted(plane.expected_leases)} and pushes {sorted(plane.pushes)} are left"
-    for api in life.apis.values():
+    kv_transfer = lifetime.worker.kv_transfer if lifetime.worker is not None else None
+    if kv_transfer is not None and (kv_transfer.expected_leases or kv_transfer.pushes):
+        return f"leases {sorted(kv_transfer.expected_leases)} and pushes {sorted(kv_transfer.pushes)} are left"
+    for api in lifetime.apis.values():
         if (held := api.api.num_unfinished) > 0:
             return f"an api process still holds {held} requests"
     return None

@@ -1,6 +1,6 @@
-"""A hash worker's data plane: the same commands and reports as the real one, and writes that land when they are told to.
+"""A hash worker's KV transfer: the same commands and reports as the real one, and writes that land when they are told to.
 
-Whoever runs the planes moves one write after another with `PlaneNetwork.step`. A write lies either at its writer or in the
+The writes move one after another with `SimKvNetwork.step`. A write lies either at its writer or in the
 target's memory, as with shared memory; it lands whether the lease still stands or not, and the canary looks: a write to a
 block that no lease covers, or whose lease was declared quiet, is what must never happen.
 """
@@ -121,16 +121,16 @@ class SimKvTransfer:
 
     def advance_push(self, lease_id: str, num_computed_blocks: int) -> None:
         """So many leading blocks of the request are final."""
-        pushing = self.pushes.get(lease_id)
-        if pushing is None:
+        active_push = self.pushes.get(lease_id)
+        if active_push is None:
             return
-        for index in range(pushing.num_pushed, num_computed_blocks):
-            target = pushing.push.block_ids[index - pushing.push.first_block]
+        for index in range(active_push.num_pushed, num_computed_blocks):
+            target = active_push.push.block_ids[index - active_push.push.first_block]
             write = PendingKvWrite(
-                lease_id, pushing.push.endpoint.address, pushing.block_ids[index], target, pushing.memory
+                lease_id, active_push.push.endpoint.address, active_push.block_ids[index], target, active_push.memory
             )
             self.outgoing.append(write)
-        pushing.num_pushed = max(pushing.num_pushed, num_computed_blocks)
+        active_push.num_pushed = max(active_push.num_pushed, num_computed_blocks)
 
     def next_write(self) -> PendingKvWrite | None:
         """The oldest one that can move. A slow peer holds up its own only."""
@@ -146,85 +146,87 @@ class SimKvTransfer:
 
 
 class SimKvNetwork:
-    """All planes by address. Nothing moves but by `step`."""
+    """All transfers by address. Nothing moves but by `step`."""
 
     def __init__(self) -> None:
-        self._planes: dict[str, SimKvTransfer] = {}
+        self._transfers: dict[str, SimKvTransfer] = {}
 
-    def add(self, plane: SimKvTransfer) -> None:
-        self._planes[plane.address] = plane
+    def add(self, transfer: SimKvTransfer) -> None:
+        self._transfers[transfer.address] = transfer
 
     def remove(self, address: str) -> None:
         """Its process is dead, and its memory with it: writers to it fail, and what it was writing is lost."""
-        dead = self._planes.pop(address)
-        for plane in self._planes.values():
-            for lease_id, pushing in list(plane.pushes.items()):
-                if pushing.push.endpoint.address == address:
-                    plane.drop_push(lease_id)
-                    plane.report(PushFailed(lease_id, "the peer is gone"))
-            for lease_id in dead.pushes:
-                if lease_id in plane.expected_leases and not plane.expected_leases[lease_id].revoked:
-                    plane.report(WriterLost(lease_id, "the writer is gone"))
+        removed = self._transfers.pop(address)
+        for transfer in self._transfers.values():
+            for lease_id, active_push in list(transfer.pushes.items()):
+                if active_push.push.endpoint.address == address:
+                    transfer.drop_push(lease_id)
+                    transfer.report(PushFailed(lease_id, "the peer is gone"))
+            for lease_id in removed.pushes:
+                if lease_id in transfer.expected_leases and not transfer.expected_leases[lease_id].revoked:
+                    transfer.report(WriterLost(lease_id, "the writer is gone"))
 
     def step(self) -> bool:
-        """Every plane that is not stalled moves one write; revoked leases whose writer has stopped become quiet."""
-        planes = list(self._planes.values())
-        moved = [self.move_one_write(plane) for plane in planes]
-        return any([*moved, *(self.settle_revoked_leases(plane) for plane in planes)])
+        """Every transfer that is not stalled moves one write; revoked leases whose writer has stopped become quiet."""
+        transfers = list(self._transfers.values())
+        moved = [self.move_one_write(transfer) for transfer in transfers]
+        return any([*moved, *(self.settle_revoked_leases(transfer) for transfer in transfers)])
 
-    def move_one_write(self, plane: SimKvTransfer) -> bool:
-        """One write of this plane lands."""
-        if plane.stalled:
+    def move_one_write(self, transfer: SimKvTransfer) -> bool:
+        """One write of this transfer lands."""
+        if transfer.stalled:
             return False
-        unheard, plane.queued_commands = plane.queued_commands, []
-        for command in unheard:
-            plane.command(command)
-        write = plane.next_write()
+        queued, transfer.queued_commands = transfer.queued_commands, []
+        for command in queued:
+            transfer.command(command)
+        write = transfer.next_write()
         if write is not None:
-            self._apply_write(plane, write)
+            self._apply_write(transfer, write)
         return write is not None
 
-    def settle_revoked_leases(self, plane: SimKvTransfer) -> bool:
-        """Revoked leases on this plane's memory whose writer has stopped become quiet."""
-        quiet = [
-            lease_id for lease_id, one in plane.expected_leases.items() if one.revoked and self._stop_writer(lease_id)
+    def settle_revoked_leases(self, transfer: SimKvTransfer) -> bool:
+        """Revoked leases on this transfer's memory whose writer has stopped become quiet."""
+        quiesced = [
+            lease_id
+            for lease_id, lease in transfer.expected_leases.items()
+            if lease.revoked and self._stop_writer(lease_id)
         ]
-        for lease_id in quiet:
-            del plane.expected_leases[lease_id]
-            plane.report(LeaseQuiesced(lease_id))
-        return bool(quiet)
+        for lease_id in quiesced:
+            del transfer.expected_leases[lease_id]
+            transfer.report(LeaseQuiesced(lease_id))
+        return bool(quiesced)
 
-    def break_transfer(self, plane: SimKvTransfer) -> bool:
-        """The connection under the oldest write of this plane is lost, as both sides notice."""
-        if not plane.outgoing:
+    def break_transfer(self, transfer: SimKvTransfer) -> bool:
+        """The connection under the oldest write of this transfer is lost, as both sides notice."""
+        if not transfer.outgoing:
             return False
-        lease_id, address = plane.outgoing[0].lease_id, plane.outgoing[0].address
-        plane.drop_push(lease_id)
-        plane.report(PushFailed(lease_id, "the connection was lost"))
-        target = self._planes.get(address)
+        lease_id, address = transfer.outgoing[0].lease_id, transfer.outgoing[0].address
+        transfer.drop_push(lease_id)
+        transfer.report(PushFailed(lease_id, "the connection was lost"))
+        target = self._transfers.get(address)
         if target is not None and lease_id in target.expected_leases and not target.expected_leases[lease_id].revoked:
             target.report(WriterLost(lease_id, "the connection was lost"))
         return True
 
     def _stop_writer(self, lease_id: str) -> bool:
-        for plane in self._planes.values():
-            if lease_id in plane.pushes:
-                if plane.stalled:
+        for transfer in self._transfers.values():
+            if lease_id in transfer.pushes:
+                if transfer.stalled:
                     return False
-                plane.drop_push(lease_id)
-                plane.report(PushFailed(lease_id, "the lease was revoked"))
+                transfer.drop_push(lease_id)
+                transfer.report(PushFailed(lease_id, "the lease was revoked"))
         return True
 
     def _apply_write(self, writer: SimKvTransfer, write: PendingKvWrite) -> None:
-        target = self._planes.get(write.address)
-        pushing = writer.pushes[write.lease_id]
-        if not pushing.joined:
-            stands = target is not None and write.lease_id in target.expected_leases
-            if not stands or (target and target.expected_leases[write.lease_id].revoked):
+        target = self._transfers.get(write.address)
+        active_push = writer.pushes[write.lease_id]
+        if not active_push.joined:
+            is_leased = target is not None and write.lease_id in target.expected_leases
+            if not is_leased or (target and target.expected_leases[write.lease_id].revoked):
                 writer.drop_push(write.lease_id)
                 writer.report(PushFailed(write.lease_id, "there is no such lease"))
                 return
-            pushing.joined = True
+            active_push.joined = True
         lease = target.expected_leases.get(write.lease_id) if target else None
         if target is None or lease is None:
             raise ForbiddenKvWrite(f"a write under lease {write.lease_id}, which nobody has given")
@@ -234,11 +236,11 @@ class SimKvNetwork:
         lease.missing.discard(write.target)
         if not lease.missing:
             del writer.pushes[write.lease_id]
-            size = len(lease.blocks) * len(write.memory[write.source]) * 8
-            sums = [_checksum(target.memory[block]) for block in lease.blocks] if lease.checksums else []
+            num_bytes = len(lease.blocks) * len(write.memory[write.source]) * 8
+            checksums = [_checksum(target.memory[block]) for block in lease.blocks] if lease.checksums else []
             if not lease.revoked:
-                target.report(WritesComplete(write.lease_id, sums, size, 0.001))
-            writer.report(PushComplete(write.lease_id, sums, size, 0.001))
+                target.report(WritesComplete(write.lease_id, checksums, num_bytes, 0.001))
+            writer.report(PushComplete(write.lease_id, checksums, num_bytes, 0.001))
 
 
 def _checksum(block: "array[int]") -> int:

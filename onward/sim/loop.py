@@ -54,7 +54,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
-        self._due.append((_owner(context), handle))
+        self._due.append((_current_process(context), handle))
         return handle
 
     call_soon_threadsafe = call_soon
@@ -62,26 +62,26 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        owner = _owner(context)
+        process = _current_process(context)
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        at_s = when if owner is None else START_S + (when - START_S) / owner.clock_rate
-        heapq.heappush(self._later, (max(at_s, self.now_s), next(self._order), owner, handle))
+        at_s = when if process is None else START_S + (when - START_S) / process.clock_rate
+        heapq.heappush(self._later, (max(at_s, self.now_s), next(self._order), process, handle))
         return handle
 
     def call_later(
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(local_time(_owner(context), self.now_s) + delay, callback, *args, context=context)
+        return self.call_at(local_time(_current_process(context), self.now_s) + delay, callback, *args, context=context)
 
     def call_at_global(self, at_s: float, context: Context, callback: Callable[..., Any], *args: Any) -> None:
         """At this time of the world, whatever the clock of the process shows."""
         handle = asyncio.Handle(callback, args, self, context)
         heapq.heappush(self._later, (max(at_s, self.now_s), next(self._order), context.get(CURRENT_PROCESS), handle))
 
-    def resume_process(self, owner: LoopProcess) -> None:
+    def resume_process(self, process: LoopProcess) -> None:
         """It goes on: what it has missed runs now."""
-        self._due.extend((owner, handle) for handle in owner.held)
-        owner.held.clear()
+        self._due.extend((process, handle) for handle in process.held)
+        process.held.clear()
 
     def run_until(self, end_s: float, is_over: Callable[[], bool]) -> None:
         """Events in their order, until it is over or this late."""
@@ -90,23 +90,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
         try:
             while not is_over():
                 if due:
-                    owner, handle = due.popleft()
+                    process, handle = due.popleft()
                 elif later and later[0][0] <= end_s:
-                    at_s, _, owner, handle = heapq.heappop(later)
-                    if owner is not None and owner.has_unwound(at_s):
+                    at_s, _, process, handle = heapq.heappop(later)
+                    if process is not None and process.has_unwound(at_s):
                         continue
                     self.now_s = at_s
                 else:
                     return
-                self._run_one(owner, handle)
+                self._run_one(process, handle)
         finally:
             asyncio._set_running_loop(None)
 
-    def _run_one(self, owner: LoopProcess | None, handle: asyncio.Handle) -> None:
+    def _run_one(self, process: LoopProcess | None, handle: asyncio.Handle) -> None:
         if handle.cancelled():
             return
-        if owner is not None and owner.is_stopped:
-            owner.held.append(handle)
+        if process is not None and process.is_stopped:
+            process.held.append(handle)
             return
         self.num_events += 1
         if self.num_events > MAX_EVENTS:
@@ -117,9 +117,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Nothing is counted: what was cancelled is dropped when its time comes."""
 
 
-def local_time(owner: LoopProcess | None, now_s: float) -> float:
-    return now_s if owner is None else START_S + (now_s - START_S) * owner.clock_rate
+def local_time(process: LoopProcess | None, now_s: float) -> float:
+    return now_s if process is None else START_S + (now_s - START_S) * process.clock_rate
 
 
-def _owner(context: Context | None) -> LoopProcess | None:
+def _current_process(context: Context | None) -> LoopProcess | None:
     return CURRENT_PROCESS.get() if context is None else context.get(CURRENT_PROCESS)

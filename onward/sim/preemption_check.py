@@ -17,7 +17,14 @@ def find_useless_preemption(core: EngineCore, plan: StepPlan) -> Request | None:
     victims = [request for request in core.scheduler.preempting if request.slot_epoch in _preempted(plan)]
     needers = [request for request in core._live.values() if _may_get_blocks(plan, request)]
     helped = [request for request in needers if _blocks_needed(core, request) <= _blocks_within_reach(core, request)]
-    return next((one for one in victims if not any(_comes_before(needer, one) for needer in helped)), None)
+    return next(
+        (
+            other_request
+            for other_request in victims
+            if not any(_comes_before(needer, other_request) for needer in helped)
+        ),
+        None,
+    )
 
 
 def _preempted(plan: StepPlan) -> set[int]:

@@ -110,10 +110,10 @@ def install_task_factory(loop: VirtualLoop) -> None:
 
     def make(loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None) -> asyncio.Task[Any]:
         task = asyncio.Task(work, loop=loop, name=f"sim-{next(numbers)}", context=context)
-        owner = CURRENT_PROCESS.get() if context is None else context.get(CURRENT_PROCESS)
-        if isinstance(owner, SimProcess):
-            owner.adopt(task)
-            if owner.is_dead:
+        process = CURRENT_PROCESS.get() if context is None else context.get(CURRENT_PROCESS)
+        if isinstance(process, SimProcess):
+            process.adopt(task)
+            if process.is_dead:
                 task.cancel()
         return task
 

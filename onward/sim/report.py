@@ -56,18 +56,18 @@ _STYLES = (
 
 def styled(line: str) -> Text:
     """A line of a trace. Messages stay in the background."""
-    at, what = line[:9], line[9:].lstrip()
+    index, what = line[:9], line[9:].lstrip()
     style = next((style for pattern, style in _STYLES if pattern.match(what)), "dim")
-    return Text.assemble((at, "dim"), "  ", (what, style))
+    return Text.assemble((index, "dim"), "  ", (what, style))
 
 
 def summary_of(outcome: RunResult) -> list[str]:
-    struck = triggered_faults(outcome)
+    triggered = triggered_faults(outcome)
     return [
         f"seed {outcome.scenario.seed}, {described(outcome.scenario)}",
         f"requests  {outcome.num_requests}: {_counts(outcome.end_reasons)}",
         f"tokens    {outcome.num_tokens} delivered and compared",
-        f"faults    {_counts(struck) or 'none fired'}",
+        f"faults    {_counts(triggered) or 'none fired'}",
         f"errors    {outcome.num_errors} that clients saw and recovered from; {outcome.num_resumes} streams resumed",
         f"time      {outcome.virtual_s:.3f} virtual seconds",
         f"digest    {outcome.digest}",
@@ -75,10 +75,10 @@ def summary_of(outcome: RunResult) -> list[str]:
 
 
 def described(scenario: Scenario) -> str:
-    machines = ", ".join(f"{one.name} ({one.role})" for one in scenario.instances)
+    instances = ", ".join(f"{totals.name} ({totals.role})" for totals in scenario.instances)
     routers = f", {_number(scenario.num_routers, 'router')}" if scenario.num_routers else ""
     what = f"{_number(len(scenario.requests), 'request')} and {_number(planned_faults(scenario).total(), 'fault')}"
-    return f"shape {scenario.shape}: {machines}{routers}; {what}"
+    return f"shape {scenario.shape}: {instances}{routers}; {what}"
 
 
 def describe_violation(violation: Violation) -> str:
@@ -153,7 +153,13 @@ def distribution_rows(tallies: Mapping[Shape, RunTotals]) -> Rows:
     """Per run: p10, median, p90."""
     titles = ["per run", *tallies]
     rows = [
-        [name, *(" / ".join(str(percentile(getattr(one, field), at)) for at in PERCENTS) for one in tallies.values())]
+        [
+            name,
+            *(
+                " / ".join(str(percentile(getattr(totals, field), index)) for index in PERCENTS)
+                for totals in tallies.values()
+            ),
+        ]
         for field, name in DISTRIBUTIONS.items()
     ]
     return titles, rows
@@ -224,7 +230,7 @@ def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     def line(cells: Sequence[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
-    rule = ["---:" if rows and all(row[at][:1].isdigit() for row in rows) else "---" for at in range(len(titles))]
+    rule = ["---:" if rows and all(row[index][:1].isdigit() for row in rows) else "---" for index in range(len(titles))]
     return "\n".join([line(titles), f"|{'|'.join(rule)}|", *map(line, rows)]) + "\n"
 
 
@@ -244,5 +250,7 @@ def _figures(tally: RunTotals) -> dict[str, Any]:
     keys = {field.name: field.encode_name for field in msgspec.structs.fields(RunTotals)}
     for name in DISTRIBUTIONS:
         histogram = getattr(tally, name)
-        figures[keys[name]] = {"total": total_of(histogram)} | {f"p{at}": percentile(histogram, at) for at in PERCENTS}
+        figures[keys[name]] = {"total": total_of(histogram)} | {
+            f"p{index}": percentile(histogram, index) for index in PERCENTS
+        }
     return figures

@@ -22,20 +22,20 @@ class ConflictingEndError(InvariantError):
     """It had ended, and has not, or otherwise: which nobody is told unless what had ended it was lost."""
 
 
-def body_of(ask: SimRequest) -> dict[str, Any]:
+def body_of(request: SimRequest) -> dict[str, Any]:
     optional = {
-        **common_fields(ask),
-        "background": ask.background or None,
-        "text": _format(ask.structure) if ask.structure else None,
+        **common_fields(request),
+        "background": request.background or None,
+        "text": _format(request.structure) if request.structure else None,
     }
-    if ask.logprobs is not None:
-        optional |= {"include": ["message.output_text.logprobs"], "top_logprobs": ask.logprobs}
+    if request.logprobs is not None:
+        optional |= {"include": ["message.output_text.logprobs"], "top_logprobs": request.logprobs}
     body = {
         "model": "hash",
-        "input": ask.prompt,
-        "max_output_tokens": ask.max_tokens,
-        "temperature": ask.temperature,
-        "stream": ask.is_streaming,
+        "input": request.prompt,
+        "max_output_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "stream": request.is_streaming,
     }
     return body | {name: value for name, value in optional.items() if value is not None}
 
@@ -47,7 +47,7 @@ def _format(structure: str) -> dict[str, Any]:
 class ResponseChecker(ReplyChecker):
     """Grows over all connections by which its client hears of it."""
 
-    def __init__(self, ask: SimRequest, prompt: list[int]) -> None:
+    def __init__(self, request: SimRequest, prompt: list[int]) -> None:
         super().__init__()
         self.events: list[dict[str, Any]] = []
         """All that were told, each once."""
@@ -57,8 +57,8 @@ class ResponseChecker(ReplyChecker):
         """Somebody has been told so."""
         self.lost_events = False
         """It was ended before events that the client has been told."""
-        self._ask, self._num_prompt = ask, len(prompt)
-        self._expected = expected_choice(ask, prompt, ask.seed or 0, 0)
+        self._request, self._num_prompt = request, len(prompt)
+        self._expected = expected_choice(request, prompt, request.seed or 0, 0)
         self._next = self._num_at_cursor = 0
         self._text, self._logprobs = "", list[float]()
 
@@ -130,14 +130,14 @@ class ResponseChecker(ReplyChecker):
 
     def _take_new(self, event: dict[str, Any]) -> None:
         if "response" in event:
-            self._name(event["response"])
+            self._check_id(event["response"])
             if _ends(event):
                 # Raises where it has ended in another way: that event is then none of those that the end is compared with.
                 self._end(event["response"])
         self.events.append(event)
         if event["type"] == _DELTA:
             self._text += event["delta"]
-            self._logprobs += [one["logprob"] for one in event["logprobs"]]
+            self._logprobs += [entry["logprob"] for entry in event["logprobs"]]
             self._check_text(self._text)
             self._check_logprobs(self._logprobs)
 
@@ -152,15 +152,15 @@ class ResponseChecker(ReplyChecker):
     def take_shown(self, response: dict[str, Any]) -> None:
         """As it stands, asked for by its id."""
         response = _without_cache_figures(response)
-        self._name(response)
+        self._check_id(response)
         self._check_text(_text_of(response))
-        left = response["status"] == "incomplete" and response["usage"] is None
-        if response["status"] in _OVER and not left:
+        is_abandoned = response["status"] == "incomplete" and response["usage"] is None
+        if response["status"] in _OVER and not is_abandoned:
             self._end(response)
         elif self.final is not None:
             raise ConflictingEndError(1, f"it was {self.final['status']}, and is {response['status']} now")
 
-    def _name(self, response: dict[str, Any]) -> None:
+    def _check_id(self, response: dict[str, Any]) -> None:
         if self.response_id and self.response_id != response["id"]:
             raise InvariantError(2, f"{self.response_id} is told as {response['id']}")
         self.response_id = response["id"]
@@ -182,7 +182,7 @@ class ResponseChecker(ReplyChecker):
         final, expected = self._final, self._expected
         self.num_tokens = final["usage"]["output_tokens"]
         if final["status"] == "cancelled":
-            if self._ask.cancel_at_s is None and self._ask.abort_at_s is None:
+            if self._request.cancel_at_s is None and self._request.abort_at_s is None:
                 raise InvariantError(1, "it was cancelled, and nobody wanted that")
             self._check_cut()
             return
@@ -194,10 +194,10 @@ class ResponseChecker(ReplyChecker):
             "text": expected.text,
         }
         usage = final["usage"]
-        told = {name: final[name] for name in ("status", "incomplete_details")}
-        told |= {"usage": (usage["input_tokens"], usage["output_tokens"]), "text": _text_of(final)}
-        if told != wanted:
-            raise InvariantError(2, f"the response ends as {told} instead of {wanted}")
+        reported = {name: final[name] for name in ("status", "incomplete_details")}
+        reported |= {"usage": (usage["input_tokens"], usage["output_tokens"]), "text": _text_of(final)}
+        if reported != wanted:
+            raise InvariantError(2, f"the response ends as {reported} instead of {wanted}")
         self._check_events(wanted["status"])
 
     def _check_cut(self) -> None:
@@ -205,7 +205,7 @@ class ResponseChecker(ReplyChecker):
         text, num_tokens = _text_of(self._final), self.num_tokens
         if num_tokens > len(self._expected.token_ids):
             raise InvariantError(2, f"it was cancelled behind {num_tokens} tokens of {len(self._expected.token_ids)}")
-        shown = shown_text(self._expected.token_ids[:num_tokens], self._ask)
+        shown = shown_text(self._expected.token_ids[:num_tokens], self._request)
         if text not in shown and text.strip() + shown[0].strip():
             raise InvariantError(
                 2, f"it was cancelled behind {num_tokens} tokens and reads {text!r} instead of {shown[0]!r}"
@@ -237,11 +237,11 @@ class ResponseChecker(ReplyChecker):
         if not self._expected.text.startswith(text):
             raise InvariantError(2, f"it reads {text!r} instead of {self._expected.text!r}")
 
-    def _check_logprobs(self, told: list[float]) -> None:
+    def _check_logprobs(self, logprobs: list[float]) -> None:
         """Tokens without words have none."""
-        wanted = [-token / 8 for token in self._expected.token_ids] if self._ask.logprobs is not None else []
-        if told != wanted[: len(told)]:
-            raise InvariantError(2, f"the logprobs are {told} instead of {wanted}")
+        wanted = [-token / 8 for token in self._expected.token_ids] if self._request.logprobs is not None else []
+        if logprobs != wanted[: len(logprobs)]:
+            raise InvariantError(2, f"the logprobs are {logprobs} instead of {wanted}")
 
 
 def _ends(event: dict[str, Any]) -> bool:
@@ -256,11 +256,11 @@ def _text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-def _without_cache_figures(told: dict[str, Any]) -> dict[str, Any]:
+def _without_cache_figures(data: dict[str, Any]) -> dict[str, Any]:
     """What was found in a cache is another matter each time."""
-    if "response" in told:
-        return told | {"response": _without_cache_figures(told["response"])}
-    if told.get("usage") is None:
-        return told
-    usage = {name: value for name, value in told["usage"].items() if name != "input_tokens_details"}
-    return told | {"usage": usage}
+    if "response" in data:
+        return data | {"response": _without_cache_figures(data["response"])}
+    if data.get("usage") is None:
+        return data
+    usage = {name: value for name, value in data["usage"].items() if name != "input_tokens_details"}
+    return data | {"usage": usage}

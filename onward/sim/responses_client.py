@@ -48,10 +48,10 @@ class ResponseForgotten(Exception):
 
 
 class SimResponsesClient(SimClient):
-    def __init__(self, circumstances: RunConditions, *what: Any, is_routed: bool, **rest: Any) -> None:
-        """`what` and `rest` are as for any visitor."""
-        super().__init__(*what, **rest)
-        self._circumstances, self._is_routed = circumstances, is_routed
+    def __init__(self, conditions: RunConditions, *args: Any, is_routed: bool, **kwargs: Any) -> None:
+        """`args` and `kwargs` are those of `SimClient`."""
+        super().__init__(*args, **kwargs)
+        self._conditions, self._is_routed = conditions, is_routed
 
     def _reply(self, history: list[dict[str, str]]) -> ReplyChecker:
         return ResponseChecker(self.request, self._prompt(history))
@@ -63,108 +63,108 @@ class SimResponsesClient(SimClient):
         cancel_at_s = self.request.cancel_at_s
         return super()._timed_actions() + ([] if cancel_at_s is None else [(cancel_at_s, self._cancel)])
 
-    async def _try(self, answer: ReplyChecker, body: dict[str, Any]) -> None:
-        assert isinstance(answer, ResponseChecker)
+    async def _try(self, checker: ReplyChecker, body: dict[str, Any]) -> None:
+        assert isinstance(checker, ResponseChecker)
         try:
-            if not answer.response_id:
-                await self._create(answer, body)
-            while not answer.is_finished:
+            if not checker.response_id:
+                await self._create(checker, body)
+            while not checker.is_finished:
                 if self._has_left:
-                    raise StreamInterrupted("it has left", visible=False)
-                await self._go_on(answer, body)
-            await self._check_after_end(answer)
+                    raise StreamInterrupted("it has left", is_visible=False)
+                await self._go_on(checker, body)
+            await self._check_after_end(checker)
         except ResponseForgotten:
-            self._begin_again(answer)
+            self._begin_again(checker)
         except ConflictingEndError:
             if not self._may_forget():
                 raise
         except (aiohttp.ClientError, OSError) as fault:
-            raise StreamInterrupted(type(fault).__name__, visible=False) from None
+            raise StreamInterrupted(type(fault).__name__, is_visible=False) from None
 
     # It is made.
 
-    async def _create(self, answer: ResponseChecker, body: dict[str, Any]) -> None:
-        answer.restart()
+    async def _create(self, checker: ResponseChecker, body: dict[str, Any]) -> None:
+        checker.restart()
         headers = self._headers | {"X-Request-Id": self.label}
-        posted = self._session.post(
+        request = self._session.post(
             self._pick_url() + response_check.PATH, data=msgspec.json.encode(body), headers=headers
         )
-        async with posted as response:
+        async with request as response:
             if not self.request.is_streaming:
-                await self._take_shown(answer, response)
+                await self._take_shown(checker, response)
             else:
-                await self._follow(answer, response, is_own=True)
+                await self._follow(checker, response, is_own=True)
         if self.request.detach_s is not None:
-            self._web.ground.active_faults.trigger_counts["detach"] += 1
-            self._note(f"{self.label} leaves {answer.response_id} to itself")
+            self._network.context.active_faults.trigger_counts["detach"] += 1
+            self._note(f"{self.label} leaves {checker.response_id} to itself")
             await asyncio.sleep(self.request.detach_s)
 
     # It is asked for.
 
-    async def _go_on(self, answer: ResponseChecker, body: dict[str, Any]) -> None:
-        ways = [self._follow_on]
+    async def _go_on(self, checker: ResponseChecker, body: dict[str, Any]) -> None:
+        methods = [self._follow_on]
         if self.request.background:
-            ways.append(self._poll)
-        if answer.cursor:
-            ways.append(lambda answer: self._follow_from_cursor(answer, body))
-        await self._chance.choice(ways)(answer)
+            methods.append(self._poll)
+        if checker.cursor:
+            methods.append(lambda checker: self._follow_from_cursor(checker, body))
+        await self._random.choice(methods)(checker)
 
-    async def _poll(self, answer: ResponseChecker) -> None:
-        async with self._asked("GET", answer) as response:
-            await self._take_shown(answer, response)
-        if not answer.is_finished:
+    async def _poll(self, checker: ResponseChecker) -> None:
+        async with self._request("GET", checker) as response:
+            await self._take_shown(checker, response)
+        if not checker.is_finished:
             await asyncio.sleep(POLL_S)
 
-    async def _follow_on(self, answer: ResponseChecker) -> None:
+    async def _follow_on(self, checker: ResponseChecker) -> None:
         """From where it is, or from further back."""
-        last = len(answer.events) - 1
-        after = last if self._chance.happens(0.7) else self._chance.randint(-1, last)
-        answer.go_on_behind(after)
+        last = len(checker.events) - 1
+        after = last if self._random.happens(0.7) else self._random.randint(-1, last)
+        checker.go_on_behind(after)
         query = "?stream=true" + (f"&starting_after={after}" if after >= 0 else "")
-        async with self._asked("GET", answer, query) as response:
-            await self._follow(answer, response)
+        async with self._request("GET", checker, query) as response:
+            await self._follow(checker, response)
 
-    async def _follow_from_cursor(self, answer: ResponseChecker, body: dict[str, Any]) -> None:
-        answer.go_on_from_cursor()
-        url, place = self._pick_url() + response_check.PATH, {"Last-Event-ID": answer.cursor}
-        if self._chance.happens(0.5):
-            asked = self._session.get(url, headers=tenants.auth_header(self.request.caller) | place)
+    async def _follow_from_cursor(self, checker: ResponseChecker, body: dict[str, Any]) -> None:
+        checker.go_on_from_cursor()
+        url, resume_headers = self._pick_url() + response_check.PATH, {"Last-Event-ID": checker.cursor}
+        if self._random.happens(0.5):
+            request = self._session.get(url, headers=tenants.auth_header(self.request.caller) | resume_headers)
         else:
-            headers = self._headers | {"X-Request-Id": self.label} | place
-            asked = self._session.post(url, data=msgspec.json.encode(body), headers=headers)
-        async with asked as response:
-            await self._follow(answer, response, is_own=True)
+            headers = self._headers | {"X-Request-Id": self.label} | resume_headers
+            request = self._session.post(url, data=msgspec.json.encode(body), headers=headers)
+        async with request as response:
+            await self._follow(checker, response, is_own=True)
 
-    def _asked(self, method: str, answer: ResponseChecker, more: str = "") -> Any:
-        url = f"{self._pick_url()}{response_check.PATH}/{answer.response_id}{more}"
+    def _request(self, method: str, checker: ResponseChecker, suffix: str = "") -> Any:
+        url = f"{self._pick_url()}{response_check.PATH}/{checker.response_id}{suffix}"
         return self._session.request(method, url, headers=tenants.auth_header(self.request.caller))
 
-    async def _take_shown(self, answer: ResponseChecker, response: HttpResponse) -> None:
-        body = await self._read(answer, response)
-        answer.take_whole(body)
-        self._check_failure(answer)
+    async def _take_shown(self, checker: ResponseChecker, response: HttpResponse) -> None:
+        body = await self._read(checker, response)
+        checker.take_whole(body)
+        self._check_failure(checker)
 
-    async def _follow(self, answer: ResponseChecker, response: HttpResponse, *, is_own: bool = False) -> None:
+    async def _follow(self, checker: ResponseChecker, response: HttpResponse, *, is_own: bool = False) -> None:
         """`is_own`: the connection belongs to the response, which so has an end or a connection that is lost."""
         if response.status != 200:
-            await self._read(answer, response)
+            await self._read(checker, response)
         self._response = response
         try:
             async for event_id, data in events_of(response):
-                answer.take_event(event_id, msgspec.json.decode(data))
-                if answer.lost_events and not self._circumstances.may_lose_tokens():
+                checker.take_event(event_id, msgspec.json.decode(data))
+                if checker.lost_events and not self._conditions.may_lose_tokens():
                     raise InvariantError(3, "the end is told in the place of an earlier event")
-                self._check_failure(answer)
-                if self.request.detach_s is not None and is_own and answer.response_id:
+                self._check_failure(checker)
+                if self.request.detach_s is not None and is_own and checker.response_id:
                     return
         finally:
             self._response = None
-        if not answer.is_finished:
-            if self._circumstances.is_undisturbed():
+        if not checker.is_finished:
+            if self._conditions.is_undisturbed():
                 raise InvariantError(1, "the events end before the response does")
-            raise StreamInterrupted("the events end", visible=False)
+            raise StreamInterrupted("the events end", is_visible=False)
 
-    async def _read(self, answer: ResponseChecker, response: HttpResponse) -> bytes:
+    async def _read(self, checker: ResponseChecker, response: HttpResponse) -> bytes:
         """The body of what was not refused."""
         self._response = response
         try:
@@ -176,73 +176,73 @@ class SimResponsesClient(SimClient):
         code = msgspec.json.decode(body)["error"]["code"]
         if code == "response_not_found":
             raise ResponseForgotten
-        self._raise_for_error(response.status, code, float(response.headers.get("retry-after", RETRY_S)), answer)
+        self._raise_for_error(response.status, code, float(response.headers.get("retry-after", RETRY_S)), checker)
         raise AssertionError("a refusal is judged")
 
-    def _begin_again(self, answer: ResponseChecker) -> None:
+    def _begin_again(self, checker: ResponseChecker) -> None:
         """It was forgotten."""
-        self._check_may_be_lost(answer)
+        self._check_may_be_lost(checker)
         if self.request.cancel_at_s is not None or self.request.abort_at_s is not None:
             raise RequestRefused(404, "response_not_found")
-        answer.restart()
-        raise StreamInterrupted("404 response_not_found", visible=False)
+        checker.restart()
+        raise StreamInterrupted("404 response_not_found", is_visible=False)
 
     def _may_forget(self) -> bool:
-        return self._circumstances.may_lose_records(is_background=self.request.background)
+        return self._conditions.may_lose_records(is_background=self.request.background)
 
-    def _check_may_be_lost(self, answer: ResponseChecker) -> None:
+    def _check_may_be_lost(self, checker: ResponseChecker) -> None:
         if not self._may_forget():
-            raise InvariantError(2, f"{answer.response_id} is forgotten")
+            raise InvariantError(2, f"{checker.response_id} is forgotten")
 
-    def _check_failure(self, answer: ResponseChecker) -> None:
-        error = answer.error
+    def _check_failure(self, checker: ResponseChecker) -> None:
+        error = checker.error
         if error is not None:
-            answer.restart()
-            self._raise_for_error(_STATUSES.get(error["code"], 503), error["type"], RETRY_S, answer)
+            checker.restart()
+            self._raise_for_error(_STATUSES.get(error["code"], 503), error["type"], RETRY_S, checker)
 
     def _check_refusal(self, refused: RequestRefused) -> str:
         """An aborted response is cancelled: it is no error, and it is not forgotten."""
-        if refused.code in _OF_ABORTS and self._circumstances.is_undisturbed():
+        if refused.code in _OF_ABORTS and self._conditions.is_undisturbed():
             raise InvariantError(2, f"{self.label} is told {refused.status} {refused.code}, and is not cancelled")
         return super()._check_refusal(refused)
 
     # It is not wanted any more.
 
     async def _abort(self) -> None:
-        answer = self.checker
-        assert isinstance(answer, ResponseChecker)
-        response_id = answer.response_id
+        checker = self.checker
+        assert isinstance(checker, ResponseChecker)
+        response_id = checker.response_id
         await super()._abort()
-        if not self._abort_found_it or response_id not in ("", answer.response_id):
+        if not self._abort_found_it or response_id not in ("", checker.response_id):
             return
         # A router may hear of its end a moment after the instance has kept it as complete.
-        answer.was_cancelled = not self._is_routed
+        checker.was_cancelled = not self._is_routed
         if response_id:
             await self._check_work_ends(response_id)
 
     async def _cancel(self) -> None:
-        answer = self.checker
-        assert isinstance(answer, ResponseChecker)
-        while not answer.response_id:
+        checker = self.checker
+        assert isinstance(checker, ResponseChecker)
+        while not checker.response_id:
             await asyncio.sleep(RETRY_S)
-        response_id = answer.response_id
-        self._web.ground.active_faults.trigger_counts["cancel"] += 1
+        response_id = checker.response_id
+        self._network.context.active_faults.trigger_counts["cancel"] += 1
         self._note(f"{self.label} is cancelled")
-        told = await self._cancel_told(answer)
-        if told.get("status") in ("queued", "in_progress") and self._circumstances.is_undisturbed():
-            raise InvariantError(2, f"a cancel is answered with {told['status']}")
-        if told.get("status") == "cancelled":
-            answer.was_cancelled = answer.response_id == response_id
+        reply = await self._send_cancel(checker)
+        if reply.get("status") in ("queued", "in_progress") and self._conditions.is_undisturbed():
+            raise InvariantError(2, f"a cancel is answered with {reply['status']}")
+        if reply.get("status") == "cancelled":
+            checker.was_cancelled = checker.response_id == response_id
             await self._check_work_ends(response_id)
 
-    async def _cancel_told(self, answer: ResponseChecker) -> dict[str, Any]:
+    async def _send_cancel(self, checker: ResponseChecker) -> dict[str, Any]:
         """Asked again until somebody answers; known or not."""
         for _ in range(MAX_TRIES):
             try:
-                async with self._asked("POST", answer, "/cancel") as response:
-                    told = msgspec.json.decode(await response.read())
+                async with self._request("POST", checker, "/cancel") as response:
+                    reply = msgspec.json.decode(await response.read())
                 if response.status not in RETRYABLE:
-                    return told
+                    return reply
             except (aiohttp.ClientError, OSError, msgspec.MsgspecError):
                 pass
             await asyncio.sleep(RETRY_S)
@@ -250,47 +250,47 @@ class SimResponsesClient(SimClient):
 
     # It is over.
 
-    async def _check_after_end(self, answer: ResponseChecker) -> None:
+    async def _check_after_end(self, checker: ResponseChecker) -> None:
         """What has ended is there for a while, is the same however it is asked for, and nobody works on it."""
-        assert answer.final is not None, "it has ended"
-        if answer.final["status"] == "cancelled":
-            await self._check_work_ends(answer.response_id)
-        elif answer.was_cancelled and self._circumstances.is_undisturbed():
-            raise InvariantError(2, f"it was cancelled, and is {answer.final['status']}")
+        assert checker.final is not None, "it has ended"
+        if checker.final["status"] == "cancelled":
+            await self._check_work_ends(checker.response_id)
+        elif checker.was_cancelled and self._conditions.is_undisturbed():
+            raise InvariantError(2, f"it was cancelled, and is {checker.final['status']}")
         if self._has_left:
             return
         try:
-            await self._chance.choice((self._poll, self._follow_on))(answer)
-            if self._chance.happens(0.3):
-                await self._delete(answer)
-            elif len(self._urls) == 1 and not self._is_routed and self._chance.happens(0.15) and not self._may_pause():
+            await self._random.choice((self._poll, self._follow_on))(checker)
+            if self._random.happens(0.3):
+                await self._delete(checker)
+            elif len(self._urls) == 1 and not self._is_routed and self._random.happens(0.15) and not self._may_pause():
                 # Where a supervisor has paused for a minute, the rest of the run is too short for this.
-                await self._wait_until_expired(answer)
+                await self._wait_until_expired(checker)
         except ResponseForgotten:
-            self._check_may_be_lost(answer)
+            self._check_may_be_lost(checker)
         except (StreamInterrupted, aiohttp.ClientError, OSError):
             return  # it has what it wanted
 
     async def _check_work_ends(self, response_id: str) -> None:
         """Some time after it was cancelled."""
         await asyncio.sleep(WORK_ENDS_S)
-        is_computed = self._circumstances.is_computed(response_id.removeprefix("resp_"))
-        if self._circumstances.is_undisturbed() and is_computed:
+        is_computed = self._conditions.is_computed(response_id.removeprefix("resp_"))
+        if self._conditions.is_undisturbed() and is_computed:
             raise InvariantError(4, f"{response_id} was cancelled, and is computed")
 
-    async def _delete(self, answer: ResponseChecker) -> None:
-        async with self._asked("DELETE", answer) as response:
-            await self._read(answer, response)
-        self._note(f"{self.label} deletes {answer.response_id}")
+    async def _delete(self, checker: ResponseChecker) -> None:
+        async with self._request("DELETE", checker) as response:
+            await self._read(checker, response)
+        self._note(f"{self.label} deletes {checker.response_id}")
         if len(self._urls) == 1:
-            await self._check_gone(answer, "was deleted")
+            await self._check_gone(checker, "was deleted")
 
-    async def _wait_until_expired(self, answer: ResponseChecker) -> None:
+    async def _wait_until_expired(self, checker: ResponseChecker) -> None:
         await asyncio.sleep(RESPONSE_TTL_S * MAX_SLOW_CLOCK)
-        await self._check_gone(answer, f"is kept for {RESPONSE_TTL_S:g} s")
+        await self._check_gone(checker, f"is kept for {RESPONSE_TTL_S:g} s")
 
-    async def _check_gone(self, answer: ResponseChecker, why: str) -> None:
-        async with self._asked("GET", answer) as response:
+    async def _check_gone(self, checker: ResponseChecker, reason: str) -> None:
+        async with self._request("GET", checker) as response:
             await response.read()
-            if response.status == 200 and self._circumstances.is_undisturbed():
-                raise InvariantError(4, f"{answer.response_id} {why}, and is still there")
+            if response.status == 200 and self._conditions.is_undisturbed():
+                raise InvariantError(4, f"{checker.response_id} {reason}, and is still there")

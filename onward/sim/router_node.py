@@ -14,25 +14,25 @@ class RouterNode:
     """Keeps an address; the process behind it may die and come again."""
 
     def __init__(
-        self, web: SimHttpNetwork, name: str, config: RouterConfig, keys: ApiKeyTable, cluster_key: str
+        self, network: SimHttpNetwork, name: str, config: RouterConfig, keys: ApiKeyTable, cluster_key: str
     ) -> None:
         self.url = url_of(name)
-        self._web, self._name, self._config = web, name, config
+        self._network, self._name, self._config = network, name, config
         self._keys, self._cluster_key = keys, cluster_key
-        self._num_lives = 0
+        self._num_starts = 0
         self._wall_offset_s = 0.0
-        self._listener = web.listen(self.url, name, waits=False)
+        self._listener = network.listen(self.url, name, waits=False)
         self.start()
 
     def start(self) -> None:
-        self._num_lives += 1
-        process = self.process = SimProcess(self._web.ground.loop, f"{self._name}.{self._num_lives}")
+        self._num_starts += 1
+        process = self.process = SimProcess(self._network.context.loop, f"{self._name}.{self._num_starts}")
         process.wall_offset_s = self._wall_offset_s
-        chance = self._web.ground.random.substream(process.name)
-        session = SimHttpSession(self._web, process)
+        random = self._network.context.random.substream(process.name)
+        session = SimHttpSession(self._network, process)
         router = partial(Router, self._config, self._cluster_key, keys=self._keys)
-        self.router = process.run(router, process, chance, cast(Any, session), session.post_attempt)
-        process.start(self.router.serving.run_maintenance())
+        self.router = process.run(router, process, random, cast(Any, session), session.post_attempt)
+        process.start(self.router.stream_runner.run_maintenance())
         self._listener.serve(process, self.router.app)
 
     def set_clock(self, offset_s: float) -> None:
@@ -40,7 +40,7 @@ class RouterNode:
         self._wall_offset_s = self.process.wall_offset_s = offset_s
 
     def kill(self) -> None:
-        self._web.ground.trace.note(f"{self.process} dies")
+        self._network.context.trace.note(f"{self.process} dies")
         self.process.kill()
 
     def revive(self) -> None:

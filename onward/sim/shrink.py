@@ -65,8 +65,8 @@ class _ShrinkSearch:
         assert outcome.violation is not None, "there is nothing to look for"
         self.best = outcome
         self.num_runs = 0
-        self._num_lucks = 1
-        self._wanted = violation_signature(outcome.violation)
+        self._num_reseeds = 1
+        self._signature = violation_signature(outcome.violation)
         self._max_runs, self._end_s = max_runs, end_s
         self._on_run, self._clock = on_run, clock
 
@@ -76,7 +76,7 @@ class _ShrinkSearch:
 
     def shrink_fully(self) -> None:
         """At last with more patience, where it has become small and a run is cheap."""
-        for self._num_lucks in (1, MAX_RESEEDS):
+        for self._num_reseeds in (1, MAX_RESEEDS):
             before = None
             while before != self._scenario:
                 before = self._scenario
@@ -85,47 +85,47 @@ class _ShrinkSearch:
 
     def _drop_parts(self) -> None:
         self._remove_items(self._scenario.faults, lambda faults: {"faults": faults})
-        self._remove_items(self._scenario.requests, lambda asks: {"requests": asks})
-        self._remove_items(self._scenario.instances, self._with_machines)
+        self._remove_items(self._scenario.requests, lambda requests: {"requests": requests})
+        self._remove_items(self._scenario.instances, self._with_specs)
 
-    def _with_machines(self, machines: list[SimInstanceSpec]) -> dict[str, Any]:
+    def _with_specs(self, specs: list[SimInstanceSpec]) -> dict[str, Any]:
         """What concerns a machine goes with it."""
-        gone = {one.name for one in self._scenario.instances} - {one.name for one in machines}
-        kept = [fault for fault in self._scenario.faults if fault.target not in gone]
-        return {"instances": machines, "faults": kept}
+        removed = {item.name for item in self._scenario.instances} - {item.name for item in specs}
+        kept = [fault for fault in self._scenario.faults if fault.target not in removed]
+        return {"instances": specs, "faults": kept}
 
     def _remove_items(self, items: Sequence[T], changes: Callable[[list[T]], dict[str, Any]]) -> None:
         """First all of them, then halves, quarters, down to one by one."""
         kept, size = list(items), len(items)
         while size >= 1:
-            at = 0
-            while at < len(kept):
-                fewer = kept[:at] + kept[at + size :]
+            start = 0
+            while start < len(kept):
+                fewer = kept[:start] + kept[start + size :]
                 if self._still_violates(**changes(fewer)):
                     kept = fewer
                 else:
-                    at += size
+                    start += size
             size //= 2
 
     def _simplify(self) -> None:
-        for change in _plainer_wholes(self._scenario):
+        for change in _simpler_scenarios(self._scenario):
             self._still_violates(**change)
-        for name, plainer in (
-            ("requests", _plainer_asks),
-            ("faults", _plainer_faults),
-            ("instances", _plainer_machines),
+        for name, simpler in (
+            ("requests", _simpler_requests),
+            ("faults", _simpler_faults),
+            ("instances", _simpler_specs),
         ):
             for index in range(len(getattr(self._scenario, name))):
-                self._make_one_plain(name, index, plainer)
+                self._simplify_item(name, index, simpler)
 
-    def _make_one_plain(self, name: str, index: int, plainer: Callable[[Any], Iterator[Any]]) -> None:
+    def _simplify_item(self, name: str, index: int, simpler: Callable[[Any], Iterator[Any]]) -> None:
         """Each step starts from the plainest that has been found, until none is left that helps."""
-        helps = True
-        while helps:
+        found = True
+        while found:
             items = list(getattr(self._scenario, name))
-            helps = any(
-                self._still_violates(**{name: [*items[:index], one, *items[index + 1 :]]})
-                for one in plainer(items[index])
+            found = any(
+                self._still_violates(**{name: [*items[:index], item, *items[index + 1 :]]})
+                for item in simpler(items[index])
             )
 
     def _still_violates(self, **changes: Any) -> bool:
@@ -133,24 +133,24 @@ class _ShrinkSearch:
         candidate = msgspec.structs.replace(self._scenario, **changes)
         if candidate == self._scenario or not _is_possible(candidate):
             return False
-        for variant in _variants(candidate, self._num_lucks):
+        for variant in _variants(candidate, self._num_reseeds):
             if self.num_runs >= self._max_runs or self._clock() > self._end_s:
                 raise _SearchLimitReached
             self.num_runs += 1
             self._on_run(self.num_runs, self._scenario)
             outcome = run_scenario(variant)
-            if outcome.violation is not None and violation_signature(outcome.violation) == self._wanted:
+            if outcome.violation is not None and violation_signature(outcome.violation) == self._signature:
                 self.best = outcome
                 return True
         return False
 
 
-def _variants(scenario: Scenario, num_lucks: int) -> Iterator[Scenario]:
+def _variants(scenario: Scenario, num_reseeds: int) -> Iterator[Scenario]:
     """What is taken out changes what befalls the rest, and when: all goes faster. So it may need other luck, or faults
     that come earlier."""
     yield scenario
-    for luck in range(1, 1 + num_lucks):
-        yield msgspec.structs.replace(scenario, seed=scenario.seed + luck)
+    for reseed in range(1, 1 + num_reseeds):
+        yield msgspec.structs.replace(scenario, seed=scenario.seed + reseed)
     if scenario.faults:
         faults = [
             msgspec.structs.replace(fault, at_s=round(max(0.0, fault.at_s - EARLIER_S), 4))
@@ -162,56 +162,58 @@ def _variants(scenario: Scenario, num_lucks: int) -> Iterator[Scenario]:
 
 
 def _is_possible(scenario: Scenario) -> bool:
-    return bool(scenario.requests) and any(machine.role != "prefill" for machine in scenario.instances)
+    return bool(scenario.requests) and any(spec.role != "prefill" for spec in scenario.instances)
 
 
-def _plainer_wholes(scenario: Scenario) -> Iterator[dict[str, Any]]:
-    yield {"requests": [_with_defaults(ask, _ASK_FIXED) for ask in scenario.requests]}
-    yield {"instances": [_with_defaults(machine, _MACHINE_FIXED) for machine in scenario.instances]}
+def _simpler_scenarios(scenario: Scenario) -> Iterator[dict[str, Any]]:
+    yield {"requests": [_with_defaults(request, _REQUEST_FIXED) for request in scenario.requests]}
+    yield {"instances": [_with_defaults(spec, _SPEC_FIXED) for spec in scenario.instances]}
     if scenario.num_routers > 1:
-        others = [fault for fault in scenario.faults if not fault.target.startswith("r") or fault.target == "r0"]
-        yield {"num_routers": 1, "faults": others}
+        faults = [fault for fault in scenario.faults if not fault.target.startswith("r") or fault.target == "r0"]
+        yield {"num_routers": 1, "faults": faults}
     for field in ("policy", "preempt_retry_count", "preempt_retry_exclude_decode", "retry_budget", "delay_s"):
         yield {field: _default(Scenario, field)}
 
 
-_ASK_FIXED = frozenset({"name", "at_s", "prompt", "prompt_token_ids", "max_tokens", "seed"})
-_MACHINE_FIXED = frozenset({"name", "role"})
+_REQUEST_FIXED = frozenset({"name", "at_s", "prompt", "prompt_token_ids", "max_tokens", "seed"})
+_SPEC_FIXED = frozenset({"name", "role"})
 
 
-def _plainer_asks(ask: SimRequest) -> Iterator[SimRequest]:
-    yield _with_defaults(ask, _ASK_FIXED)
-    yield from _plainer_fields(ask, _ASK_FIXED)
-    if len(ask.disconnect_at_s) > 1:
-        yield from (msgspec.structs.replace(ask, disconnect_at_s=[at_s]) for at_s in ask.disconnect_at_s)
-    if ask.turns > 2:
-        yield msgspec.structs.replace(ask, turns=ask.turns - 1)
-    for prompt in (*SHORT_PROMPTS, ask.prompt[: len(ask.prompt) // 2].strip()):
-        if prompt and len(prompt) < len(ask.prompt):
-            yield msgspec.structs.replace(ask, prompt=prompt)
-    for max_tokens in (1, 2, 4, 8, ask.max_tokens // 2, ask.max_tokens - 1):
-        if 0 < max_tokens < ask.max_tokens:
-            yield msgspec.structs.replace(ask, max_tokens=max_tokens, min_tokens=min(ask.min_tokens, max_tokens))
-    if ask.seed not in (None, 1):
-        yield msgspec.structs.replace(ask, seed=1)
-    if round(ask.at_s, 1) != ask.at_s:
-        yield msgspec.structs.replace(ask, at_s=round(ask.at_s, 1))
+def _simpler_requests(request: SimRequest) -> Iterator[SimRequest]:
+    yield _with_defaults(request, _REQUEST_FIXED)
+    yield from _simpler_fields(request, _REQUEST_FIXED)
+    if len(request.disconnect_at_s) > 1:
+        yield from (msgspec.structs.replace(request, disconnect_at_s=[at_s]) for at_s in request.disconnect_at_s)
+    if request.turns > 2:
+        yield msgspec.structs.replace(request, turns=request.turns - 1)
+    for prompt in (*SHORT_PROMPTS, request.prompt[: len(request.prompt) // 2].strip()):
+        if prompt and len(prompt) < len(request.prompt):
+            yield msgspec.structs.replace(request, prompt=prompt)
+    for max_tokens in (1, 2, 4, 8, request.max_tokens // 2, request.max_tokens - 1):
+        if 0 < max_tokens < request.max_tokens:
+            yield msgspec.structs.replace(
+                request, max_tokens=max_tokens, min_tokens=min(request.min_tokens, max_tokens)
+            )
+    if request.seed not in (None, 1):
+        yield msgspec.structs.replace(request, seed=1)
+    if round(request.at_s, 1) != request.at_s:
+        yield msgspec.structs.replace(request, at_s=round(request.at_s, 1))
 
 
-def _plainer_faults(fault: FaultSpec) -> Iterator[FaultSpec]:
+def _simpler_faults(fault: FaultSpec) -> Iterator[FaultSpec]:
     if fault.rate != 1.0:
         yield msgspec.structs.replace(fault, rate=1.0)
     for name in ("at_s", "duration_s"):
-        rough = round(getattr(fault, name), 1)
-        if rough != getattr(fault, name):
-            yield msgspec.structs.replace(fault, **{name: rough})
+        rounded = round(getattr(fault, name), 1)
+        if rounded != getattr(fault, name):
+            yield msgspec.structs.replace(fault, **{name: rounded})
     if fault.duration_s > 0.2:
         yield msgspec.structs.replace(fault, duration_s=round(fault.duration_s / 2, 1))
 
 
-def _plainer_machines(machine: SimInstanceSpec) -> Iterator[SimInstanceSpec]:
-    yield _with_defaults(machine, _MACHINE_FIXED)
-    yield from _plainer_fields(machine, _MACHINE_FIXED)
+def _simpler_specs(spec: SimInstanceSpec) -> Iterator[SimInstanceSpec]:
+    yield _with_defaults(spec, _SPEC_FIXED)
+    yield from _simpler_fields(spec, _SPEC_FIXED)
 
 
 def _with_defaults(item: Any, fixed: frozenset[str]) -> Any:
@@ -219,12 +221,12 @@ def _with_defaults(item: Any, fixed: frozenset[str]) -> Any:
     return msgspec.structs.replace(item, **changes)
 
 
-def _plainer_fields(item: Any, fixed: frozenset[str]) -> Iterator[Any]:
+def _simpler_fields(item: Any, fixed: frozenset[str]) -> Iterator[Any]:
     for name in item.__struct_fields__:
         if name not in fixed and getattr(item, name) != _default(type(item), name):
             yield msgspec.structs.replace(item, **{name: _default(type(item), name)})
 
 
-def _default(of: type, name: str) -> Any:
-    field = next(one for one in msgspec.structs.fields(of) if one.name == name)
+def _default(struct_type: type, name: str) -> Any:
+    field = next(item for item in msgspec.structs.fields(struct_type) if item.name == name)
     return field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default

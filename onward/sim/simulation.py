@@ -49,7 +49,7 @@ def _prompts() -> TextProcessor:
     def new_gate(text: TokenizerFiles, tokenizer: Tokenizer | None) -> GrammarValidator:
         return GrammarValidator(text, tokenizer, vocabulary.grammars())
 
-    return TextProcessor(vocabulary.model_text(), new_gate=new_gate)
+    return TextProcessor(vocabulary.model_text(), make_validator=new_gate)
 
 
 @cache
@@ -63,19 +63,19 @@ class Simulation:
         self.loop = VirtualLoop()
         self.loop.set_exception_handler(self._on_fault)
         install_task_factory(self.loop)
-        chance = SeededRandom(scenario.seed, "run")
+        random = SeededRandom(scenario.seed, "run")
         self.trace = Trace(self.loop, keeps_lines, keeps_messages)
-        self.active_faults = ActiveFaults(chance.substream("weather"))
+        self.active_faults = ActiveFaults(random.substream("weather"))
         self._pending = [fault for fault in scenario.faults if fault.trigger is not None]
-        ground = SimContext(
+        context = SimContext(
             self.loop,
-            chance,
+            random,
             self.active_faults,
             self.trace,
             scenario.delay_s,
             [self._watch_messages] if self._pending else [],
         )
-        self.http = SimHttpNetwork(ground)
+        self.http = SimHttpNetwork(context)
         self.totals = ClientTotals()
         self.violation: Violation | None = None
         self.watch = InvariantMonitor(self)
@@ -109,7 +109,7 @@ class Simulation:
         for index in range(scenario.num_routers):
             name = f"r{index}"
             self.routers[name] = RouterNode(self.http, name, self._router_config(), ApiKeyTable(keys), cluster_key)
-        place = SimEnvironment(
+        environment = SimEnvironment(
             http=self.http,
             addresses=SimAddresses(),
             kv_network=SimKvNetwork(),
@@ -118,20 +118,20 @@ class Simulation:
             routers=() if scenario.uses_static_instances else tuple(router.url for router in self.routers.values()),
             prefill_peers=()
             if self.routers
-            else tuple(f"tcp://{one.name}:7000" for one in scenario.instances if one.role == "prefill"),
+            else tuple(f"tcp://{spec.name}:7000" for spec in scenario.instances if spec.role == "prefill"),
             keys=tuple(keys),
             cluster_key=cluster_key,
             after_turn=self.watch.after_turn,
             watch_write=self.watch.on_write,
             watch_plan=self.watch.on_plan,
         )
-        for machine in scenario.instances:
-            self.instances[machine.name] = SimInstance(place, machine)
-        doors = [router.url for router in self.routers.values()] or [
+        for spec in scenario.instances:
+            self.instances[spec.name] = SimInstance(environment, spec)
+        urls = [router.url for router in self.routers.values()] or [
             instance.url for instance in self.instances.values() if instance.spec.role != "prefill"
         ]
-        for ask in scenario.requests:
-            self._add_client(ask, doors)
+        for request in scenario.requests:
+            self._add_client(request, urls)
         for fault in scenario.faults:
             if fault.trigger is None:
                 self.after(fault.at_s, lambda fault=fault: fault_kinds.inject(self, fault))
@@ -139,7 +139,7 @@ class Simulation:
     def _router_config(self) -> RouterConfig:
         scenario = self.scenario
         return RouterConfig(
-            instances=",".join(url_of(one.name) for one in scenario.instances if scenario.uses_static_instances),
+            instances=",".join(url_of(spec.name) for spec in scenario.instances if scenario.uses_static_instances),
             policy=scenario.policy,  # pyright: ignore[reportArgumentType]
             preempt_retry_count=scenario.preempt_retry_count,
             preempt_retry_exclude_decode=scenario.preempt_retry_exclude_decode,
@@ -148,26 +148,28 @@ class Simulation:
             restart_grace_s=3.0,
         )
 
-    def _add_client(self, ask: SimRequest, doors: list[str]) -> None:
-        process = SimProcess(self.loop, f"client-{ask.name}")
-        visitor = self._visitor(process, ask, doors)
-        self.clients.append(visitor)
+    def _add_client(self, request: SimRequest, urls: list[str]) -> None:
+        process = SimProcess(self.loop, f"client-{request.name}")
+        client = self._new_client(process, request, urls)
+        self.clients.append(client)
         self._num_unanswered += 1
-        process.start(self._guarded(visitor))
+        process.start(self._guarded(client))
         for name in self.scenario.callers:
-            if name != ask.caller:
-                stranger = SimProcess(self.loop, f"stranger-{ask.name}-{name}")
-                stranger.start(self._run_intruder(visitor, IntruderClient(self.http, stranger, name, ask.path, doors)))
+            if name != request.caller:
+                stranger = SimProcess(self.loop, f"stranger-{request.name}-{name}")
+                stranger.start(
+                    self._run_intruder(client, IntruderClient(self.http, stranger, name, request.path, urls))
+                )
 
-    def _visitor(self, process: SimProcess, ask: SimRequest, doors: list[str]) -> SimClient:
-        visitor = SimClient
-        if ask.path == response_check.PATH:
-            visitor = partial(SimResponsesClient, self.watch, is_routed=bool(self.routers))
-        return visitor(
+    def _new_client(self, process: SimProcess, request: SimRequest, urls: list[str]) -> SimClient:
+        client = SimClient
+        if request.path == response_check.PATH:
+            client = partial(SimResponsesClient, self.watch, is_routed=bool(self.routers))
+        return client(
             self.http,
             process,
-            ask,
-            doors,
+            request,
+            urls,
             _prompt_tokens(),
             self.totals,
             self.trace.note,
@@ -178,44 +180,44 @@ class Simulation:
             expects_calm=self.scenario.expects_no_errors,
         )
 
-    async def _guarded(self, visitor: SimClient) -> None:
+    async def _guarded(self, client: SimClient) -> None:
         try:
-            await visitor.run()
+            await client.run()
             self._num_unanswered -= 1
         except InvariantError as wrong:
-            self.fail(wrong.invariant, f"{visitor.request.name}: {wrong.what}")
+            self.fail(wrong.invariant, f"{client.request.name}: {wrong.what}")
 
-    async def _run_intruder(self, visitor: SimClient, stranger: IntruderClient) -> None:
-        while not visitor.is_over and not self._is_failed:
+    async def _run_intruder(self, client: SimClient, stranger: IntruderClient) -> None:
+        while not client.is_over and not self._is_failed:
             await asyncio.sleep(tenants.PRY_EVERY_S)
-            answer = visitor.checker
-            if answer is None or not (answer.cursor or answer.response_id):
+            checker = client.checker
+            if checker is None or not (checker.cursor or checker.response_id):
                 continue
             try:
-                if answer.response_id:
-                    await stranger.try_access_response(answer.response_id)
-                if answer.cursor:
-                    await stranger.try_access_stream(answer.cursor, visitor.label, visitor.body)
+                if checker.response_id:
+                    await stranger.try_access_response(checker.response_id)
+                if checker.cursor:
+                    await stranger.try_access_stream(checker.cursor, client.label, client.body)
                 self.active_faults.trigger_counts["pry"] += 1
             except InvariantError as wrong:
-                self.fail(wrong.invariant, f"{visitor.request.name}: {wrong.what}")
+                self.fail(wrong.invariant, f"{client.request.name}: {wrong.what}")
 
     def _run_to_end(self) -> None:
         scenario = self.scenario
         last_s = max(
             [fault.at_s + fault.duration_s for fault in scenario.faults]
-            + [ask.at_s for ask in scenario.requests]
+            + [request.at_s for request in scenario.requests]
             + [0.0]
         )
         try:
             # What kills one worker or engine after another makes supervisors pause before the next, twice at most.
             poisons = (vocabulary.POISON, vocabulary.ENGINE_POISON)
-            is_poisoned = any(poison in ask.prompt for ask in scenario.requests for poison in poisons)
+            is_poisoned = any(poison in request.prompt for request in scenario.requests for poison in poisons)
             patience_s = PATIENCE_S + 2 * COOL_DOWN_S * is_poisoned
             self.loop.run_until(START_S + last_s + patience_s, lambda: self._is_failed or self._all_answered)
             if not self._is_failed and not self._all_answered:
-                late = [visitor.request.name for visitor in self.clients if not visitor.is_over]
-                self.fail(6, f"not answered {patience_s:g} s after the last fault: {', '.join(late)}")
+                unanswered = [client.request.name for client in self.clients if not client.is_over]
+                self.fail(6, f"not answered {patience_s:g} s after the last fault: {', '.join(unanswered)}")
             # Nothing is going on any more; what was promised to be given back in time is given back.
             self.loop.run_until(self.loop.now_s + SETTLING_S, lambda: self._is_failed or self.watch.is_settled())
             if not self._is_failed:
@@ -237,7 +239,7 @@ class Simulation:
 
     def _tear_down(self) -> None:
         self.loop.num_events = 0
-        for process in [*self._processes(), *(visitor.process for visitor in self.clients)]:
+        for process in [*self._processes(), *(client.process for client in self.clients)]:
             process.kill()
         self.loop.run_until(self.loop.now_s + 5.0, lambda: False)
         self.loop.close()
@@ -248,9 +250,9 @@ class Simulation:
 
     # What others call.
 
-    def after(self, seconds: float, act: Callable[[], Any]) -> None:
+    def after(self, seconds: float, callback: Callable[[], Any]) -> None:
         """In the world's own time."""
-        self.loop.call_at_global(self.loop.now_s + seconds, self._context, act)
+        self.loop.call_at_global(self.loop.now_s + seconds, self._context, callback)
 
     def fail(self, invariant: int, what: str) -> None:
         if self.violation is None:
@@ -277,15 +279,15 @@ class Simulation:
 
     def _watch_messages(self, wire: str, kind: str) -> None:
         for index, fault in enumerate(self._pending):
-            moment = fault.trigger
-            assert moment is not None
-            if moment.message == kind and moment.wire in wire:
+            trigger = fault.trigger
+            assert trigger is not None
+            if trigger.message == kind and trigger.wire in wire:
                 seen = self._num_seen[index] = self._num_seen.get(index, 0) + 1
-                if seen == moment.nth:
+                if seen == trigger.nth:
                     self.after(fault.at_s, lambda fault=fault: fault_kinds.inject(self, fault))
 
     def _outcome(self) -> RunResult:
-        fired: dict[str, int] = dict(sorted(self.active_faults.trigger_counts.items()))
+        triggered: dict[str, int] = dict(sorted(self.active_faults.trigger_counts.items()))
         return RunResult(
             scenario=self.scenario,
             violation=self.violation,
@@ -294,7 +296,7 @@ class Simulation:
             virtual_s=round(self._ended_s, 3),
             num_requests=self.totals.num_requests,
             num_tokens=self.totals.num_tokens,
-            triggered=fired,
+            triggered=triggered,
             end_reasons=dict(sorted((self.totals.ends or {}).items())),
             num_errors=self.totals.num_errors,
             num_resumes=self.watch.num_resumes(),
@@ -303,7 +305,11 @@ class Simulation:
 
 def _where(fault: BaseException) -> str:
     """The innermost line, for a reader who has only the trace."""
-    at = fault.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    return f"({at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno})" if at is not None else ""
+    traceback = fault.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return (
+        f"({traceback.tb_frame.f_code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno})"
+        if traceback is not None
+        else ""
+    )

@@ -1,5 +1,5 @@
-"""A shelf process in a simulation: the shipping `StreamStoreProcess` on simulated wires, woken by what arrives and by
-time."""
+"""A stream store process in a simulation: the shipping `StreamStoreProcess` on simulated wires, woken by what
+arrives and by time."""
 
 from collections import deque
 from collections.abc import Callable
@@ -19,21 +19,21 @@ IDLE_TICK_S = 1.0
 class SimStreamStorePort:
     """What `transport.stream_store_sockets.StreamStoreServerSocket` is."""
 
-    def __init__(self, ground: SimContext, process: SimProcess, wake: Callable[[], None]) -> None:
-        self._ground, self._process, self._wake = ground, process, wake
+    def __init__(self, context: SimContext, process: SimProcess, wake: Callable[[], None]) -> None:
+        self._context, self._process, self._wake = context, process, wake
         self._inbox: deque[tuple[str, ToStreamStore]] = deque()
         self._outgoing: dict[str, SimWire] = {}
 
     def connect(self, incarnation: str, api: SimProcess, deliver: Callable[[FromStreamStore], None]) -> SimWire:
         """The api's way to us; what we say goes to `deliver`."""
-        shelf = self._process
-        self._outgoing[incarnation] = SimWire(self._ground, f"{shelf}>{api}", shelf, api, deliver, FromStreamStore)
+        process = self._process
+        self._outgoing[incarnation] = SimWire(self._context, f"{process}>{api}", process, api, deliver, FromStreamStore)
 
         def arrived(message: ToStreamStore) -> None:
             self._inbox.append((incarnation, message))
             self._wake()
 
-        return SimWire(self._ground, f"{api}>{shelf}", api, shelf, arrived, ToStreamStore)
+        return SimWire(self._context, f"{api}>{process}", api, process, arrived, ToStreamStore)
 
     def receive(self) -> tuple[str, ToStreamStore] | None:
         return self._inbox.popleft() if self._inbox else None
@@ -48,19 +48,19 @@ class SimStreamStorePort:
 
 class StreamStoreNode:
     def __init__(
-        self, ground: SimContext, process: SimProcess, supervisor: SimProcess, heard: Callable[[FromChild], None]
+        self, context: SimContext, process: SimProcess, supervisor: SimProcess, on_message: Callable[[FromChild], None]
     ) -> None:
         self.process = process
         self.incarnation = f"shelf-{process.name}"
         self._turn_is_due = False
-        self.channel = SimControlChannel(ground, supervisor, process, heard, self._wake)
-        self.port = SimStreamStorePort(ground, process, self._wake)
-        self._shelf = StreamStoreProcess(self.channel, self.port, process)
+        self.channel = SimControlChannel(context, supervisor, process, on_message, self._wake)
+        self.port = SimStreamStorePort(context, process, self._wake)
+        self._stream_store = StreamStoreProcess(self.channel, self.port, process)
         self._tick()
 
     @property
     def core(self) -> StreamStoreCore:
-        return self._shelf.core
+        return self._stream_store.core
 
     def _tick(self) -> None:
         self._wake()
@@ -73,6 +73,6 @@ class StreamStoreNode:
 
     def _turn(self) -> None:
         self._turn_is_due = False
-        self._shelf.run_once()
-        if self._shelf.is_stopped:
+        self._stream_store.run_once()
+        if self._stream_store.is_stopped:
             self.process.kill()

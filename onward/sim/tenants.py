@@ -42,57 +42,61 @@ def key_entries(names: list[str], max_in_flight: int | None) -> list[ApiKeyEntry
 
 
 class IntruderClient:
-    def __init__(self, web: SimHttpNetwork, process: SimProcess, name: str, path: str, doors: list[str]) -> None:
-        self._path, self._doors = path, doors
+    def __init__(self, network: SimHttpNetwork, process: SimProcess, name: str, path: str, urls: list[str]) -> None:
+        self._path, self._urls = path, urls
         self._headers = auth_header(name) | {"content-type": "application/json"}
-        self._session = SimHttpSession(web, process)
-        self._chance = web.ground.random.substream(process.name)
+        self._session = SimHttpSession(network, process)
+        self._random = network.context.random.substream(process.name)
 
     async def try_access_stream(self, cursor: str, label: str, body: dict[str, Any]) -> None:
         """In one way or the other. Raises `InvariantError` if anything is learnt or done by it."""
-        door, request_id = self._chance.choice(self._doors), parse_cursor(cursor).request_id
-        url, back = door + self._path, self._headers | {"Last-Event-ID": cursor}
+        base_url, request_id = self._random.choice(self._urls), parse_cursor(cursor).request_id
+        url, resume_headers = base_url + self._path, self._headers | {"Last-Event-ID": cursor}
         try:
             async with asyncio.timeout(PATIENCE_S):
-                match self._chance.below(3):
+                match self._random.below(3):
                     case 0:
-                        self._check(*await self._answered(self._session.get(url, headers=back)))
+                        self._check(*await self._read_reply(self._session.get(url, headers=resume_headers)))
                     case 1:
-                        asked = self._session.post(url, data=msgspec.json.encode(body), headers=back)
-                        self._check(*await self._answered(asked))
+                        request = self._session.post(url, data=msgspec.json.encode(body), headers=resume_headers)
+                        self._check(*await self._read_reply(request))
                     case _:
-                        await self._abort(door, [request_id, label])
+                        await self._abort(base_url, [request_id, label])
         except (aiohttp.ClientError, OSError):
             return  # as others, it may meet a server that dies, or hangs
 
     async def try_access_response(self, response_id: str) -> None:
-        method, more = self._chance.choice((("GET", ""), ("GET", "?stream=true"), ("DELETE", ""), ("POST", "/cancel")))
-        url = f"{self._chance.choice(self._doors)}{self._path}/{response_id}{more}"
+        method, suffix = self._random.choice(
+            (("GET", ""), ("GET", "?stream=true"), ("DELETE", ""), ("POST", "/cancel"))
+        )
+        url = f"{self._random.choice(self._urls)}{self._path}/{response_id}{suffix}"
         try:
             async with asyncio.timeout(PATIENCE_S):
-                status, told = await self._answered(self._session.request(method, url, headers=self._headers))
+                status, reply = await self._read_reply(self._session.request(method, url, headers=self._headers))
         except (aiohttp.ClientError, OSError):
             return
-        code = told.get("error", {}).get("code")
+        code = reply.get("error", {}).get("code")
         if status not in NOT_NOW and (status, code) != (404, "response_not_found"):
             raise InvariantError(
                 ISOLATION_INVARIANT, f"a stranger's {method} of a response is answered with {status} {code}"
             )
 
-    async def _abort(self, door: str, names: list[str]) -> None:
-        asked = self._session.post(door + "/v1/abort", data=msgspec.json.encode({"ids": names}), headers=self._headers)
-        status, told = await self._answered(asked)
-        if status not in NOT_NOW and (status != 200 or told["aborted"]):
-            raise InvariantError(ISOLATION_INVARIANT, f"a stranger's abort is answered with {status} {told}")
+    async def _abort(self, base_url: str, names: list[str]) -> None:
+        request = self._session.post(
+            base_url + "/v1/abort", data=msgspec.json.encode({"ids": names}), headers=self._headers
+        )
+        status, reply = await self._read_reply(request)
+        if status not in NOT_NOW and (status != 200 or reply["aborted"]):
+            raise InvariantError(ISOLATION_INVARIANT, f"a stranger's abort is answered with {status} {reply}")
 
-    async def _answered(self, asked: Any) -> tuple[int, Any]:
-        async with asked as response:
+    async def _read_reply(self, request: Any) -> tuple[int, Any]:
+        async with request as response:
             if response.status == 200 and not response.headers.get("content-type", "").startswith("application/json"):
                 response.close()
                 return 200, {}
             return response.status, msgspec.json.decode(await response.read())
 
-    def _check(self, status: int, told: Any) -> None:
-        code = told.get("error", {}).get("code")
+    def _check(self, status: int, reply: Any) -> None:
+        code = reply.get("error", {}).get("code")
         if status not in NOT_NOW and (status, code) != (404, "stream_unknown"):
             raise InvariantError(ISOLATION_INVARIANT, f"a stranger who comes back is answered with {status} {code}")

@@ -34,13 +34,15 @@ IGNORED_AFTER_DROPPED_RESPONSE = frozenset({"epoch"})
 word of the earlier attempt comes late."""
 
 
-def find_unneeded_repair(world: "Simulation") -> str | None:
+def find_unneeded_repair(simulation: "Simulation") -> str | None:
     """What was repaired although nothing was broken, if something was."""
-    if not world.active_faults.trigger_counts.keys() <= CLIENT_ONLY_FAULTS:
+    if not simulation.active_faults.trigger_counts.keys() <= CLIENT_ONLY_FAULTS:
         return None
-    provoked = bool(world.active_faults.trigger_counts)
-    follows = any(ask.path == "/v1/responses" and ask.disconnect_at_s for ask in world.scenario.requests)
-    for process, family in _families(world):
+    provoked = bool(simulation.active_faults.trigger_counts)
+    follows = any(
+        request.path == "/v1/responses" and request.disconnect_at_s for request in simulation.scenario.requests
+    )
+    for process, family in _families(simulation):
         if family.name not in REPAIR_COUNTERS:
             continue
         which = REPAIR_COUNTERS[family.name]
@@ -56,12 +58,12 @@ def find_unneeded_repair(world: "Simulation") -> str | None:
     return None
 
 
-def _families(world: "Simulation") -> Iterator[tuple[str, MetricFamily]]:
-    for name, router in world.routers.items():
+def _families(simulation: "Simulation") -> Iterator[tuple[str, MetricFamily]]:
+    for name, router in simulation.routers.items():
         yield from ((name, family) for family in router.router.registry.snapshot())
-    for instance in world.instances.values():
+    for instance in simulation.instances.values():
         engine = instance.lifetime.engine
         if engine is not None and engine.core is not None:
             yield from ((engine.process.name, family) for family in engine.core.registry.snapshot())
         for api in instance.lifetime.apis.values():
-            yield from ((api.process.name, family) for family in api.api._link._snapshot())
+            yield from ((api.process.name, family) for family in api.api._supervisor._snapshot())

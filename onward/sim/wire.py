@@ -1,4 +1,5 @@
-"""A one-way wire between two processes: messages arrive later, in order, or not at all, as kind and weather have it.
+"""A one-way wire between two processes: messages arrive later, in order, or not at all, depending on the
+wire's kind and the active faults.
 
 Everything is encoded and decoded as on the real wire, so that nothing is shared by accident and nothing gets lost unseen.
 """
@@ -36,7 +37,7 @@ class SimContext:
 class SimWire:
     def __init__(
         self,
-        ground: SimContext,
+        context: SimContext,
         name: str,
         sender: SimProcess,
         receiver: SimProcess,
@@ -47,42 +48,44 @@ class SimWire:
         may_reorder: bool = False,
     ) -> None:
         self.name = name
-        self._ground = ground
+        self._context = context
         self._sender, self._receiver, self._deliver = sender, receiver, deliver
         self._may_lose, self._may_reorder = may_lose, may_reorder
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(message_type)
-        self._chance = ground.random.substream(name)
+        self._random = context.random.substream(name)
         self._last_s = 0.0
-        self._context = receiver.context()
+        self._receiver_context = receiver.context()
 
     def send(self, message: Any) -> None:
         if self._sender.is_dead:
             return
-        ground, weather = self._ground, self._ground.active_faults
+        context, active_faults = self._context, self._context.active_faults
         kind = type(message).__name__
-        if weather.is_empty:
-            ground.trace.message(self.name, kind)
-            self._post(message, self._chance.jittered(ground.delay_s))
-        elif self._may_lose and (weather.hits("partition", self.name) or weather.hits("lose", f"{self.name} {kind}")):
-            ground.trace.message(self.name, kind, "lost")
+        if active_faults.is_empty:
+            context.trace.message(self.name, kind)
+            self._post(message, self._random.jittered(context.delay_s))
+        elif self._may_lose and (
+            active_faults.hits("partition", self.name) or active_faults.hits("lose", f"{self.name} {kind}")
+        ):
+            context.trace.message(self.name, kind, "lost")
         else:
-            ground.trace.message(self.name, kind)
-            slow = not self._may_lose and weather.hits("partition", self.name)
-            delay_s = SLOW_S if slow or weather.hits("delay", self.name) else ground.delay_s
-            self._post(message, self._chance.jittered(delay_s))
-            if self._may_lose and weather.hits("repeat", self.name):
-                self._post(message, self._chance.jittered(10 * ground.delay_s))
-        for watcher in ground.watchers:
+            context.trace.message(self.name, kind)
+            is_slow = not self._may_lose and active_faults.hits("partition", self.name)
+            delay_s = SLOW_S if is_slow or active_faults.hits("delay", self.name) else context.delay_s
+            self._post(message, self._random.jittered(delay_s))
+            if self._may_lose and active_faults.hits("repeat", self.name):
+                self._post(message, self._random.jittered(10 * context.delay_s))
+        for watcher in context.watchers:
             watcher(self.name, kind)
 
     def _post(self, message: Any, delay_s: float) -> None:
-        loop = self._ground.loop
+        loop = self._context.loop
         at_s = loop.now_s + delay_s
-        if not (self._may_reorder and self._ground.active_faults.hits("reorder", self.name)):
+        if not (self._may_reorder and self._context.active_faults.hits("reorder", self.name)):
             at_s = self._last_s = max(at_s, self._last_s)
         encoded = self._encoder.encode(message)
-        loop.call_at_global(at_s, self._context, self._arrive, encoded)
+        loop.call_at_global(at_s, self._receiver_context, self._arrive, encoded)
 
     def _arrive(self, encoded: bytes) -> None:
         if not self._receiver.is_dead:

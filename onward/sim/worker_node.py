@@ -17,33 +17,33 @@ PLANE_STEP_S = 0.004
 class WorkerNode:
     def __init__(
         self,
-        ground: SimContext,
+        context: SimContext,
         process: SimProcess,
-        machine: SimInstanceSpec,
+        spec: SimInstanceSpec,
         worker: HashWorker,
         incarnations: tuple[str, str],
-        planes: SimKvNetwork | None,
+        kv_network: SimKvNetwork | None,
     ) -> None:
         self.process, self.worker = process, worker
-        self._ground, self._machine, self._planes = ground, machine, planes
+        self._context, self._spec, self._kv_network = context, spec, kv_network
         self.incarnation, self._engine_incarnation = incarnations
-        self._chance = ground.random.substream(f"{process} steps")
+        self._random = context.random.substream(f"{process} steps")
         self._plans: deque[StepPlan] = deque()
-        self._is_busy = self._plane_is_due = self._report_is_due = False
-        if planes is not None:
+        self._is_busy = self._kv_move_is_due = self._report_is_due = False
+        if kv_network is not None:
             assert worker.kv_transfer is not None
-            planes.add(worker.kv_transfer)
+            kv_network.add(worker.kv_transfer)
             worker.kv_transfer.notify = self._report_later
-            process.on_death.append(self._leave_planes)
+            process.on_death.append(self._leave_kv_network)
             process.on_stop.append(self._stall)
 
-    def join(self, port: SimWorkerPort, kv: SimKvPort | None) -> None:
-        hello, self._results = port.connect(self.process, self._planned)
-        if kv is not None:
-            self._reports = kv.connect(self.process, self._commanded)
+    def join(self, port: SimWorkerPort, kv_port: SimKvPort | None) -> None:
+        hello, self._results = port.connect(self.process, self._on_plan)
+        if kv_port is not None:
+            self._reports = kv_port.connect(self.process, self._on_kv_command)
         hello.send(self.worker.hello(self.incarnation, self._engine_incarnation))
 
-    def _planned(self, plan: StepPlan) -> None:
+    def _on_plan(self, plan: StepPlan) -> None:
         self._plans.append(plan)
         if not self._is_busy:
             self._start_step()
@@ -51,50 +51,50 @@ class WorkerNode:
     def _start_step(self) -> None:
         self._is_busy = True
         num_tokens = sum(run.num_tokens for run in self._plans[0].run)
-        step_s = self._chance.jittered(self._machine.step_s) * (1 + num_tokens / 64)
+        step_s = self._random.jittered(self._spec.step_s) * (1 + num_tokens / 64)
         self.process.call_later(step_s, self._end_step)
 
     def _end_step(self) -> None:
         try:
             result = self.worker.step(self._plans.popleft())
         except WorkerPoisoned:
-            self._ground.active_faults.trigger_counts["poison"] += 1
+            self._context.active_faults.trigger_counts["poison"] += 1
             self.process.kill()
             return
         self._results.send(result)
         self._is_busy = False
         if self._plans:
             self._start_step()
-        self._move_planes_later()
+        self._move_kv_later()
 
-    # The data plane.
+    # KV transfer.
 
     @property
-    def plane(self) -> SimKvTransfer | None:
+    def kv_transfer(self) -> SimKvTransfer | None:
         return self.worker.kv_transfer
 
-    def _commanded(self, command: KvCommand) -> None:
+    def _on_kv_command(self, command: KvCommand) -> None:
         assert self.worker.kv_transfer is not None
         self.worker.kv_transfer.command(command)
-        self._move_planes_later()
+        self._move_kv_later()
 
-    def _move_planes_later(self) -> None:
-        if self._planes is not None and not self._plane_is_due:
-            self._plane_is_due = True
-            self.process.call_later(self._chance.jittered(PLANE_STEP_S), self._move_planes)
+    def _move_kv_later(self) -> None:
+        if self._kv_network is not None and not self._kv_move_is_due:
+            self._kv_move_is_due = True
+            self.process.call_later(self._random.jittered(PLANE_STEP_S), self._move_kv)
 
-    def _move_planes(self) -> None:
+    def _move_kv(self) -> None:
         """Writes land one by one. A process that is stopped does not come here, so its writes stay with it."""
-        planes, plane, weather = self._planes, self.worker.kv_transfer, self._ground.active_faults
-        assert planes is not None and plane is not None
-        self._plane_is_due = False
-        if plane.outgoing and weather.hits("break-kv", self.process.name):
-            planes.break_transfer(plane)
-        elif not (plane.outgoing and weather.hits("slow-kv", self.process.name)):
-            planes.move_one_write(plane)
-        planes.settle_revoked_leases(plane)
-        if plane.is_busy:
-            self._move_planes_later()
+        kv_network, kv_transfer, active_faults = self._kv_network, self.worker.kv_transfer, self._context.active_faults
+        assert kv_network is not None and kv_transfer is not None
+        self._kv_move_is_due = False
+        if kv_transfer.outgoing and active_faults.hits("break-kv", self.process.name):
+            kv_network.break_transfer(kv_transfer)
+        elif not (kv_transfer.outgoing and active_faults.hits("slow-kv", self.process.name)):
+            kv_network.move_one_write(kv_transfer)
+        kv_network.settle_revoked_leases(kv_transfer)
+        if kv_transfer.is_busy:
+            self._move_kv_later()
 
     def _report_later(self) -> None:
         if not self._report_is_due:
@@ -112,6 +112,6 @@ class WorkerNode:
         assert self.worker.kv_transfer is not None
         self.worker.kv_transfer.stalled = is_stopped
 
-    def _leave_planes(self) -> None:
-        assert self._planes is not None and self.worker.kv_transfer is not None
-        self._planes.remove(self.worker.kv_transfer.address)
+    def _leave_kv_network(self) -> None:
+        assert self._kv_network is not None and self.worker.kv_transfer is not None
+        self._kv_network.remove(self.worker.kv_transfer.address)

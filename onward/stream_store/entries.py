@@ -19,62 +19,64 @@ DEFAULT_BOUNDS: Mapping[EntryKind, RecordLimits] = {
 
 
 class EntryTable:
-    def __init__(self, bounds: Mapping[EntryKind, RecordLimits] = DEFAULT_BOUNDS) -> None:
-        self._of_kind: dict[EntryKind, FairRecordStore[StoreEntry]] = {
-            kind: FairRecordStore(one) for kind, one in bounds.items()
+    def __init__(self, limits: Mapping[EntryKind, RecordLimits] = DEFAULT_BOUNDS) -> None:
+        self._stores: dict[EntryKind, FairRecordStore[StoreEntry]] = {
+            kind: FairRecordStore(kind_limits) for kind, kind_limits in limits.items()
         }
 
     def count(self) -> dict[str, int]:
-        return {kind: len(records) for kind, records in self._of_kind.items()}
+        return {kind: len(store) for kind, store in self._stores.items()}
 
     def num_bytes(self) -> dict[str, int]:
-        return {kind: records.num_bytes for kind, records in self._of_kind.items()}
+        return {kind: store.num_bytes for kind, store in self._stores.items()}
 
-    def put(self, record: StoreEntry, now_s: float) -> int:
+    def put(self, entry: StoreEntry, now_s: float) -> int:
         """Replaces an earlier record; not a later one, one that has ended, or another caller's. Returns the number of
         records that were evicted."""
-        known = self.get(record.request_id, now_s)
-        if known is not None and not _may_replace(known, record):
+        known = self.get(entry.request_id, now_s)
+        if known is not None and not _may_replace(known, entry):
             return 0
-        self.drop(record.request_id)
-        until_s = now_s + record.ttl_s
-        return self._of_kind[record.kind].put(record.request_id, record.caller, record, size_of(record), until_s, now_s)
+        self.drop(entry.request_id)
+        expires_at_s = now_s + entry.ttl_s
+        return self._stores[entry.kind].put(entry.request_id, entry.caller, entry, size_of(entry), expires_at_s, now_s)
 
     def get(self, record_id: str, now_s: float) -> StoreEntry | None:
-        found = (records.get(record_id, now_s) for records in self._of_kind.values())
-        return next((record for record in found if record is not None), None)
+        found = (store.get(record_id, now_s) for store in self._stores.values())
+        return next((entry for entry in found if entry is not None), None)
 
     def drop(self, record_id: str) -> None:
-        for records in self._of_kind.values():
-            records.drop(record_id)
+        for store in self._stores.values():
+            store.drop(record_id)
 
     def drop_superseded(self, record_id: str, epoch: int, caller: str, now_s: float) -> None:
         """Drops what an earlier attempt left. A response stays until the later attempt replaces its record: the process
         that runs the attempt may die before it has put anything."""
-        record = self.get(record_id, now_s)
-        if record is None or record.kind == "response":
+        entry = self.get(record_id, now_s)
+        if entry is None or entry.kind == "response":
             return
-        if record.attempt_epoch <= epoch and record.caller == caller:
+        if entry.attempt_epoch <= epoch and entry.caller == caller:
             self.drop(record_id)
 
-    def drop_by_name(self, names: Collection[str], everything: bool, caller: str | None, now_s: float) -> set[str]:
+    def drop_by_name(self, names: Collection[str], match_all: bool, caller: str | None, now_s: float) -> set[str]:
         """Which of these names were here; or, with everything, the ids. With a caller, only among its own. Stored responses
         stay, see `open_named`."""
         self.expire(now_s)
         wanted, dropped = set(names) - {""}, set[str]()
-        for record, hit in self._named(wanted, everything, caller):
-            if not record.is_stored:
-                self.drop(record.request_id)
-                dropped |= hit
+        for entry, matched in self._matching(wanted, match_all, caller):
+            if not entry.is_stored:
+                self.drop(entry.request_id)
+                dropped |= matched
         return dropped
 
     def open_named(
-        self, names: Collection[str], everything: bool, caller: str | None, now_s: float
+        self, names: Collection[str], match_all: bool, caller: str | None, now_s: float
     ) -> dict[str, list[str]]:
         """Stored responses that have not ended, with those of the names that they go by."""
         self.expire(now_s)
-        found = self._named(set(names) - {""}, everything, caller)
-        return {one.request_id: sorted(hit) for one, hit in found if one.is_stored and one.status == "open"}
+        found = self._matching(set(names) - {""}, match_all, caller)
+        return {
+            entry.request_id: sorted(matched) for entry, matched in found if entry.is_stored and entry.status == "open"
+        }
 
     def delete(self, record_id: str, caller: str, now_s: float) -> bool:
         """For good: what is put of it later is not kept. Whether it was there."""
@@ -95,26 +97,26 @@ class EntryTable:
         self.put(deleted, now_s)
         return known is not None
 
-    def _named(self, wanted: set[str], everything: bool, caller: str | None) -> list[tuple[StoreEntry, set[str]]]:
+    def _matching(self, wanted: set[str], match_all: bool, caller: str | None) -> list[tuple[StoreEntry, set[str]]]:
         found: list[tuple[StoreEntry, set[str]]] = []
-        for record in (record for records in self._of_kind.values() for record in records.values()):
-            hit = {record.request_id} if everything else wanted.intersection((record.request_id, *record.aliases))
-            if hit and is_visible_to(record, caller) and record.status != "deleted":
-                found.append((record, hit))
+        for entry in (entry for store in self._stores.values() for entry in store.values()):
+            matched = {entry.request_id} if match_all else wanted.intersection((entry.request_id, *entry.aliases))
+            if matched and is_visible_to(entry, caller) and entry.status != "deleted":
+                found.append((entry, matched))
         return found
 
     def expire(self, now_s: float) -> None:
-        for records in self._of_kind.values():
-            records.expire(now_s)
+        for store in self._stores.values():
+            store.expire(now_s)
 
 
-def _may_replace(known: StoreEntry, record: StoreEntry) -> bool:
-    return known.status == "open" and known.attempt_epoch <= record.attempt_epoch and known.caller == record.caller
+def _may_replace(known: StoreEntry, entry: StoreEntry) -> bool:
+    return known.status == "open" and known.attempt_epoch <= entry.attempt_epoch and known.caller == entry.caller
 
 
-def is_visible_to(record: StoreEntry, caller: str | None) -> bool:
-    return caller is None or record.caller == caller
+def is_visible_to(entry: StoreEntry, caller: str | None) -> bool:
+    return caller is None or entry.caller == caller
 
 
-def size_of(record: StoreEntry) -> int:
-    return RECORD_OVERHEAD_BYTES + len(record.data)
+def size_of(entry: StoreEntry) -> int:
+    return RECORD_OVERHEAD_BYTES + len(entry.data)

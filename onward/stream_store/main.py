@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 
 class StreamStoreServer(Protocol):
-    """What `transport.shelf.ShelfPort` does."""
+    """What `transport.stream_store_sockets.StreamStoreServerSocket` does."""
 
     def receive(self) -> tuple[str, ToStreamStore] | None: ...
     def send(self, receiver: str, message: FromStreamStore) -> bool: ...
 
 
 class StreamStoreProcess:
-    """The simulator brings a channel, a port and a clock of its own, and calls `turn` when something has arrived."""
+    """The simulator brings a channel, a port and a clock of its own, and calls `run_once` when something has arrived."""
 
     def __init__(self, channel: SupervisorChannel, port: StreamStoreServer, clock: Clock) -> None:
         self.core = StreamStoreCore()
@@ -52,8 +52,8 @@ class StreamStoreProcess:
     def run_once(self) -> None:
         """All that has arrived, then all that is due."""
         now_s = self._clock.now_s()
-        while (told := self._channel.receive()) is not None:
-            self._on_control(told, now_s)
+        while (control_message := self._channel.receive()) is not None:
+            self._on_control(control_message, now_s)
         for _ in range(MAX_INBOX_PER_TURN):
             try:
                 received = self._port.receive()
@@ -76,8 +76,8 @@ class StreamStoreProcess:
             case _:
                 logger.warning(log.event("unexpected message", kind=type(message).__name__))
 
-    def _send_all(self, letters: OutgoingMessages, now_s: float) -> None:
-        for receiver, message in letters:
+    def _send_all(self, messages: OutgoingMessages, now_s: float) -> None:
+        for receiver, message in messages:
             if not self._port.send(receiver, message):
                 # What follows answers others, so it ends: nobody is asked a second time.
                 self._send_all(self.core.undelivered(receiver, message, now_s), now_s)
@@ -90,17 +90,17 @@ def main() -> None:
     start = channel.wait_receive()
     assert isinstance(start, StartStreamStore), "the first message says what to be"
     log.configure("stream_store", start.log_level)
-    wires = SocketPoller()
-    wires.watch_fd(channel.fileno())
+    poller = SocketPoller()
+    poller.watch_fd(channel.fileno())
     try:
-        process = StreamStoreProcess(channel, wires.stream_store_server(start.address), SystemClock())
+        process = StreamStoreProcess(channel, poller.stream_store_server(start.address), SystemClock())
         while not process.is_stopped:
-            wires.wait(TICK_MS)
+            poller.wait(TICK_MS)
             process.run_once()
     except ChannelClosed:
         logger.warning("the supervisor is gone")
     finally:
-        wires.close()
+        poller.close()
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ UNROUTED_ADDRESS = "192.0.2.1"
 """An address that belongs to nobody: the way to it is the way out of this machine."""
 
 
-def advertised_host(host: str, towards: tuple[str, ...] = ()) -> str:
+def advertised_host(host: str, callers: tuple[str, ...] = ()) -> str:
     """What others may call a host that one listens on. Where that is all addresses, it is the one on the way to the first
     of those who shall call, if they are elsewhere."""
     if host not in WILDCARDS:
         return host
-    elsewhere = [other for other in towards if not is_loopback(other)]
-    return source_address_to(elsewhere[0] if elsewhere else UNROUTED_ADDRESS)
+    remote_callers = [caller for caller in callers if not is_loopback(caller)]
+    return source_address_to(remote_callers[0] if remote_callers else UNROUTED_ADDRESS)
 
 
 def loopback_for(host: str) -> str:

@@ -62,10 +62,10 @@ def new_incarnation(role: str) -> str:
 def spawn(role: ProcessRole, inherit_fds: tuple[int, ...] = ()) -> ChildProcess:
     """Starts a process of that role in a group of its own: Ctrl-C in the terminal is the supervisor's to hear. Raises
     `OSError` where the system does not allow it, and has left nothing then."""
-    channel, theirs = control_pair()
+    channel, child_end = control_pair()
     try:
-        with theirs:
-            process = _start_process(role, theirs.fileno(), inherit_fds)
+        with child_end:
+            process = _start_process(role, child_end.fileno(), inherit_fds)
         return ChildProcess(process, channel, _pidfd_of(process))
     except OSError:
         channel.close()

@@ -24,7 +24,7 @@ class Child:
     incarnation: str
     started_at_s: float
     state: ChildState = ChildState.STARTING
-    heard_at_s: float = 0.0
+    last_reply_at_s: float = 0.0
     """When it became ready or answered the last `QueryMetrics`."""
     isolated_request_id: str | None = None
     """Of an engine: the request that its death is charged to."""

@@ -188,8 +188,8 @@ class SupervisorCore:
             case ProcessRole.WORKER:
                 return []
             case ProcessRole.API:
-                announced = (self.stream_store_up, self.engine_up, Drain() if self.is_draining else None)
-                return [SendMessage(child, message) for message in announced if message is not None]
+                messages = (self.stream_store_up, self.engine_up, Drain() if self.is_draining else None)
+                return [SendMessage(child, message) for message in messages if message is not None]
 
     def on_start_failed(self, role: ProcessRole, index: int, now_s: float) -> None:
         """The operating system refused: no process, file or memory is available now."""
@@ -202,8 +202,8 @@ class SupervisorCore:
         self._forget(child)
         if not self.is_running:
             engines = self._ready(ProcessRole.ENGINE) if child.role is ProcessRole.API else []
-            told = [SendMessage(engine, ApiGone(child.incarnation)) for engine in engines]
-            return [*told, *self._advance_shutdown(now_s)]
+            messages = [SendMessage(engine, ApiGone(child.incarnation)) for engine in engines]
+            return [*messages, *self._advance_shutdown(now_s)]
         actions = self._announce_exit(child, cause)
         policy = self._stream_store_restart_policy if child.role is ProcessRole.STREAM_STORE else self._restart_policy
         delay_s = policy.record_death(now_s, self.snapshots.num_progress_reports)
@@ -222,11 +222,14 @@ class SupervisorCore:
                 for worker in workers:
                     self._forget(worker)
                 self._restart_at_s.pop((ProcessRole.WORKER, 0), None)  # the new engine starts one
-                gone = EngineGone(child.incarnation, cause, child.isolated_request_id)
-                return [*map(RemoveProcess, workers), *self._broadcast(ProcessRole.API, gone)]
+                message = EngineGone(child.incarnation, cause, child.isolated_request_id)
+                return [*map(RemoveProcess, workers), *self._broadcast(ProcessRole.API, message)]
             case ProcessRole.API:
-                gone = ApiGone(child.incarnation)
-                return [*self._broadcast(ProcessRole.ENGINE, gone), *self._broadcast(ProcessRole.STREAM_STORE, gone)]
+                message = ApiGone(child.incarnation)
+                return [
+                    *self._broadcast(ProcessRole.ENGINE, message),
+                    *self._broadcast(ProcessRole.STREAM_STORE, message),
+                ]
             case ProcessRole.STREAM_STORE:
                 self.stream_store_up = None
                 return self._broadcast(ProcessRole.API, StreamStoreGone(child.incarnation))
@@ -253,7 +256,11 @@ class SupervisorCore:
                 child.isolated_request_id = message.request_id
             case ReplaceWorker():
                 workers = self.children_of(ProcessRole.WORKER)
-                return [KillProcess(w, message.cause) for w in workers if w.incarnation == message.incarnation]
+                return [
+                    KillProcess(worker, message.cause)
+                    for worker in workers
+                    if worker.incarnation == message.incarnation
+                ]
             case QueryInstance():
                 return self._open_query(child, message, now_s)
             case RequestDrain():
@@ -265,7 +272,7 @@ class SupervisorCore:
         return []
 
     def _on_ready(self, child: Child, worker: WorkerHello | None, now_s: float) -> list[SupervisorAction]:
-        child.state, child.heard_at_s = ChildState.READY, now_s
+        child.state, child.last_reply_at_s = ChildState.READY, now_s
         actions: list[SupervisorAction] = []
         if child.role is ProcessRole.ENGINE and worker is not None:
             for process in self.children_of(ProcessRole.WORKER):
@@ -282,7 +289,7 @@ class SupervisorCore:
     def _on_snapshot(self, child: Child, snapshot: MetricsSnapshot, now_s: float) -> list[SupervisorAction]:
         """An engine reports its steps once a second. If there were some before a death, the death was bad luck, and its
         restart is not delayed."""
-        child.heard_at_s = now_s
+        child.last_reply_at_s = now_s
         progress_before = self.snapshots.num_progress_reports
         self.snapshots.record(child, snapshot)
         actions = self._answer_queries(now_s)
@@ -296,11 +303,11 @@ class SupervisorCore:
 
     def _open_query(self, child: Child, message: QueryInstance, now_s: float) -> list[SupervisorAction]:
         sources = self._snapshot_sources()
-        number = self.snapshots.open_query(child, message.query_id, set(sources), now_s)
-        return [SendMessage(source, QueryMetrics(number)) for source in sources]
+        query_id = self.snapshots.open_query(child, message.query_id, set(sources), now_s)
+        return [SendMessage(source, QueryMetrics(query_id)) for source in sources]
 
     def _answer_queries(self, now_s: float) -> list[SupervisorAction]:
-        return [AnswerQuery(query.asker, query.ask_id) for query in self.snapshots.pop_answerable(now_s)]
+        return [AnswerQuery(query.requester, query.query_id) for query in self.snapshots.pop_answerable(now_s)]
 
     def _set_draining(self, is_draining: bool) -> list[SupervisorAction]:
         """For all api processes, also those that start later."""
@@ -327,15 +334,15 @@ class SupervisorCore:
 
     def next_tick_s(self) -> float:
         """When `tick` has something to do, if nothing is reported before."""
-        moments = [query.deadline_at_s for query in self.snapshots.queries.values()]
+        due_times = [query.deadline_at_s for query in self.snapshots.queries.values()]
         match self.phase:
             case Phase.RUNNING:
-                moments += [*self._restart_at_s.values(), self._next_snapshot_s]
+                due_times += [*self._restart_at_s.values(), self._next_snapshot_s]
             case Phase.COMPLETING_HANDOFFS:
-                moments += [self._phase_ends_at_s, self._next_snapshot_s]
+                due_times += [self._phase_ends_at_s, self._next_snapshot_s]
             case _:
-                moments.append(self._phase_ends_at_s)
-        return min(moments)
+                due_times.append(self._phase_ends_at_s)
+        return min(due_times)
 
     def _unresponsive(self, now_s: float) -> list[Child]:
         """A process that does not answer is killed before it is replaced. Only silence while the supervisor itself was
@@ -343,7 +350,7 @@ class SupervisorCore:
         timeout_s = self._settings.stall_timeout_s
         if now_s - self._running_since_s <= timeout_s:
             return []
-        silent = [child for child in self._snapshot_sources() if now_s - child.heard_at_s > timeout_s]
+        silent = [child for child in self._snapshot_sources() if now_s - child.last_reply_at_s > timeout_s]
         workers, stats = self.children_of(ProcessRole.WORKER), self.snapshots.engine_stats()
         if stats is not None and stats.worker_ready and stats.stalled_s > timeout_s:
             # The engine's report may be a second old, and about a worker that was replaced since.
@@ -373,17 +380,17 @@ class SupervisorCore:
     def stop(self, now_s: float) -> list[SupervisorAction]:
         """A stop signal. A further one ends the wait of the present phase."""
         assert self.phase is not Phase.STOPPED, "the caller leaves once the core is stopped"
-        following = _NEXT_PHASE[self.phase]
+        next_phase = _NEXT_PHASE[self.phase]
         if self.phase is Phase.STOPPING_APIS and self.children_of(ProcessRole.API):
             logger.warning("stopping at once")
-            following = Phase.ENDING_STREAMS
-        return [*self._enter(following, now_s), *self._advance_shutdown(now_s)]
+            next_phase = Phase.ENDING_STREAMS
+        return [*self._enter(next_phase, now_s), *self._advance_shutdown(now_s)]
 
     def _enter(self, phase: Phase, now_s: float) -> list[SupervisorAction]:
         self.phase = phase
         if phase is Phase.COMPLETING_HANDOFFS:
             # Only the engine's answers from now on count.
-            self._first_handoff_query, self._next_snapshot_s = self.snapshots.next_ask_id(), now_s
+            self._first_handoff_query, self._next_snapshot_s = self.snapshots.next_query_id(), now_s
             self._phase_ends_at_s = now_s + self._settings.drain_s
             return self._poll_handoffs(now_s)
         grace_s = self._settings.drain_s if phase is Phase.STOPPING_APIS else 0.0
@@ -410,7 +417,7 @@ class SupervisorCore:
             return True
         if self.phase is Phase.COMPLETING_HANDOFFS:
             has_engine = self._settings.serves_handoffs and self._ready(ProcessRole.ENGINE)
-            return not has_engine or self.snapshots.has_no_handoffs(since_ask=self._first_handoff_query)
+            return not has_engine or self.snapshots.has_no_handoffs(since_query_id=self._first_handoff_query)
         return not self.children_of(_STOPPED_ROLES[self.phase])
 
     def _poll_handoffs(self, now_s: float) -> list[SupervisorAction]:
@@ -437,7 +444,7 @@ class SupervisorCore:
         ]
 
     def _query_metrics(self, children: list[Child]) -> list[SupervisorAction]:
-        return [SendMessage(child, QueryMetrics(self.snapshots.next_ask_id())) for child in children]
+        return [SendMessage(child, QueryMetrics(self.snapshots.next_query_id())) for child in children]
 
     def _broadcast(self, role: ProcessRole, message: ToChild) -> list[SupervisorAction]:
         return [SendMessage(child, message) for child in self.children_of(role)]

@@ -61,10 +61,10 @@ class MemberOutput:
     partial_line: bytes = b""
 
     def lines(self, data: bytes) -> list[str]:
-        *whole, self.partial_line = (self.partial_line + data).split(b"\n")
+        *lines, self.partial_line = (self.partial_line + data).split(b"\n")
         if len(self.partial_line) > MAX_LINE_BYTES:
-            whole, self.partial_line = [*whole, self.partial_line], b""
-        return [line.decode(errors="replace").rstrip() for line in whole]
+            lines, self.partial_line = [*lines, self.partial_line], b""
+        return [line.decode(errors="replace").rstrip() for line in lines]
 
     def last_line(self) -> list[str]:
         return self.lines(b"\n") if self.partial_line else []
@@ -86,7 +86,7 @@ class ClusterMember:
 class LocalCluster:
     def __init__(
         self,
-        plans: Sequence[MemberSpec],
+        specs: Sequence[MemberSpec],
         clock: Clock,
         *,
         inherit_fds: tuple[int, ...],
@@ -97,7 +97,7 @@ class LocalCluster:
     ) -> None:
         """An instance is ready when a line of its standard output begins with `greeting`. What else it prints there is
         for someone who has started it alone; its standard error goes to `on_line(name, line)`."""
-        self.members = [ClusterMember(plan) for plan in plans]
+        self.members = [ClusterMember(spec) for spec in specs]
         self._clock, self._inherit_fds, self._greeting, self._drain_s = clock, inherit_fds, ready_prefix, drain_s
         self._on_line, self._on_ready = on_line, on_ready
         self._selector = selectors.DefaultSelector()
@@ -153,7 +153,7 @@ class LocalCluster:
 
     def _start(self, instance: ClusterMember) -> None:
         """In a group of its own: Ctrl-C in the terminal is for us to hear."""
-        ours = os.getpid()
+        supervisor_pid = os.getpid()
         instance.restart_at_s = None
         instance.last_lines.clear()
         instance.process = subprocess.Popen(
@@ -164,7 +164,7 @@ class LocalCluster:
             stderr=subprocess.PIPE,
             pass_fds=self._inherit_fds,
             process_group=0,
-            preexec_fn=lambda: exit_with_parent(ours),  # no thread runs here, so it is safe
+            preexec_fn=lambda: exit_with_parent(supervisor_pid),  # no thread runs here, so it is safe
         )
         for stream in (instance.process.stdout, instance.process.stderr):
             assert stream is not None
@@ -180,9 +180,9 @@ class LocalCluster:
         if code == -signal.SIGKILL and (oom := self._oom_watch.explain_kill()) is not None:
             cause += f", {oom.value}"
         if not instance.num_times_ready:
-            why = instance.last_lines[-1] if instance.last_lines else cause
-            why = why.removeprefix("onward serve: ").removeprefix("onward router: ")
-            raise StartupError(f"{instance.spec.name} cannot start: {why}")
+            reason = instance.last_lines[-1] if instance.last_lines else cause
+            reason = reason.removeprefix("onward serve: ").removeprefix("onward router: ")
+            raise StartupError(f"{instance.spec.name} cannot start: {reason}")
         # Getting ready is the progress of an instance: a start takes long enough to keep a loop of deaths calm.
         delay_s = instance.policy.record_death(now_s, instance.num_times_ready)
         logger.warning(log.event("instance died", instance=instance.spec.name, cause=cause, restart_in_s=delay_s))

@@ -56,15 +56,15 @@ class OomWatch:
     def explain_kill(self) -> OomEvidence | None:
         """For a child that died of a SIGKILL not sent by us. Each kill that was counted explains one death."""
         now = self._read()
-        before = self._samples[0][1] if self._samples else now
+        earlier = self._samples[0][1] if self._samples else now
         self._samples = deque((at_s, _minus_explained_kill(counts, now)) for at_s, counts in self._samples)
-        if before.cgroup is not None and now.cgroup is not None:
-            return OomEvidence.CERTAIN if now.cgroup > before.cgroup else None
-        if before.machine is not None and now.machine is not None:
-            return OomEvidence.LIKELY if now.machine > before.machine else None
+        if earlier.cgroup is not None and now.cgroup is not None:
+            return OomEvidence.CERTAIN if now.cgroup > earlier.cgroup else None
+        if earlier.machine is not None and now.machine is not None:
+            return OomEvidence.LIKELY if now.machine > earlier.machine else None
         return OomEvidence.LIKELY
 
 
-def _minus_explained_kill(counts: OomCounts, most: OomCounts) -> OomCounts:
+def _minus_explained_kill(counts: OomCounts, limit: OomCounts) -> OomCounts:
     """One more kill has been explained, if there was one."""
-    return OomCounts(*(None if a is None or b is None else min(a + 1, b) for a, b in zip(counts, most, strict=True)))
+    return OomCounts(*(None if a is None or b is None else min(a + 1, b) for a, b in zip(counts, limit, strict=True)))

@@ -55,8 +55,8 @@ def resolve_pd(config: ServeConfig, cluster_key: str, handoff_port: int | None) 
 
 def prefill_peers_of(config: ServeConfig) -> tuple[str, ...]:
     """In the order given, each once."""
-    named = (word.strip() for word in config.prefill_peers.split(","))
-    return tuple(dict.fromkeys(word for word in named if word))
+    addresses = (address.strip() for address in config.prefill_peers.split(","))
+    return tuple(dict.fromkeys(address for address in addresses if address))
 
 
 def handoff_port_to_open(config: ServeConfig) -> int | None:
@@ -76,8 +76,8 @@ def kv_backend(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) ->
         return None
     if config.kv_backend != "auto":
         return config.kv_backend
-    here = all(is_local(peer) for peer in peers) and _later_peers_are_local(config, peers, cluster_key)
-    return "shm" if here else "tcp"
+    is_all_local = all(is_local(peer) for peer in peers) and _later_peers_are_local(config, peers, cluster_key)
+    return "shm" if is_all_local else "tcp"
 
 
 def _later_peers_are_local(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) -> bool:
@@ -102,10 +102,10 @@ def kv_host(host: str, peers: tuple[str, ...], cluster_key: str, routers: tuple[
         return LOOPBACK
     if host not in WILDCARDS and not is_loopback(host):
         return host
-    elsewhere = [host_and_port(peer)[0] for peer in peers if not is_local(peer)]
-    elsewhere += [router for router in routers if not is_loopback(router)]
-    if elsewhere:
-        return source_address_to(elsewhere[0])
+    remote_hosts = [host_and_port(peer)[0] for peer in peers if not is_local(peer)]
+    remote_hosts += [router for router in routers if not is_loopback(router)]
+    if remote_hosts:
+        return source_address_to(remote_hosts[0])
     return advertised_host(host)
 
 

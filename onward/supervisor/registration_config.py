@@ -26,10 +26,12 @@ def resolve_registration(config: ServeConfig, port: int) -> RegistrationConfig:
     """`port` is the one that was opened for HTTP."""
     hosts = router_hosts(config)
     # Routers of this machine may lack a cluster key, and then they and we take each other's loopback addresses only.
-    stays_here = bool(hosts) and all(map(is_loopback, hosts))
-    host = loopback_for(config.host) if stays_here else advertised_host(config.host, hosts)
-    named = config.advertise_url.rstrip("/") if config.advertise_url else None
-    return RegistrationConfig(router_urls(config), named or http_url(host, port, tls=config.tls_cert is not None))
+    is_all_local = bool(hosts) and all(map(is_loopback, hosts))
+    host = loopback_for(config.host) if is_all_local else advertised_host(config.host, hosts)
+    advertised_url = config.advertise_url.rstrip("/") if config.advertise_url else None
+    return RegistrationConfig(
+        router_urls(config), advertised_url or http_url(host, port, tls=config.tls_cert is not None)
+    )
 
 
 def http_url(host: str, port: int, *, tls: bool = False) -> str:
@@ -47,8 +49,8 @@ def router_hosts(config: ServeConfig) -> tuple[str, ...]:
 
 def parse_url_list(text: str) -> tuple[str, ...]:
     """Separated by commas, in the order given, each once."""
-    named = (word.strip().rstrip("/") for word in text.split(","))
-    return tuple(dict.fromkeys(word for word in named if word))
+    urls = (url.strip().rstrip("/") for url in text.split(","))
+    return tuple(dict.fromkeys(url for url in urls if url))
 
 
 def parse_host(url: str, flag: str) -> str:

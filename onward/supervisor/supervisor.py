@@ -273,13 +273,13 @@ class Supervisor:
     def _on_started(
         self, role: ProcessRole, index: int, incarnation: str, process: ChildProcess, address: str = ""
     ) -> None:
-        following = self._core.on_started(role, index, incarnation, address, self._clock.now_s())
+        actions = self._core.on_started(role, index, incarnation, address, self._clock.now_s())
         child = self._core.children[incarnation]
         self._processes[child] = process
         self._selector.register(process.channel.fileno(), selectors.EVENT_READ, child)
         self._selector.register(process.pidfd, selectors.EVENT_READ, child)
         logger.info(log.event("started", role=role.value, pid=process.process.pid, incarnation=incarnation))
-        self._execute(following)
+        self._execute(actions)
 
     # Messages.
 
@@ -346,7 +346,7 @@ class Supervisor:
         audit_log.log_key_reload(len(self._keys))
 
     def _instance_view(self, query_id: int) -> InstanceView:
-        ours = ProcessView("supervisor", os.getpid(), self._incarnation, "ready")
+        supervisor_view = ProcessView("supervisor", os.getpid(), self._incarnation, "ready")
         children = sorted(self._processes.items(), key=lambda item: (item[0].role.value, item[0].index))
         views = [
             ProcessView(child.role.value, process.process.pid, child.incarnation, child.state.value)
@@ -355,7 +355,7 @@ class Supervisor:
         return InstanceView(
             query_id,
             self._incarnation,
-            [ours, *views],
+            [supervisor_view, *views],
             {role.value: count for role, count in self._core.restarts.items()},
             merge([self._core.snapshots.families(), self._metrics.snapshot()]),
             self._core.snapshots.engine_stats(),

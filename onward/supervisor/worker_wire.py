@@ -43,8 +43,8 @@ def open_worker_wire(
     """While the context lasts, the file descriptors are ours; whoever was given them then has copies."""
     if config.transport == "zmq":
         # The name carries both incarnations: nothing meant for another pair can ever arrive there.
-        ours, theirs = make_private_address(f"{engine_incarnation}-{worker_incarnation}")
-        yield WorkerWireEnds(ZmqWireAddress(ours), ZmqWireAddress(theirs))
+        engine_address, worker_address = make_private_address(f"{engine_incarnation}-{worker_incarnation}")
+        yield WorkerWireEnds(ZmqWireAddress(engine_address), ZmqWireAddress(worker_address))
         return
     wire = shm_wire_for(config, model, worker_incarnation)
     memory_fd, engine_bell, worker_bell = shm_wire.create_ring(wire)

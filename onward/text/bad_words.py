@@ -33,11 +33,11 @@ def bad_word_token_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tup
         raise InvalidRequest("bad_words: this model has no tokenizer; use logit_bias", param="bad_words")
     texts = (space + word.lstrip() for word in words for space in ("", " "))
     sequences = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
-    found = tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
-    if (num_tokens := sum(map(len, found))) > MAX_BAD_WORD_TOKENS:
+    token_sequences = tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
+    if (num_tokens := sum(map(len, token_sequences))) > MAX_BAD_WORD_TOKENS:
         raise InvalidRequest(
             f"bad_words: at most {MAX_BAD_WORD_TOKENS} tokens in all, each word with and without a space before it, "
             f"got {num_tokens}",
             param="bad_words",
         )
-    return found
+    return token_sequences

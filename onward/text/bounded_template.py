@@ -73,11 +73,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-def render(template: jinja2.Template, names: Mapping[str, Any], max_chars: int, max_steps: int = MAX_STEPS) -> str:
+def render(template: jinja2.Template, variables: Mapping[str, Any], max_chars: int, max_steps: int = MAX_STEPS) -> str:
     """The output. It is measured while it grows, so one that is too long never lies in memory."""
     parts: list[str] = []
     num_chars = 0
-    for part in template.generate({**names, _COUNTER: _StepBudget(max_steps)}):
+    for part in template.generate({**variables, _COUNTER: _StepBudget(max_steps)}):
         num_chars += len(part)
         if num_chars > max_chars:
             raise RenderedPromptTooLong(f"the prompt is longer than {max_chars} characters")
@@ -97,9 +97,9 @@ class _GenerationTag(Extension):
 
 @jinja2.pass_context
 def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    take = context[_COUNTER].take
+    consume = context[_COUNTER].take
     for item in items:
-        take()
+        consume()
         yield item
 
 

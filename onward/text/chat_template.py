@@ -51,7 +51,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt, of at most `max_chars` characters. `variables` are further names that some templates read, such as
         `enable_thinking`."""
-        names: dict[str, Any] = {
+        context: dict[str, Any] = {
             **(variables or {}),
             **self._special_tokens,
             "messages": [self._plain(message, index) for index, message in enumerate(messages)],
@@ -60,8 +60,8 @@ class ChatTemplate:
             "strftime_now": _clock_at(created_s),
         }
         try:
-            most = self._max_chars if max_chars is None else min(max_chars, self._max_chars)
-            return bounded_template.render(self._template, names, most, self._max_steps)
+            limit = self._max_chars if max_chars is None else min(max_chars, self._max_chars)
+            return bounded_template.render(self._template, context, limit, self._max_steps)
         except RenderedPromptTooLong as error:
             raise InvalidRequest(f"messages: {error}", code=CONTEXT_LENGTH_EXCEEDED, param="messages") from None
         except TemplateLimitExceeded as error:
@@ -97,10 +97,10 @@ def _content_text(content: Any, index: int) -> str:
 
 
 def environment() -> BoundedEnvironment:
-    made = BoundedEnvironment()
-    made.filters["tojson"] = _to_json
-    made.globals["raise_exception"] = _raise_exception
-    return made
+    env = BoundedEnvironment()
+    env.filters["tojson"] = _to_json
+    env.globals["raise_exception"] = _raise_exception
+    return env
 
 
 def _clock_at(created_s: float) -> Callable[[str], str]:

@@ -93,10 +93,10 @@ def _bpe(tokens: Sequence[str], merges: list[tuple[str, str]], **options: Any) -
 
 def _split_merge(merge: str) -> tuple[str, str]:
     # The left half is never empty, so the separator is looked for behind the first character.
-    at = merge.find(" ", 1)
-    if at < 0 or at + 1 == len(merge):
+    separator_at = merge.find(" ", 1)
+    if separator_at < 0 or separator_at + 1 == len(merge):
         raise StartupError(f"tokenizer.ggml.merges has {merge[:80]!r}, which is not a pair of tokens")
-    return merge[:at], merge[at + 1 :]
+    return merge[:separator_at], merge[separator_at + 1 :]
 
 
 def _merges_from_scores(
@@ -104,7 +104,7 @@ def _merges_from_scores(
 ) -> list[tuple[str, str]]:
     """SentencePiece joins the neighbours whose joint piece scores highest: every way to cut a piece in two is a merge,
     ranked by the piece's score. Only ordinary pieces take part; the others never come out of joining."""
-    ids = {token: i for i, token in enumerate(tokens) if token_types[i] == TokenType.NORMAL}
+    ids = {token: token_id for token_id, token in enumerate(tokens) if token_types[token_id] == TokenType.NORMAL}
     ranked: list[tuple[float, int, int, str, str]] = []
     for piece, piece_id in ids.items():
         for cut in range(1, len(piece)):

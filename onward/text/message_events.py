@@ -105,11 +105,11 @@ def join_events(first: MessageEvent, second: MessageEvent) -> MessageEvent | Non
 
 def merge_events(events: Iterable[MessageEvent]) -> list[MessageEvent]:
     """The same story in as few events as can be. However a text was cut, this is the same."""
-    told: list[MessageEvent] = []
+    merged: list[MessageEvent] = []
     for event in events:
-        both = join_events(told[-1], event) if told else None
-        if both is None:
-            told.append(event)
+        joined = join_events(merged[-1], event) if merged else None
+        if joined is None:
+            merged.append(event)
         else:
-            told[-1] = both
-    return told
+            merged[-1] = joined
+    return merged

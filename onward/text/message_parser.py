@@ -12,62 +12,65 @@ class MessageParser:
     """Either parser may be missing; without both there is no need for this. `max_calls`: the answer is over when so many
     calls have ended."""
 
-    __slots__ = ("_calls", "_max_calls", "_reasoning", "num_tool_calls", "stopped")
+    __slots__ = ("_call_parser", "_max_calls", "_reasoning_parser", "num_tool_calls", "stopped")
 
     def __init__(
-        self, reasoning: IncrementalParser | None, calls: IncrementalParser | None, max_calls: int | None = None
+        self,
+        reasoning_parser: IncrementalParser | None,
+        call_parser: IncrementalParser | None,
+        max_calls: int | None = None,
     ) -> None:
         self.num_tool_calls = 0
         """Those that have ended."""
         self.stopped = False
         """The last call that may be made has ended with the newest text. What followed it there is gone, and nothing may
         be pushed."""
-        self._reasoning = reasoning
-        self._calls = calls
+        self._reasoning_parser = reasoning_parser
+        self._call_parser = call_parser
         self._max_calls = max_calls
 
     @property
     def parses_reasoning(self) -> bool:
-        return self._reasoning is not None
+        return self._reasoning_parser is not None
 
     @property
     def num_held(self) -> int:
         """Characters that were pushed and are not part of any event yet."""
-        return sum(parser.num_held for parser in (self._reasoning, self._calls) if parser is not None)
+        return sum(parser.num_held for parser in (self._reasoning_parser, self._call_parser) if parser is not None)
 
     def push(self, text: str) -> list[MessageEvent]:
         assert not self.stopped
-        if self._reasoning is None:
+        if self._reasoning_parser is None:
             return self._call_events([ContentText(text)] if text else [])
-        return self._call_events(self._reasoning.push(text))
+        return self._call_events(self._reasoning_parser.push(text))
 
     def finish(self) -> list[MessageEvent]:
         """The text has ended. Not for one that was cut and may go on elsewhere."""
         if self.stopped:
             return []
-        told = self._call_events(self._reasoning.finish() if self._reasoning else [])
-        if self._calls is None or self.stopped:
-            return told
-        return told + self._counted(self._calls.finish())
+        parsed = self._call_events(self._reasoning_parser.finish() if self._reasoning_parser else [])
+        if self._call_parser is None or self.stopped:
+            return parsed
+        return parsed + self._count_calls(self._call_parser.finish())
 
     def _call_events(self, events: list[MessageEvent]) -> list[MessageEvent]:
-        if self._calls is None:
+        if self._call_parser is None:
             return events
-        told: list[MessageEvent] = []
+        parsed: list[MessageEvent] = []
         for event in events:
             if isinstance(event, ContentText):
-                told += self._counted(self._calls.push(event.text))
+                parsed += self._count_calls(self._call_parser.push(event.text))
             else:
-                told.append(event)
+                parsed.append(event)
             if self.stopped:
                 break
-        return told
+        return parsed
 
-    def _counted(self, events: list[MessageEvent]) -> list[MessageEvent]:
-        for place, event in enumerate(events, start=1):
+    def _count_calls(self, events: list[MessageEvent]) -> list[MessageEvent]:
+        for end, event in enumerate(events, start=1):
             if isinstance(event, ToolCallEnded):
                 self.num_tool_calls += 1
                 if self.num_tool_calls == self._max_calls:
                     self.stopped = True
-                    return events[:place]
+                    return events[:end]
         return events

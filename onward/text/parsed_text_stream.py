@@ -13,54 +13,54 @@ from onward.text.text_stream import INTERRUPTED_REASONS, TextStream
 
 
 class ParsedTextStream:
-    __slots__ = ("_events", "_message", "_text", "_thought")
+    __slots__ = ("_events", "_parser", "_reasoning_counter", "_text_stream")
 
-    def __init__(self, text: TextStream, message: MessageParser) -> None:
-        self._text = text
-        self._message = message
+    def __init__(self, text_stream: TextStream, parser: MessageParser) -> None:
+        self._text_stream = text_stream
+        self._parser = parser
         self._events: list[MessageEvent] = []
-        self._thought = ReasoningTokenCounter()
+        self._reasoning_counter = ReasoningTokenCounter()
 
     @property
     def stopped(self) -> bool:
         """A stop string was completed by the newest token, or the last call that may be made has ended with it. Nothing may
         be pushed after that."""
-        return self._text.stopped or self._message.stopped
+        return self._text_stream.stopped or self._parser.stopped
 
     @property
     def num_tool_calls(self) -> int:
         """Calls that have ended."""
-        return self._message.num_tool_calls
+        return self._parser.num_tool_calls
 
     @property
     def num_reasoning_tokens(self) -> int | None:
         """Tokens that are told as thinking; its tags are none of it. None where none is looked for."""
-        return self._thought.count if self._message.parses_reasoning else None
+        return self._reasoning_counter.count if self._parser.parses_reasoning else None
 
     def push(self, token_id: int) -> str:
         """The text that may be shown now that this token is known; `take_events` has what it says."""
         assert not self.stopped
-        text = self._text.push(token_id)
-        self._thought.push(text)
-        self._append_events(self._message.push(text) if text else [])
+        text = self._text_stream.push(token_id)
+        self._reasoning_counter.push(text)
+        self._append_events(self._parser.push(text) if text else [])
         return text
 
     def finish(self, reason: str) -> str:
         """The rest of the text, when the output has ended for this reason. One that was cut may go on elsewhere, so nothing
         held back is told."""
-        if self._message.stopped or reason in INTERRUPTED_REASONS:
+        if self._parser.stopped or reason in INTERRUPTED_REASONS:
             return ""
-        rest = self._text.finish(reason)
-        self._thought.flush(rest)
-        self._append_events(self._message.push(rest) if rest else [])
-        self._append_events(self._message.finish())
+        rest = self._text_stream.finish(reason)
+        self._reasoning_counter.flush(rest)
+        self._append_events(self._parser.push(rest) if rest else [])
+        self._append_events(self._parser.finish())
         return rest
 
     def num_emitted_tokens(self, token_ids: Sequence[int]) -> int:
         """How many of the tokens that were pushed, from the first on, have all of their text among the events."""
         if self.stopped:
             return len(token_ids)
-        return self._text.num_emitted_tokens(token_ids, self._message.num_held)
+        return self._text_stream.num_emitted_tokens(token_ids, self._parser.num_held)
 
     def take_events(self) -> list[MessageEvent]:
         """What was told since the last time, in as few events as can be."""
@@ -68,10 +68,10 @@ class ParsedTextStream:
         return events
 
     def _append_events(self, events: list[MessageEvent]) -> None:
-        self._thought.count_events(events)
+        self._reasoning_counter.count_events(events)
         for event in events:
-            both = join_events(self._events[-1], event) if self._events else None
-            if both is None:
+            joined = join_events(self._events[-1], event) if self._events else None
+            if joined is None:
                 self._events.append(event)
             else:
-                self._events[-1] = both
+                self._events[-1] = joined

@@ -83,27 +83,27 @@ class TemplateRenderer:
 class PromptTokenizer:
     """Immutable once built, so threads may share it. Raises `InvalidRequest` for what has no ids."""
 
-    def __init__(self, text: TokenizerFiles) -> None:
-        self.tokenizer = None if text.tokenizer is None else Tokenizer(text.tokenizer)
+    def __init__(self, files: TokenizerFiles) -> None:
+        self.tokenizer = None if files.tokenizer is None else Tokenizer(files.tokenizer)
         self._template = (
-            None if text.chat_template is None else ChatTemplate(text.chat_template, text.bos_token, text.eos_token)
+            None if files.chat_template is None else ChatTemplate(files.chat_template, files.bos_token, files.eos_token)
         )
-        source = text.chat_template or ""
+        source = files.chat_template or ""
         self.knows_tools, self._wants_arguments_as_text = template_reads_tools(source), template_joins_arguments(source)
 
     def tokenize_chat(
         self,
         messages: Sequence[ChatMessage],
         created_s: int,
-        rendering: TemplateOptions = DEFAULT_TEMPLATE_OPTIONS,
+        options: TemplateOptions = DEFAULT_TEMPLATE_OPTIONS,
         renderer: TemplateRenderer | None = None,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """`by`: instead of the model's template. `max_tokens`: as in `tokenize_text`."""
+        """`renderer`: instead of the model's template. `max_tokens`: as in `tokenize_text`."""
         if (self._template is None and renderer is None) or self.tokenizer is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
         max_chars = None if max_tokens is None else max_tokens * self.tokenizer.max_bytes_per_token
-        rendered = _rendered(messages, rendering, renderer or self._model_renderer(created_s, max_chars))
+        rendered = _render(messages, options, renderer or self._model_renderer(created_s, max_chars))
         try:
             return self.tokenizer.encode_chat(rendered, max_tokens)
         except InvalidRequest as error:
@@ -113,13 +113,13 @@ class PromptTokenizer:
         template = self._template
         assert template is not None
 
-        def render(messages: list[Message], rendering: TemplateOptions) -> str:
+        def render(messages: list[Message], options: TemplateOptions) -> str:
             return template.render(
                 messages,
                 created_s=created_s,
-                add_generation_prompt=rendering.adds_generation_prompt,
-                tools=rendering.tools,
-                variables=rendering.variables,
+                add_generation_prompt=options.adds_generation_prompt,
+                tools=options.tools,
+                variables=options.variables,
                 max_chars=max_chars,
             )
 
@@ -136,14 +136,14 @@ class PromptTokenizer:
         return token_ids
 
 
-def _rendered(messages: Sequence[ChatMessage], rendering: TemplateOptions, by: TemplateRenderer) -> str:
-    plain = with_template_arguments([_plain(message) for message in messages], as_text=by.joins_arguments)
-    if rendering.tools and not by.reads_tools:
-        plain = with_tools_system_message(plain, rendering.tools)
-        rendering = msgspec.structs.replace(rendering, tools=None)
-    if not rendering.continue_final_message:
-        return by.render(plain, rendering)
-    return continue_final_message.cut_at_marker(by.render(continue_final_message.add_marker(plain), rendering))
+def _render(messages: Sequence[ChatMessage], options: TemplateOptions, renderer: TemplateRenderer) -> str:
+    plain = with_template_arguments([_plain(message) for message in messages], as_text=renderer.joins_arguments)
+    if options.tools and not renderer.reads_tools:
+        plain = with_tools_system_message(plain, options.tools)
+        options = msgspec.structs.replace(options, tools=None)
+    if not options.continue_final_message:
+        return renderer.render(plain, options)
+    return continue_final_message.cut_at_marker(renderer.render(continue_final_message.add_marker(plain), options))
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:
@@ -165,8 +165,8 @@ def _tokenizer_of(model: PreparedModel) -> str | None:
         raise StartupError(f"the tokenizer cannot be read: {path}: {error}") from error
 
 
-def tokenizer_hash(text: TokenizerFiles) -> str:
+def tokenizer_hash(files: TokenizerFiles) -> str:
     """Empty where there is no tokenizer, and so nothing to agree on."""
-    if text.tokenizer is None:
+    if files.tokenizer is None:
         return ""
-    return hashlib.blake2b(msgspec.msgpack.encode((TOKENIZATION_VERSION, text)), digest_size=16).hexdigest()
+    return hashlib.blake2b(msgspec.msgpack.encode((TOKENIZATION_VERSION, files)), digest_size=16).hexdigest()

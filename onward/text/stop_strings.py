@@ -81,22 +81,22 @@ class StopStringMatcher:
         return text
 
     def _scan(self, text: str, ignore_matches: bool) -> str:
-        known = self._held + text
+        pending = self._held + text
         state = self._state
         for index, character in enumerate(text, start=len(self._held) + 1):
             state = self._next(state, character)
             length = self._match_lengths[state]
             if length and not ignore_matches:
-                self.matched = known[index - length : index]
+                self.matched = pending[index - length : index]
                 self._held, self._state = "", _ROOT
-                return known[: index - length]
+                return pending[: index - length]
         # A state without children is a whole stop string that was passed over; only a shorter end can still grow.
         while state != _ROOT and not self._children[state]:
             state = self._fallbacks[state]
         self._state = state
-        num_released = len(known) - self._depths[state]
-        self._held = known[num_released:]
-        return known[:num_released]
+        num_released = len(pending) - self._depths[state]
+        self._held = pending[num_released:]
+        return pending[:num_released]
 
     def _next(self, state: int, character: str) -> int:
         while (child := self._children[state].get(character)) is None:

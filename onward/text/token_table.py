@@ -18,8 +18,8 @@ WORD_MARK = "▁"
 class TokenTable:
     """Bytes of every token, and the text of those that are whole characters by themselves.
 
-    `texts` and `pieces` are parallel lists, indexed by token id; in `texts` a token that is text only together with its
-    neighbours is None. The `plain_` pair is what a reader wants: special tokens are empty in it.
+    `texts` and `token_bytes_list` are parallel lists, indexed by token id; in `texts` a token that is text only together
+    with its neighbours is None. The `visible_` pair is what a reader wants: special tokens are empty in it.
     """
 
     __slots__ = (

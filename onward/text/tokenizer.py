@@ -35,7 +35,7 @@ class Tokenizer:
         except (StartupError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises bare exceptions, and its panics are no Exception at all
-            raise StartupError(f"the tokenizer cannot be read: {_said(error)}") from error
+            raise StartupError(f"the tokenizer cannot be read: {_describe_error(error)}") from error
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Tokenizer":
@@ -95,16 +95,16 @@ class Tokenizer:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # what the file does not provide for is found out only now, by bare exceptions
-            raise InvalidRequest(f"the text cannot be tokenized: {_said(error)}") from error
+            raise InvalidRequest(f"the text cannot be tokenized: {_describe_error(error)}") from error
 
     def _find_bos(self) -> int | None:
         """What the tokenizer puts before a text, if it puts exactly one special token there."""
         plain = self._tokenizer.encode("a", add_special_tokens=False).ids
-        framed = self._tokenizer.encode("a", add_special_tokens=True).ids
-        if len(framed) > len(plain) and framed[0] in self.special_ids and framed[0] not in plain:
-            return framed[0]
+        with_special = self._tokenizer.encode("a", add_special_tokens=True).ids
+        if len(with_special) > len(plain) and with_special[0] in self.special_ids and with_special[0] not in plain:
+            return with_special[0]
         return None
 
 
-def _said(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"

@@ -38,13 +38,15 @@ def template_joins_arguments(template: str) -> bool:
 
 def with_tools_system_message(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     """The messages with a system message that tells of the tools: the first one where there is one, else a new one."""
-    told = TOOLS_SYSTEM_PROMPT + "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    tools_prompt = TOOLS_SYSTEM_PROMPT + "\n".join(
+        json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools
+    )
     first = messages[0] if messages else {}
     if first.get("role") not in ("system", "developer"):
-        return [{"role": "system", "content": told}, *messages]
+        return [{"role": "system", "content": tools_prompt}, *messages]
     content = first.get("content")
     parts = [content] if isinstance(content, str) else [part.get("text") or "" for part in content or []]
-    return [{**first, "content": "\n\n".join([*parts, told])}, *messages[1:]]
+    return [{**first, "content": "\n\n".join([*parts, tools_prompt])}, *messages[1:]]
 
 
 def with_template_arguments(messages: Sequence[Message], *, as_text: bool) -> list[Message]:
@@ -63,8 +65,8 @@ def _for_template(message: Message, path: str, as_text: bool) -> Message:
 def _call(call: Mapping[str, Any], path: str, as_text: bool) -> Mapping[str, Any]:
     function = call["function"]
     arguments = parse_arguments(function.get("arguments"), f"{path}.function.arguments")
-    shown = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
-    return {**call, "function": {**function, "arguments": shown}}
+    formatted = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+    return {**call, "function": {**function, "arguments": formatted}}
 
 
 def parse_arguments(value: Any, path: str) -> dict[str, Any]:
@@ -72,9 +74,9 @@ def parse_arguments(value: Any, path: str) -> dict[str, Any]:
     if value is None or value == "":
         return {}
     try:
-        found = msgspec.json.decode(value) if isinstance(value, str) else value
+        decoded = msgspec.json.decode(value) if isinstance(value, str) else value
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as fault:
         raise InvalidRequest(f"{path}: must be the JSON text of an object ({fault})", param=path) from fault
-    if not isinstance(found, dict):
+    if not isinstance(decoded, dict):
         raise InvalidRequest(f"{path}: must be the JSON text of an object", param=path)
-    return found
+    return decoded

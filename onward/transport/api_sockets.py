@@ -23,44 +23,45 @@ FromOwnerT = TypeVar("FromOwnerT")
 
 
 class ApiClientSocket(Generic[ToOwnerT, FromOwnerT]):
-    """An api process's way to one incarnation of the owner. `answers`: the type of what it says."""
+    """An api process's way to one incarnation of the owner. `message_type`: the type of what it says."""
 
-    def __init__(self, address: str, api_incarnation: str, incoming: Any, queue_length: int) -> None:
+    def __init__(self, address: str, api_incarnation: str, message_type: Any, queue_length: int) -> None:
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-        _bound(self._socket, queue_length)
+        _set_limits(self._socket, queue_length)
         self._socket.setsockopt(zmq.IDENTITY, api_incarnation.encode())
         connect(self._socket, address)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[FromOwnerT] = msgspec.msgpack.Decoder(incoming)
+        self._decoder: msgspec.msgpack.Decoder[FromOwnerT] = msgspec.msgpack.Decoder(message_type)
 
     def send(self, message: ToOwnerT) -> bool:
         """Never blocks. False if the queue is full."""
         # Through the asyncio socket, which looks for arrivals after each send: zmq tells of them only once, and a
         # plain send would swallow that. With NOBLOCK the future is done when the call returns.
-        sent = self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
-        return cast("asyncio.Future[Any]", sent).exception() is None
+        future = self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        return cast("asyncio.Future[Any]", future).exception() is None
 
     async def receive(self) -> FromOwnerT:
         while True:
             try:
                 return decode_message(self._decoder, await self._socket.recv())
             except msgspec.DecodeError as fault:
-                _note_dropped("owner", fault)
+                _log_dropped("owner", fault)
 
     def close(self) -> None:
         self._socket.close()
 
 
 class ApiServerSocket(Generic[ToOwnerT, FromOwnerT]):
-    """Where the owner hears the api processes. Each is known by its incarnation. `questions`: the type of what they say."""
+    """Where the engine or stream store receives messages of api processes. Each api process is known by its incarnation.
+    `message_type`: the type of their messages."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, incoming: Any, queue_length: int) -> None:
+    def __init__(self, context: zmq.Context[Any], address: str, message_type: Any, queue_length: int) -> None:
         self.pollable: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-        _bound(self.pollable, queue_length)
+        _set_limits(self.pollable, queue_length)
         self.pollable.setsockopt(zmq.ROUTER_MANDATORY, 1)
         bind(self.pollable, address)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[ToOwnerT] = msgspec.msgpack.Decoder(incoming)
+        self._decoder: msgspec.msgpack.Decoder[ToOwnerT] = msgspec.msgpack.Decoder(message_type)
         self._queue_length = queue_length
 
     def receive(self) -> tuple[str, ToOwnerT] | None:
@@ -73,7 +74,7 @@ class ApiServerSocket(Generic[ToOwnerT, FromOwnerT]):
             try:
                 return sender.decode(), decode_message(self._decoder, data)
             except msgspec.DecodeError as fault:
-                _note_dropped(sender.decode(), fault)
+                _log_dropped(sender.decode(), fault)
         return None
 
     def send(self, receiver: str, message: FromOwnerT) -> bool:
@@ -88,12 +89,12 @@ class ApiServerSocket(Generic[ToOwnerT, FromOwnerT]):
         self.pollable.close()
 
 
-def _note_dropped(sender: str, fault: msgspec.DecodeError) -> None:
+def _log_dropped(sender: str, fault: msgspec.DecodeError) -> None:
     """A message that cannot be read is a lost one, which the protocols above repair. It must not end the reader."""
     _logger.error(log.event("message dropped", sender=sender, error=str(fault)))
 
 
-def _bound(socket: "zmq.Socket[Any]", queue_length: int) -> None:
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, queue_length)
-    socket.setsockopt(zmq.RCVHWM, queue_length)
+def _set_limits(zmq_socket: "zmq.Socket[Any]", queue_length: int) -> None:
+    zmq_socket.setsockopt(zmq.LINGER, 0)
+    zmq_socket.setsockopt(zmq.SNDHWM, queue_length)
+    zmq_socket.setsockopt(zmq.RCVHWM, queue_length)

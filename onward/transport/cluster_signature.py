@@ -13,19 +13,23 @@ MAX_AGE_S = 60.0
 
 def sign_request(cluster_key: str, method: str, path: str, body: bytes, wall_s: float) -> str:
     assert cluster_key, "without a key there is nothing to prove"
-    stamp = str(int(wall_s))
-    return f"{stamp}:{_mac(cluster_key, stamp, method, path, body)}"
+    timestamp = str(int(wall_s))
+    return f"{timestamp}:{_mac(cluster_key, timestamp, method, path, body)}"
 
 
 def verify_signature(cluster_key: str, header: str | None, method: str, path: str, body: bytes, wall_s: float) -> bool:
-    stamp, _, mac = (header or "").partition(":")
-    if not (stamp.isascii() and stamp.isdecimal()) or len(stamp) > 12 or abs(wall_s - int(stamp)) > MAX_AGE_S:
+    timestamp, _, mac = (header or "").partition(":")
+    if (
+        not (timestamp.isascii() and timestamp.isdecimal())
+        or len(timestamp) > 12
+        or abs(wall_s - int(timestamp)) > MAX_AGE_S
+    ):
         return False
-    return hmac.compare_digest(mac.encode(), _mac(cluster_key, stamp, method, path, body).encode())
+    return hmac.compare_digest(mac.encode(), _mac(cluster_key, timestamp, method, path, body).encode())
 
 
-def _mac(cluster_key: str, stamp: str, method: str, path: str, body: bytes) -> str:
+def _mac(cluster_key: str, timestamp: str, method: str, path: str, body: bytes) -> str:
     digest = hashlib.blake2b(key=bytes.fromhex(cluster_key), digest_size=32, person=b"onward router")
-    for part in (stamp.encode(), method.encode(), path.encode(), body):
+    for part in (timestamp.encode(), method.encode(), path.encode(), body):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()

@@ -45,13 +45,13 @@ class SupervisorChannel(Protocol):
 class ControlChannel:
     """One end of the pair. Children decode `ToChild`; the supervisor passes `FromChild`."""
 
-    def __init__(self, sock: socket.socket | int, incoming: Any = ToChild) -> None:
+    def __init__(self, sock: socket.socket | int, message_type: Any = ToChild) -> None:
         self._sock = socket.socket(fileno=sock) if isinstance(sock, int) else sock
         self._sock.setblocking(False)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             self._sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._decoder = msgspec.msgpack.Decoder(message_type)
         self._fds: list[int] = []
 
     def fileno(self) -> int:
@@ -130,8 +130,8 @@ def _read_memory(fds: list[int]) -> bytes:
 
 def control_pair() -> tuple[ControlChannel, socket.socket]:
     """The supervisor's end, and the raw socket for the child to inherit."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return ControlChannel(ours, FromChild), theirs
+    parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return ControlChannel(parent_end, FromChild), child_end
 
 
 def join_supervisor(fd: int) -> ControlChannel:

@@ -60,10 +60,10 @@ class HandoffServerSocket:
             raise msgspec.DecodeError(f"a message of {len(frames) - 1} parts")
         return _sender(frames[0]), decode_message(self._decoder, frames[1])
 
-    def send(self, decode: str, message: ToDecode) -> bool:
+    def send(self, receiver: str, message: ToDecode) -> bool:
         """False if that instance is not connected or has stopped reading."""
         try:
-            self.pollable.send_multipart([decode.encode(), self._encoder.encode(message)], zmq.NOBLOCK)
+            self.pollable.send_multipart([receiver.encode(), self._encoder.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True
@@ -129,12 +129,12 @@ def _set_limits(sock: "zmq.Socket[bytes]", address: str) -> None:
 
 def _address_of(listening_fd: int) -> str:
     """As zmq wants to hear it, although the socket is bound already. zmq accepts only when told, so it must not block."""
-    listening = socket.socket(fileno=listening_fd)
+    listener = socket.socket(fileno=listening_fd)
     try:
-        listening.setblocking(False)
-        host, port = listening.getsockname()[:2]
+        listener.setblocking(False)
+        host, port = listener.getsockname()[:2]
     finally:
-        listening.detach()
+        listener.detach()
     return tcp_address(host, port)
 
 

@@ -24,14 +24,14 @@ class KvWireFull(Exception):
 class _KvWireEnd:
     """A zmq socket that has nobody at its other end yet refuses to send; what is sent before then must wait here."""
 
-    def __init__(self, context: zmq.Context[Any], incoming: Any) -> None:
+    def __init__(self, context: zmq.Context[Any], message_type: Any) -> None:
         self.pollable: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self.pollable.setsockopt(zmq.LINGER, 0)
         self.pollable.setsockopt(zmq.SNDHWM, KV_QUEUE_LENGTH)
         self.pollable.setsockopt(zmq.RCVHWM, KV_QUEUE_LENGTH)
         self._waiting: deque[bytes] = deque()
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._decoder = msgspec.msgpack.Decoder(message_type)
 
     def send_or_queue(self, message: Any) -> None:
         if len(self._waiting) >= KV_QUEUE_LENGTH:

@@ -58,8 +58,8 @@ class RowExtras(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
         has_more = event.logprobs is not None or event.prompt_logprobs is not None
         if not has_more and not event.grammar_done and not event.draft_token_ids:
             return None
-        more = (event.logprobs, event.prompt_logprobs, event.grammar_done, None, event.draft_token_ids)
-        return cls(event.slot, event.slot_epoch, None, None, *more)
+        rest = (event.logprobs, event.prompt_logprobs, event.grammar_done, None, event.draft_token_ids)
+        return cls(event.slot, event.slot_epoch, None, None, *rest)
 
 
 _NOTHING = RowExtras(-1, -1)
@@ -75,7 +75,7 @@ def encode(events: Sequence[SlotEvent], num_slots: int, max_tokens_per_row: int)
     """The rows of all slots, flat, and the side records."""
     width = num_columns(max_tokens_per_row)
     cells = array("q", [0, 0, 0, 0, NO_TOKEN, *([0] * max_tokens_per_row)]) * num_slots
-    side: list[RowExtras] = []
+    extras: list[RowExtras] = []
     slots = {event.slot for event in events}
     assert len(slots) == len(events), "a slot has one event in a step"
     assert not slots or (min(slots) >= 0 and max(slots) < num_slots), "every slot has a row"
@@ -84,20 +84,22 @@ def encode(events: Sequence[SlotEvent], num_slots: int, max_tokens_per_row: int)
         # One token is what nearly every row holds, so it is packed without a list.
         if type(event) is SlotTokens and len(event.token_ids) == 1:
             [token] = event.token_ids
-            at = event.slot * row_bytes
-            pack_into(cells, at, event.slot_epoch, event.position, event.num_computed, event.num_draft_tokens, 1, token)
+            offset = event.slot * row_bytes
+            pack_into(
+                cells, offset, event.slot_epoch, event.position, event.num_computed, event.num_draft_tokens, 1, token
+            )
             if (record := RowExtras.from_tokens(event)) is not None:
-                side.append(record)
+                extras.append(record)
         else:
-            at, row = event.slot * width, array("q", _row(event, max_tokens_per_row, side))
-            cells[at : at + len(row)] = row
-    return cells, _side_encoder.encode(side) if side else b""
+            offset, row = event.slot * width, array("q", _row(event, max_tokens_per_row, extras))
+            cells[offset : offset + len(row)] = row
+    return cells, _side_encoder.encode(extras) if extras else b""
 
 
-def decode(cells: list[int], side: bytes, max_tokens_per_row: int) -> list[SlotEvent]:
+def decode(cells: list[int], extras: bytes, max_tokens_per_row: int) -> list[SlotEvent]:
     """The events of one step, in the order of their slots."""
     width = num_columns(max_tokens_per_row)
-    records = {(r.slot, r.slot_epoch): r for r in _side_decoder.decode(side)} if side else {}
+    records = {(r.slot, r.slot_epoch): r for r in _side_decoder.decode(extras)} if extras else {}
     events: list[SlotEvent] = []
     columns = (cells[column::width] for column in range(NUM_FIXED_COLUMNS + 1))
     for slot, (epoch, position, num_computed, drafted, count, first_id) in enumerate(zip(*columns, strict=True)):
@@ -126,8 +128,8 @@ def _tokens(
 ) -> SlotTokens:
     if record is _NOTHING:
         return SlotTokens(slot, epoch, position, num_computed, token_ids, None, None, False, drafted)
-    more = (record.logprobs, record.prompt_logprobs, record.grammar_done, drafted, record.draft_token_ids)
-    return SlotTokens(slot, epoch, position, num_computed, token_ids, *more)
+    rest = (record.logprobs, record.prompt_logprobs, record.grammar_done, drafted, record.draft_token_ids)
+    return SlotTokens(slot, epoch, position, num_computed, token_ids, *rest)
 
 
 def _event_without_tokens(slot: int, epoch: int, num_computed: int, count: int, record: RowExtras) -> SlotEvent:
@@ -143,23 +145,23 @@ def _event_without_tokens(slot: int, epoch: int, num_computed: int, count: int, 
     return SlotFailed(slot, epoch, record.code, record.message)
 
 
-def _row(event: SlotEvent, max_tokens: int, side: list[RowExtras]) -> list[int]:
+def _row(event: SlotEvent, max_tokens: int, extras: list[RowExtras]) -> list[int]:
     """The cells that say something; those behind them are zero."""
     match event:
         case SlotTokens(_, epoch, position, num_computed, ids):
             assert 0 < len(ids) <= max_tokens, "the rows are as wide as a step can be"
             if (record := RowExtras.from_tokens(event)) is not None:
-                side.append(record)
+                extras.append(record)
             return [epoch, position, num_computed, event.num_draft_tokens, len(ids), *ids]
         case SlotAdvanced(slot, epoch, num_computed, prompt_logprobs):
             if prompt_logprobs is not None:
-                side.append(RowExtras(slot, epoch, prompt_logprobs=prompt_logprobs))
+                extras.append(RowExtras(slot, epoch, prompt_logprobs=prompt_logprobs))
             return [epoch, 0, num_computed, 0, 0]
         case SlotPreempted(_, epoch, num_tokens):
             return [epoch, 0, num_tokens, 0, PREEMPTED_TOKEN_ID]
         case SlotEmbedding(slot, epoch, num_computed, vector):
-            side.append(RowExtras(slot, epoch, vector=vector))
+            extras.append(RowExtras(slot, epoch, vector=vector))
             return [epoch, 0, num_computed, 0, EMBEDDED]
         case SlotFailed(slot, epoch, code, message):
-            side.append(RowExtras(slot, epoch, code, message))
+            extras.append(RowExtras(slot, epoch, code, message))
             return [epoch, 0, 0, 0, FAILED]

@@ -50,61 +50,61 @@ class RingLayout:
         return NUM_RING_ENTRIES * self.entry_bytes
 
 
-def ring_layout(wire: ShmWireAddress) -> RingLayout:
-    rows_bytes = wire.num_slots * shm_rows.num_columns(wire.max_tokens_per_row) * shm_rows.CELL_BYTES
+def ring_layout(address: ShmWireAddress) -> RingLayout:
+    rows_bytes = address.num_slots * shm_rows.num_columns(address.max_tokens_per_row) * shm_rows.CELL_BYTES
     plan_at = _HEADER_BYTES
-    rows_at = _aligned(plan_at + wire.plan_bytes) + _HEADER_BYTES
-    side_at = _aligned(rows_at + rows_bytes)
-    return RingLayout(plan_at, rows_at, rows_bytes, side_at, _aligned(side_at + wire.extras_bytes))
+    rows_at = _aligned(plan_at + address.plan_bytes) + _HEADER_BYTES
+    extras_at = _aligned(rows_at + rows_bytes)
+    return RingLayout(plan_at, rows_at, rows_bytes, extras_at, _aligned(extras_at + address.extras_bytes))
 
 
 def _aligned(size: int) -> int:
     return -(-size // _HEADER_BYTES) * _HEADER_BYTES
 
 
-def create_ring(wire: ShmWireAddress) -> tuple[int, socket.socket, socket.socket]:
+def create_ring(address: ShmWireAddress) -> tuple[int, socket.socket, socket.socket]:
     """The memory's file descriptor, and the two ends of the doorbell. Pages are taken only when they are written."""
     fd = os.memfd_create("onward", os.MFD_CLOEXEC)
-    os.ftruncate(fd, ring_layout(wire).memory_bytes)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return fd, ours, theirs
+    os.ftruncate(fd, ring_layout(address).memory_bytes)
+    parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return fd, parent_end, child_end
 
 
 class _SharedRing:
     """The memory and the doorbell, as either side has them."""
 
-    def __init__(self, wire: ShmWireAddress, memory_fd: int, doorbell: socket.socket) -> None:
-        self.wire, self.layout = wire, ring_layout(wire)
+    def __init__(self, address: ShmWireAddress, memory_fd: int, doorbell: socket.socket) -> None:
+        self.address, self.layout = address, ring_layout(address)
         self._mapped = mmap.mmap(memory_fd, self.layout.memory_bytes)
         os.close(memory_fd)
         self.memory = memoryview(self._mapped)
         self.doorbell = doorbell
         self.doorbell.setblocking(False)
-        self._incarnation = zlib.crc32(wire.incarnation.encode())
+        self._incarnation = zlib.crc32(address.incarnation.encode())
 
-    def publish(self, at: int, step: int, body: bytes, side_at: int, side: bytes, busy_s: float) -> None:
+    def publish(self, offset: int, step: int, body: bytes, extras_at: int, extras: bytes, busy_s: float) -> None:
         """Body first, header last. The header before the body belongs to a step that has long been read."""
         header = _HEADER.pack(0, 0, 0, 0, 0.0, 0)
-        self.memory[at - _HEADER_BYTES : at - _HEADER_BYTES + len(header)] = header
-        self.memory[at : at + len(body)] = body
-        if side:
-            self.memory[side_at : side_at + len(side)] = side
-        checksum = zlib.crc32(side, zlib.crc32(body, self._incarnation))
-        header = _HEADER.pack(self._incarnation, step, len(body), len(side), busy_s, checksum)
-        self.memory[at - _HEADER_BYTES : at - _HEADER_BYTES + len(header)] = header
+        self.memory[offset - _HEADER_BYTES : offset - _HEADER_BYTES + len(header)] = header
+        self.memory[offset : offset + len(body)] = body
+        if extras:
+            self.memory[extras_at : extras_at + len(extras)] = extras
+        checksum = zlib.crc32(extras, zlib.crc32(body, self._incarnation))
+        header = _HEADER.pack(self._incarnation, step, len(body), len(extras), busy_s, checksum)
+        self.memory[offset - _HEADER_BYTES : offset - _HEADER_BYTES + len(header)] = header
 
-    def read_entry(self, at: int, step: int, side_at: int) -> tuple[bytes, bytes, float]:
+    def read_entry(self, offset: int, step: int, extras_at: int) -> tuple[bytes, bytes, float]:
         """What was published for this step; `WorkerWireBroken` if it is not there whole."""
-        incarnation, found, body_bytes, side_bytes, busy_s, checksum = _HEADER.unpack_from(
-            self.memory, at - _HEADER_BYTES
+        incarnation, found_step, body_bytes, extras_bytes, busy_s, checksum = _HEADER.unpack_from(
+            self.memory, offset - _HEADER_BYTES
         )
-        if incarnation != self._incarnation or found != step:
+        if incarnation != self._incarnation or found_step != step:
             raise WorkerWireBroken(f"step {step} was announced and is not there")
-        body = bytes(self.memory[at : at + body_bytes])
-        side = bytes(self.memory[side_at : side_at + side_bytes])
-        if zlib.crc32(side, zlib.crc32(body, self._incarnation)) != checksum:
+        body = bytes(self.memory[offset : offset + body_bytes])
+        extras = bytes(self.memory[extras_at : extras_at + extras_bytes])
+        if zlib.crc32(extras, zlib.crc32(body, self._incarnation)) != checksum:
             raise WorkerWireBroken(f"step {step} is damaged")
-        return body, side, busy_s
+        return body, extras, busy_s
 
     def entry_offset(self, step: int) -> int:
         return step % NUM_RING_ENTRIES * self.layout.entry_bytes
@@ -136,8 +136,8 @@ class _SharedRing:
 class ShmEngineWireEnd:
     """The engine's end."""
 
-    def __init__(self, wire: ShmWireAddress, memory_fd: int, doorbell: socket.socket) -> None:
-        self._ring = _SharedRing(wire, memory_fd, doorbell)
+    def __init__(self, address: ShmWireAddress, memory_fd: int, doorbell: socket.socket) -> None:
+        self._ring = _SharedRing(address, memory_fd, doorbell)
         self._plan_encoder = msgspec.msgpack.Encoder()
         self._hello_decoder = msgspec.msgpack.Decoder(WorkerHello)
         self._sent = self._received = 0
@@ -153,9 +153,9 @@ class ShmEngineWireEnd:
         assert plan.step == self._first_step + self._sent, "steps are numbered without gaps"
         assert self._sent - self._received < NUM_RING_ENTRIES, "the ring holds more steps than are ever in flight"
         body = self._plan_encoder.encode(plan)
-        assert len(body) <= self._ring.wire.plan_bytes, "a place holds the largest plan there can be"
-        place = self._ring.entry_offset(plan.step)
-        self._ring.publish(place + self._ring.layout.plan_at, plan.step, body, 0, b"", 0.0)
+        assert len(body) <= self._ring.address.plan_bytes, "a place holds the largest plan there can be"
+        entry_at = self._ring.entry_offset(plan.step)
+        self._ring.publish(entry_at + self._ring.layout.plan_at, plan.step, body, 0, b"", 0.0)
         self._sent += 1
         with contextlib.suppress(WorkerWireBroken):  # the supervisor tells of deaths, and then the plan is void
             self._ring.ring_doorbell()
@@ -167,26 +167,26 @@ class ShmEngineWireEnd:
             return None  # the supervisor tells of deaths
         if message is None:
             return None
-        return self._take() if message == _RING else self._hello_decoder.decode(message)
+        return self._read_result() if message == _RING else self._hello_decoder.decode(message)
 
     def close(self) -> None:
         self._ring.close()
 
-    def _take(self) -> StepResult:
+    def _read_result(self) -> StepResult:
         assert self._first_step is not None, "a result answers a plan"
         step, layout = self._first_step + self._received, self._ring.layout
-        place = self._ring.entry_offset(step)
-        body, side, busy_s = self._ring.read_entry(place + layout.rows_at, step, place + layout.extras_at)
+        entry_at = self._ring.entry_offset(step)
+        body, extras, busy_s = self._ring.read_entry(entry_at + layout.rows_at, step, entry_at + layout.extras_at)
         self._received += 1
         cells = memoryview(body).cast("q").tolist()
-        return StepResult(step, shm_rows.decode(cells, side, self._ring.wire.max_tokens_per_row), busy_s)
+        return StepResult(step, shm_rows.decode(cells, extras, self._ring.address.max_tokens_per_row), busy_s)
 
 
 class ShmWorkerWireEnd:
     """The worker's end."""
 
-    def __init__(self, wire: ShmWireAddress, memory_fd: int, doorbell: socket.socket) -> None:
-        self._ring = _SharedRing(wire, memory_fd, doorbell)
+    def __init__(self, address: ShmWireAddress, memory_fd: int, doorbell: socket.socket) -> None:
+        self._ring = _SharedRing(address, memory_fd, doorbell)
         self._hello_encoder = msgspec.msgpack.Encoder()
         self._plan_decoder = msgspec.msgpack.Decoder(StepPlan)
         self._next_step: int | None = None
@@ -199,12 +199,17 @@ class ShmWorkerWireEnd:
         if isinstance(message, WorkerHello):
             self._ring.ring_doorbell(self._hello_encoder.encode(message))
             return
-        wire, layout = self._ring.wire, self._ring.layout
-        cells, side = shm_rows.encode(message.events, wire.num_slots, wire.max_tokens_per_row)
-        assert len(side) <= wire.extras_bytes, "a place holds the largest side records there can be"
-        place = self._ring.entry_offset(message.step)
+        address, layout = self._ring.address, self._ring.layout
+        cells, extras = shm_rows.encode(message.events, address.num_slots, address.max_tokens_per_row)
+        assert len(extras) <= address.extras_bytes, "a place holds the largest side records there can be"
+        entry_at = self._ring.entry_offset(message.step)
         self._ring.publish(
-            place + layout.rows_at, message.step, cells.tobytes(), place + layout.extras_at, side, message.busy_s
+            entry_at + layout.rows_at,
+            message.step,
+            cells.tobytes(),
+            entry_at + layout.extras_at,
+            extras,
+            message.busy_s,
         )
         self._ring.ring_doorbell()
 
@@ -223,7 +228,7 @@ class ShmWorkerWireEnd:
     def _first_published(self) -> int:
         """The lowest step in the ring: the engine may have published a second one before we looked."""
         headers = (
-            _HEADER.unpack_from(self._ring.memory, place * self._ring.layout.entry_bytes)
-            for place in range(NUM_RING_ENTRIES)
+            _HEADER.unpack_from(self._ring.memory, index * self._ring.layout.entry_bytes)
+            for index in range(NUM_RING_ENTRIES)
         )
         return min(step for incarnation, step, *_ in headers if incarnation)

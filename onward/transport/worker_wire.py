@@ -19,16 +19,18 @@ class WorkerWireEnd(Pollable, Protocol):
     def receive(self) -> StepPlan | None: ...
 
 
-def open_engine_wire_end(wires: SocketPoller, wire: WorkerWireAddress, fds: list[int]) -> EngineWireEnd:
+def open_engine_wire_end(poller: SocketPoller, wire_address: WorkerWireAddress, fds: list[int]) -> EngineWireEnd:
     """`fds` came with the wire's description: memory and doorbell, for `shm`."""
-    if isinstance(wire, ShmWireAddress):
+    if isinstance(wire_address, ShmWireAddress):
         memory_fd, doorbell_fd = fds
-        return wires.watch(ShmEngineWireEnd(wire, memory_fd, socket.socket(fileno=doorbell_fd)))
+        return poller.watch(ShmEngineWireEnd(wire_address, memory_fd, socket.socket(fileno=doorbell_fd)))
     assert not fds, "zmq meets at an address"
-    return wires.engine_wire_end(wire.address)
+    return poller.engine_wire_end(wire_address.address)
 
 
-def open_worker_wire_end(wires: SocketPoller, wire: WorkerWireAddress) -> WorkerWireEnd:
-    if isinstance(wire, ShmWireAddress):
-        return wires.watch(ShmWorkerWireEnd(wire, wire.memory_fd, socket.socket(fileno=wire.doorbell_fd)))
-    return wires.worker_wire_end(wire.address)
+def open_worker_wire_end(poller: SocketPoller, wire_address: WorkerWireAddress) -> WorkerWireEnd:
+    if isinstance(wire_address, ShmWireAddress):
+        return poller.watch(
+            ShmWorkerWireEnd(wire_address, wire_address.memory_fd, socket.socket(fileno=wire_address.doorbell_fd))
+        )
+    return poller.worker_wire_end(wire_address.address)

@@ -146,8 +146,10 @@ class ZmqWorkerWireEnd:
         self._decoder = msgspec.msgpack.Decoder(StepPlan)
 
     def send(self, message: WorkerHello | StepResult) -> None:
-        wrapped = WorkerMessage(hello=message) if isinstance(message, WorkerHello) else WorkerMessage(result=message)
-        self.pollable.send(self._encoder.encode(wrapped), zmq.NOBLOCK)
+        worker_message = (
+            WorkerMessage(hello=message) if isinstance(message, WorkerHello) else WorkerMessage(result=message)
+        )
+        self.pollable.send(self._encoder.encode(worker_message), zmq.NOBLOCK)
 
     def receive(self) -> StepPlan | None:
         try:

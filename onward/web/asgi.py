@@ -40,46 +40,46 @@ async def _read_body(receive: Receive, max_bytes: int) -> bytes:
 
     A large body grows in place (`BytesIO` hands its buffer over): joining parts would take as much memory again, and all
     other work of the process would wait meanwhile."""
-    kept = BytesIO()
-    num_bytes, more = 0, True
-    while more and num_bytes <= max_bytes + MAX_DISCARDED_BYTES:
+    buffer = BytesIO()
+    num_bytes, more_body = 0, True
+    while more_body and num_bytes <= max_bytes + MAX_DISCARDED_BYTES:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         part = message.get("body", b"")
-        more = message.get("more_body", False)
-        if not num_bytes and not more and len(part) <= max_bytes:
+        more_body = message.get("more_body", False)
+        if not num_bytes and not more_body and len(part) <= max_bytes:
             return part
         num_bytes += len(part)
         if num_bytes <= max_bytes:
-            kept.write(part)
+            buffer.write(part)
         else:
-            kept = BytesIO()
+            buffer = BytesIO()
     if num_bytes > max_bytes:
         raise TooLarge(f"the body is larger than {max_bytes} bytes, the limit of this server")
-    return kept.getvalue()
+    return buffer.getvalue()
 
 
-async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work` to its end, or until the client has gone. Whoever cancels the task of the work gives the client up,
-    which is the same."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_wait_disconnect(receive))
+async def run_until_disconnect(receive: Receive, coroutine: Coroutine[Any, Any, None]) -> None:
+    """Runs `coroutine` to its end, or until the client disconnects. Cancelling its task acts like a
+    disconnect."""
+    task = asyncio.ensure_future(coroutine)
+    disconnected = asyncio.ensure_future(_wait_disconnect(receive))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.wait((working, leaving))
+        task.cancel()
+        disconnected.cancel()
+        await asyncio.wait((task, disconnected))
     # Not passed on as it is: it would look as if the caller's own task had been cancelled, which goes on.
-    if working.cancelled():
+    if task.cancelled():
         raise ClientDisconnected
     try:
-        working.result()
+        task.result()
     finally:
         # An error refers to this frame, and the task to the error: a cycle that would keep the request's body until the
         # next garbage collection.
-        del working
+        del task
 
 
 async def _wait_disconnect(receive: Receive) -> None:
@@ -92,13 +92,13 @@ def start_message(status: int, headers: Mapping[str, str]) -> dict[str, Any]:
     return {"type": "http.response.start", "status": status, "headers": encoded}
 
 
-def body_message(body: bytes, more: bool = True) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": body, "more_body": more}
+def body_message(body: bytes, more_body: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more_body}
 
 
 async def respond(send: Send, status: int, body: bytes, headers: Mapping[str, str] = JSON_HEADERS) -> None:
     await send(start_message(status, {**headers, "content-length": str(len(body))}))
-    await send(body_message(body, more=False))
+    await send(body_message(body, more_body=False))
 
 
 async def respond_error(send: Send, info: ErrorInfo, body: bytes | None = None) -> None:
@@ -106,4 +106,4 @@ async def respond_error(send: Send, info: ErrorInfo, body: bytes | None = None) 
     body = body or error_body(info)
     headers = {**JSON_HEADERS, **error_headers(info), "content-length": str(len(body))}
     await send({**start_message(info.status, headers), ERROR_CODE: info.code})
-    await send(body_message(body, more=False))
+    await send(body_message(body, more_body=False))

@@ -22,15 +22,15 @@ def check_parts(body: bytes) -> None:
 
 def num_parts(body: bytes) -> int:
     """Those outside strings. Stops when they are too many."""
-    total, start, is_inside = 0, 0, False
+    total, start, in_string = 0, 0, False
     while start < len(body) and total <= MAX_PARTS:
         end = min(start + SLICE_BYTES, len(body))
         while end < len(body) and body[end - 1 : end] == b"\\":
             end += 1  # an escape is not cut in two
-        plain = body[start:end].replace(b"\\\\", b"").replace(b'\\"', b"")
-        between = plain.split(b'"')
-        total += _count(b"".join(between[is_inside::2]))
-        is_inside ^= len(between) % 2 == 0
+        unescaped = body[start:end].replace(b"\\\\", b"").replace(b'\\"', b"")
+        segments = unescaped.split(b'"')
+        total += _count(b"".join(segments[in_string::2]))
+        in_string ^= len(segments) % 2 == 0
         start = end
     return total
 
@@ -40,8 +40,8 @@ def _has_many_marks(body: bytes) -> bool:
     a slice of a long text without marks costs next to nothing."""
     total = 0
     for start in range(0, len(body), SLICE_BYTES):
-        part = body[start : start + SLICE_BYTES]
-        total += sum(part.count(mark) for mark in _MARKS if mark in part)
+        piece = body[start : start + SLICE_BYTES]
+        total += sum(piece.count(mark) for mark in _MARKS if mark in piece)
     return total > MAX_PARTS
 
 

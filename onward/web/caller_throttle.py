@@ -31,8 +31,8 @@ MAX_THROTTLED_REQUESTS = 256
 class CallerThrottle:
     """What each caller has used of a pace (the generic cell rate algorithm)."""
 
-    def __init__(self, pace: ThrottleRate) -> None:
-        self._rate = pace
+    def __init__(self, rate: ThrottleRate) -> None:
+        self._rate = rate
         self._paid_at_s: dict[str, float] = {}
         """When everything that the caller has used is paid for. At most one entry for each key."""
 
@@ -44,9 +44,9 @@ class CallerThrottle:
         return max(0.0, paid_at_s - now_s - self._rate.burst / self._rate.per_s)
 
     def charge(self, caller: str, amount: float, now_s: float) -> None:
-        pace, paid_at_s = self._rate, max(now_s, self._paid_at_s.get(caller, now_s))
-        latest_s = now_s + pace.burst / pace.per_s + pace.max_wait_s
-        self._paid_at_s[caller] = min(paid_at_s + amount / pace.per_s, latest_s)
+        rate, paid_at_s = self._rate, max(now_s, self._paid_at_s.get(caller, now_s))
+        latest_s = now_s + rate.burst / rate.per_s + rate.max_wait_s
+        self._paid_at_s[caller] = min(paid_at_s + amount / rate.per_s, latest_s)
 
     def refund(self, caller: str, amount: float) -> None:
         if caller in self._paid_at_s:
@@ -56,8 +56,8 @@ class CallerThrottle:
 class RefusalThrottle:
     """Which requests wait before they are looked at: those of callers that were refused too often."""
 
-    def __init__(self, pace: ThrottleRate = REFUSAL_RATE, max_waiting: int = MAX_THROTTLED_REQUESTS) -> None:
-        self._rates = CallerThrottle(pace)
+    def __init__(self, rate: ThrottleRate = REFUSAL_RATE, max_waiting: int = MAX_THROTTLED_REQUESTS) -> None:
+        self._rates = CallerThrottle(rate)
         self._max_waiting = max_waiting
         self._waiting: Counter[str] = Counter()
 
@@ -87,7 +87,7 @@ class RefusalThrottle:
 
 
 class BodyMemoryLimit:
-    """Bytes of bodies that are being received, by caller. Bodies are the caller's of `take`; any hashable names them."""
+    """Bytes of bodies that are being received, by caller. A body is named by any hashable object."""
 
     def __init__(self, max_bytes: int = MAX_BUFFERED_BODY_BYTES) -> None:
         self._max_bytes = max_bytes

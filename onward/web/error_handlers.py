@@ -19,10 +19,10 @@ INTERNAL_ERROR = to_error_info(InternalError("internal error"))
 _logger = logging.getLogger(__name__)
 
 
-async def handle_errors(send: Send, work: Coroutine[Any, Any, None]) -> None:
+async def handle_errors(send: Send, coroutine: Coroutine[Any, Any, None]) -> None:
     """Runs what answers a request. Whatever it raises becomes an answer too."""
     try:
-        await work
+        await coroutine
     except asgi.ClientDisconnected:
         return
     except OnwardError as error:

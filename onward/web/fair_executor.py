@@ -1,4 +1,4 @@
-"""Runs work that blocks in threads, fairly between callers. What is next is decided in `fair_order`.
+"""Runs work that blocks in threads, fairly between callers. What is next is decided in `fair_scheduler`.
 
 A thread cannot be stopped: work whose client has gone while it waited is not started, and work that has started counts
 until it has ended, so that coming and going does not get a caller more than its share.
@@ -27,28 +27,28 @@ class _Work:
 
 
 class FairExecutor:
-    """`what`: is waited for, in the plural, for messages. `code`: of the error if there is no room."""
+    """`work_name`: what is waited for, in the plural, for messages. `code`: of the error if there is no room."""
 
     def __init__(
-        self, threads: Executor, bounds: FairSchedulerLimits, clock: Clock, what: str, code: str = Overloaded.code
+        self, threads: Executor, limits: FairSchedulerLimits, clock: Clock, work_name: str, code: str = Overloaded.code
     ) -> None:
         self._threads = threads
         self._clock = clock
-        self._work_name, self._code = what, code
-        self._order: FairScheduler[_Work] = FairScheduler(bounds)
-        self._refused = None if bounds.refused_work_s is None else RefusedWorkBudget(bounds.refused_work_s)
+        self._work_name, self._code = work_name, code
+        self._scheduler: FairScheduler[_Work] = FairScheduler(limits)
+        self._refused_budget = None if limits.refused_work_s is None else RefusedWorkBudget(limits.refused_work_s)
 
     async def run(self, caller: str, call: Callable[[], R], num_bytes: int = 0) -> R:
         """The call's result. Raises `Overloaded` or `RateLimited` before anything is done. `num_bytes`: what it holds
         meanwhile."""
         self._check(caller, num_bytes)
         work = _Work(caller, call, num_bytes, asyncio.get_running_loop().create_future())
-        self._order.add(caller, work, num_bytes)
-        self._start()
+        self._scheduler.add(caller, work, num_bytes)
+        self._start_waiting()
         try:
             return await work.outcome
         except asyncio.CancelledError:
-            self._order.cancel(caller, work, num_bytes)
+            self._scheduler.cancel(caller, work, num_bytes)
             raise
         finally:
             # An error refers to this frame, and `work` to the error: a cycle that would keep the request's body until the
@@ -56,36 +56,36 @@ class FairExecutor:
             del work
 
     def _check(self, caller: str, num_bytes: int) -> None:
-        if self._order.is_full(caller, num_bytes):
+        if self._scheduler.is_full(caller, num_bytes):
             problem = f"too many {self._work_name} are waiting, of this caller or of all; try again later"
             raise Overloaded(problem, code=self._code, retry_after_s=RETRY_S)
-        wait_s = 0.0 if self._refused is None else self._refused.wait_s(caller, self._clock.now_s())
+        wait_s = 0.0 if self._refused_budget is None else self._refused_budget.wait_s(caller, self._clock.now_s())
         if wait_s:
             problem = f"{self._work_name} of this caller that were refused have taken too long in the last minute"
             raise RateLimited(problem, retry_after_s=max(RETRY_S, wait_s))
 
-    def _start(self) -> None:
-        while (work := self._order.start_next()) is not None:
+    def _start_waiting(self) -> None:
+        while (work := self._scheduler.start_next()) is not None:
             self._run(work)
 
     def _run(self, work: _Work) -> None:
-        began_s = self._clock.now_s()
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work.call)
-        running.add_done_callback(lambda ended: self._ended(work, began_s, ended))
+        started_at_s = self._clock.now_s()
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work.call)
+        future.add_done_callback(lambda future: self._on_done(work, started_at_s, future))
 
-    def _ended(self, work: _Work, began_s: float, ended: "asyncio.Future[Any]") -> None:
+    def _on_done(self, work: _Work, started_at_s: float, future: "asyncio.Future[Any]") -> None:
         now_s = self._clock.now_s()
-        took_s = now_s - began_s
-        fault = None if ended.cancelled() else ended.exception()
-        if self._refused is not None and isinstance(fault, ClientError):
-            self._refused.charge(work.caller, took_s, now_s)
-        self._order.finish(work.caller, took_s, work.num_bytes)
+        took_s = now_s - started_at_s
+        error = None if future.cancelled() else future.exception()
+        if self._refused_budget is not None and isinstance(error, ClientError):
+            self._refused_budget.charge(work.caller, took_s, now_s)
+        self._scheduler.finish(work.caller, took_s, work.num_bytes)
         if not work.outcome.done():
-            if ended.cancelled():
+            if future.cancelled():
                 work.outcome.cancel()
-            elif fault is not None:
-                work.outcome.set_exception(fault)
+            elif error is not None:
+                work.outcome.set_exception(error)
             else:
-                work.outcome.set_result(ended.result())
-        del fault  # as above
-        self._start()
+                work.outcome.set_result(future.result())
+        del error  # as above
+        self._start_waiting()

@@ -47,8 +47,8 @@ class _CallerAccount(Generic[T]):
 
 
 class FairScheduler(Generic[T]):
-    def __init__(self, bounds: FairSchedulerLimits) -> None:
-        self._bounds = bounds
+    def __init__(self, limits: FairSchedulerLimits) -> None:
+        self._limits = limits
         self._accounts: dict[str, _CallerAccount[T]] = {}
         self._num_waiting = self._num_running = 0
         self._virtual_time_s = 0.0
@@ -60,13 +60,13 @@ class FairScheduler(Generic[T]):
 
     def is_full(self, caller: str, num_bytes: int = 0) -> bool:
         """Whether this caller may not wait here now."""
-        bounds, account = self._bounds, self._accounts.get(caller)
-        if self._num_waiting >= bounds.waiting:
+        limits, account = self._limits, self._accounts.get(caller)
+        if self._num_waiting >= limits.waiting:
             return True
         if account is None or account.is_idle:
             return False
-        too_large = bounds.bytes_per_caller is not None and account.num_bytes + num_bytes > bounds.bytes_per_caller
-        return too_large or len(account.waiting) >= bounds.waiting_per_caller
+        too_large = limits.bytes_per_caller is not None and account.num_bytes + num_bytes > limits.bytes_per_caller
+        return too_large or len(account.waiting) >= limits.waiting_per_caller
 
     def add(self, caller: str, work: T, num_bytes: int = 0) -> None:
         if len(self._accounts) >= MANY_ACCOUNTS:
@@ -80,13 +80,17 @@ class FairScheduler(Generic[T]):
 
     def start_next(self) -> T | None:
         """The work that is to start now, if any."""
-        if self._num_running >= self._bounds.running:
+        if self._num_running >= self._limits.running:
             return None
-        most = self._bounds.running_per_caller
-        ready = [one for one in self._accounts.values() if one.waiting and one.num_running < most]
+        max_per_caller = self._limits.running_per_caller
+        ready = [
+            candidate
+            for candidate in self._accounts.values()
+            if candidate.waiting and candidate.num_running < max_per_caller
+        ]
         if not ready:
             return None
-        account = min(ready, key=lambda one: (one.charged_s, one.num_running))
+        account = min(ready, key=lambda candidate: (candidate.charged_s, candidate.num_running))
         account.num_running += 1
         self._num_running += 1
         self._num_waiting -= 1
@@ -121,8 +125,12 @@ class FairScheduler(Generic[T]):
 
     def _forget_idle(self) -> None:
         """As new, they would be charged as much."""
-        level_s, accounts = self._virtual_time_s, self._accounts
-        self._accounts = {name: one for name, one in accounts.items() if not (one.is_idle and one.charged_s <= level_s)}
+        virtual_time_s, accounts = self._virtual_time_s, self._accounts
+        self._accounts = {
+            name: account
+            for name, account in accounts.items()
+            if not (account.is_idle and account.charged_s <= virtual_time_s)
+        }
 
 
 class RefusedWorkBudget:
@@ -144,5 +152,5 @@ class RefusedWorkBudget:
             del self._used[name]
 
     def _used_s(self, caller: str, now_s: float) -> float:
-        used_s, at_s = self._used.get(caller, (0.0, now_s))
-        return max(0.0, used_s - (now_s - at_s) * self._allowed_s / 60)
+        used_s, updated_at_s = self._used.get(caller, (0.0, now_s))
+        return max(0.0, used_s - (now_s - updated_at_s) * self._allowed_s / 60)

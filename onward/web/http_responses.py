@@ -20,10 +20,10 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 def health_response(request: Request, status: str, reason: str | None) -> Response:
     """For probes, which have no key: they get the status and nothing else. A caller with a key is told the reason."""
-    told = {"status": status}
+    fields = {"status": status}
     if reason is not None and is_authenticated(request.scope):
-        told["reason"] = reason
-    return json_response(told, 200 if status == "ok" else 503)
+        fields["reason"] = reason
+    return json_response(fields, 200 if status == "ok" else 503)
 
 
 def metrics_response(families: Iterable[MetricFamily]) -> Response:

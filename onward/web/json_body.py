@@ -59,32 +59,32 @@ def _cut(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def validation_error(fault: msgspec.ValidationError, kind: Any = None, inside: str = "") -> InvalidRequest:
-    """What the library says, by the path of the field that is meant; `kind` and `inside` are the type and the path of what
-    was decoded."""
-    match = _WITH_PATH.match(str(fault))
+def validation_error(error: msgspec.ValidationError, decoded_type: Any = None, parent_path: str = "") -> InvalidRequest:
+    """The error for the client: the library's message with the path of the field. `decoded_type` and `parent_path` are the
+    type and the path of the decoded value."""
+    match = _WITH_PATH.match(str(error))
     assert match is not None
-    what, path = match["what"], inside + (match["path"] or "$").removeprefix("$")
-    if missing := _MISSING.fullmatch(what):
-        path, what = f"{path}.{missing[1]}", "is required"
-    elif unknown := _UNKNOWN.fullmatch(what):
-        path, what = f"{path}.{unknown[1][:_MAX_NAME]}", "there is no such field"
-    elif (value := _NO_MEMBER.fullmatch(what)) and (allowed := allowed_values(kind, match["path"] or "$")):
-        what = f"must be one of {', '.join(allowed)}, got {_cut(value[1])}"
-    path, what = path.removeprefix("."), what.replace("`", "").replace(" | null", "")
-    return field_error(path, what) if path else InvalidRequest(f"the body: {what}")
+    problem, path = match["what"], parent_path + (match["path"] or "$").removeprefix("$")
+    if missing := _MISSING.fullmatch(problem):
+        path, problem = f"{path}.{missing[1]}", "is required"
+    elif unknown := _UNKNOWN.fullmatch(problem):
+        path, problem = f"{path}.{unknown[1][:_MAX_NAME]}", "there is no such field"
+    elif (value := _NO_MEMBER.fullmatch(problem)) and (allowed := allowed_values(decoded_type, match["path"] or "$")):
+        problem = f"must be one of {', '.join(allowed)}, got {_cut(value[1])}"
+    path, problem = path.removeprefix("."), problem.replace("`", "").replace(" | null", "")
+    return field_error(path, problem) if path else InvalidRequest(f"the body: {problem}")
 
 
-def _json_error(body: bytes, fault: Exception) -> InvalidRequest:
-    return InvalidRequest(f"the body is not valid JSON: {_place(body, fault)}", code="invalid_json")
+def _json_error(body: bytes, error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"the body is not valid JSON: {_json_problem(body, error)}", code="invalid_json")
 
 
-def _place(body: bytes, fault: Exception) -> str:
-    if isinstance(fault, RecursionError):
+def _json_problem(body: bytes, error: Exception) -> str:
+    if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if isinstance(fault, UnicodeDecodeError):
+    if isinstance(error, UnicodeDecodeError):
         return f"invalid UTF-8 (byte {_first_bad_byte(body)})"
-    message = str(fault).removeprefix("JSON is malformed: ")
+    message = str(error).removeprefix("JSON is malformed: ")
     if trailing := _TRAILING.fullmatch(message):
         # Here the library counts from one, everywhere else from zero.
         return f"trailing characters (byte {int(trailing[1]) - 1})"

@@ -13,9 +13,9 @@ from onward.web.server.half_closed import note_response_start
 MAX_CLIENT_REQUEST_ID_LENGTH = 256
 
 _SHOWN_ID = "onward.shown_id"
-_STRAIGHT = "onward.straight_send"
+_DIRECT_SEND = "onward.straight_send"
 _REFUSAL = "onward.refusal"
-_WRONG_LABEL = ErrorInfo(
+_INVALID_REQUEST_ID = ErrorInfo(
     "invalid_request",
     f"X-Request-Id: must be 1 to {MAX_CLIENT_REQUEST_ID_LENGTH} printable ASCII characters",
     400,
@@ -28,23 +28,23 @@ def client_request_id(scope: Scope) -> str:
     return asgi.header(scope, b"x-request-id") or ""
 
 
-def set_response_request_id(scope: Scope, shown: str) -> None:
+def set_response_request_id(scope: Scope, shown_id: str) -> None:
     """What the response's `X-Request-Id` says. Else it is the label, or an id that nobody knows."""
-    scope[_SHOWN_ID] = shown
+    scope[_SHOWN_ID] = shown_id
 
 
 def bypass_middleware_for_body(scope: Scope, send: Send) -> Send:
     """For streams: the parts of a body go straight out. Whatever stands on the way from an endpoint looks at the start of
     an answer only, and would cost every token a call each."""
-    straight: Send = scope.get(_STRAIGHT, send)
+    direct_send: Send = scope.get(_DIRECT_SEND, send)
 
     def send_either(message: Message) -> Awaitable[None]:
-        return straight(message) if message["type"] == "http.response.body" else send(message)
+        return direct_send(message) if message["type"] == "http.response.body" else send(message)
 
     return send_either
 
 
-def _nobody_is_refused(_: Scope) -> None:
+def _accept_all(_: Scope) -> None:
     return None
 
 
@@ -52,11 +52,11 @@ RequestCheck = Callable[[Scope], ErrorInfo | None]
 """Why a request is not served, if so."""
 
 
-def first_refusal(*refusals: RequestCheck) -> RequestCheck:
+def first_refusal(*checks: RequestCheck) -> RequestCheck:
     """The first reason that there is."""
 
     def refusal(scope: Scope) -> ErrorInfo | None:
-        return next((info for one in refusals if (info := one(scope)) is not None), None)
+        return next((info for check in checks if (info := check(scope)) is not None), None)
 
     return refusal
 
@@ -67,50 +67,50 @@ async def respond_refusal(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class RequestIdMiddleware:
-    """ASGI middleware around the whole application. `refusal`: why somebody may not come in, if so. `refusing`: tells it,
-    as `refuse` does, with perhaps something around it."""
+    """ASGI middleware around the whole application. `check`: returns why a request is refused, or None.
+    `refusal_app`: writes the refusal, as `respond_refusal` does, perhaps inside other middleware."""
 
     def __init__(
         self,
         app: ASGIApp,
-        requests: Counter,
+        counter: Counter,
         paths: Collection[str],
-        refusal: RequestCheck = _nobody_is_refused,
-        refusing: ASGIApp = respond_refusal,
+        check: RequestCheck = _accept_all,
+        refusal_app: ASGIApp = respond_refusal,
     ) -> None:
         self.app = app
         """What is inside."""
-        self._requests = requests
+        self._counter = counter
         self._paths = frozenset(paths)
-        self._refusal = refusal
-        self._refusal_app = refusing
+        self._refusal = check
+        self._refusal_app = refusal_app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        scope[_STRAIGHT] = send
+        scope[_DIRECT_SEND] = send
         path = scope["path"] if scope["path"] in self._paths else "other"
-        label = asgi.header(scope, b"x-request-id")
-        is_wrong = label is not None and not _is_valid(label)
-        if label is not None and not is_wrong:
-            set_response_request_id(scope, label)
+        client_id = asgi.header(scope, b"x-request-id")
+        is_wrong = client_id is not None and not _is_valid(client_id)
+        if client_id is not None and not is_wrong:
+            set_response_request_id(scope, client_id)
 
-        async def send_in_envelope(message: Message) -> None:
+        async def send_with_request_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                shown = scope.get(_SHOWN_ID) or secrets.token_hex(16)
-                message["headers"] = [*message.get("headers", []), (b"x-request-id", shown.encode())]
-                self._requests.inc(path, str(message["status"]))
+                shown_id = scope.get(_SHOWN_ID) or secrets.token_hex(16)
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", shown_id.encode())]
+                self._counter.inc(path, str(message["status"]))
                 note_response_start(scope, message)
             await send(message)
 
-        refusal = self._refusal(scope) or (_WRONG_LABEL if is_wrong else None)
-        if refusal is not None:
-            scope[_REFUSAL] = refusal
-            await self._refusal_app(scope, receive, send_in_envelope)
+        check = self._refusal(scope) or (_INVALID_REQUEST_ID if is_wrong else None)
+        if check is not None:
+            scope[_REFUSAL] = check
+            await self._refusal_app(scope, receive, send_with_request_id)
         else:
-            await self.app(scope, receive, send_in_envelope)
+            await self.app(scope, receive, send_with_request_id)
 
 
-def _is_valid(label: str) -> bool:
-    return 1 <= len(label) <= MAX_CLIENT_REQUEST_ID_LENGTH and all(" " <= char < "\x7f" for char in label)
+def _is_valid(client_id: str) -> bool:
+    return 1 <= len(client_id) <= MAX_CLIENT_REQUEST_ID_LENGTH and all(" " <= char < "\x7f" for char in client_id)

@@ -35,5 +35,5 @@ def error_event(info: ErrorInfo, partial: bytes | None = None) -> bytes:
 
 
 def progress_comment(progress: StreamProgress) -> bytes:
-    said = f": progress {progress.engine} {progress.step} {progress.num_computed} {progress.queue_position}\n\n"
-    return said.encode()
+    comment = f": progress {progress.engine} {progress.step} {progress.num_computed} {progress.queue_position}\n\n"
+    return comment.encode()

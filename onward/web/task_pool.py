@@ -16,13 +16,13 @@ class TaskPool:
         self._running: dict[asyncio.Task[None], str] = {}
         """Each with its caller."""
 
-    def start(self, work: Coroutine[Any, Any, None], caller: str) -> asyncio.Task[None]:
-        own = sum(one == caller for one in self._running.values())
-        if not within_fair_share(1, own, len(self._running) - own, self._max_tasks, is_named=bool(caller)):
-            work.close()
-            problem = f"{own} background responses of this caller are under way, of {len(self._running)} in all"
+    def start(self, coroutine: Coroutine[Any, Any, None], caller: str) -> asyncio.Task[None]:
+        num_own = sum(other == caller for other in self._running.values())
+        if not within_fair_share(1, num_own, len(self._running) - num_own, self._max_tasks, is_named=bool(caller)):
+            coroutine.close()
+            problem = f"{num_own} background responses of this caller are under way, of {len(self._running)} in all"
             raise Overloaded(f"{problem}; try again later", retry_after_s=1.0)
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._running[task] = caller
         task.add_done_callback(self._running.pop)
         return task

@@ -33,30 +33,30 @@ class TemplateSandboxPool:
     """Several, so that a template that takes a second does not delay another caller's. Further ones are started when they
     are needed."""
 
-    def __init__(self, num: int) -> None:
-        self._all = [TemplateSandbox() for _ in range(num)]
+    def __init__(self, num_sandboxes: int) -> None:
+        self._sandboxes = [TemplateSandbox() for _ in range(num_sandboxes)]
         self._idle: queue.LifoQueue[TemplateSandbox] = queue.LifoQueue()
-        for one in self._all:
-            self._idle.put(one)
+        for sandbox in self._sandboxes:
+            self._idle.put(sandbox)
 
     def render(self, job: RenderJob) -> str:
-        """As `TemplateJail.render`."""
-        jail = self._idle.get()
+        """As `TemplateSandbox.render`."""
+        sandbox = self._idle.get()
         try:
-            return jail.render(job)
+            return sandbox.render(job)
         finally:
-            self._idle.put(jail)
+            self._idle.put(sandbox)
 
     def close(self) -> None:
-        for one in self._all:
-            one.close()
+        for sandbox in self._sandboxes:
+            sandbox.close()
 
 
 class TemplateSandbox:
     """One template at a time, each in its own process. The child that forks them is started by the first."""
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._decoder = msgspec.msgpack.Decoder(RenderResult)
 
@@ -64,31 +64,31 @@ class TemplateSandbox:
         """Blocks: to be called from a thread. A 400 that names `chat_template` says why there is no prompt."""
         if len(job.source) > MAX_TEMPLATE_CHARS:
             raise _refused(f"it is longer than {MAX_TEMPLATE_CHARS} characters")
-        with self._turn:
-            answer = self._asked(frame(job))
-        if answer.text is None:
-            raise _refused(answer.error)
-        return answer.text
+        with self._lock:
+            result = self._render_in_child(frame(job))
+        if result.text is None:
+            raise _refused(result.error)
+        return result.text
 
     def close(self) -> None:
-        with self._turn:
+        with self._lock:
             self._end_child()
 
-    def _asked(self, question: bytes) -> RenderResult:
+    def _render_in_child(self, request: bytes) -> RenderResult:
         try:
-            child, limit_s = self._running()
+            child, timeout_s = self._running_child()
             assert child.stdin is not None and child.stdout is not None
-            deadline_s = time.monotonic() + limit_s
-            _write(child.stdin.fileno(), question, deadline_s)
-            length = int.from_bytes(_read(child.stdout.fileno(), PREFIX_BYTES, deadline_s), "little")
+            deadline_at_s = time.monotonic() + timeout_s
+            _write(child.stdin.fileno(), request, deadline_at_s)
+            length = int.from_bytes(_read(child.stdout.fileno(), PREFIX_BYTES, deadline_at_s), "little")
             if length > MAX_FRAME_BYTES:
                 raise TimeoutError
-            return self._decoder.decode(_read(child.stdout.fileno(), length, deadline_s))
+            return self._decoder.decode(_read(child.stdout.fileno(), length, deadline_at_s))
         except (OSError, msgspec.DecodeError):  # of which a TimeoutError is one
             self._end_child()
             return RenderResult(error="it took too long, or ended the process that rendered it")
 
-    def _running(self) -> "tuple[subprocess.Popen[bytes], float]":
+    def _running_child(self) -> "tuple[subprocess.Popen[bytes], float]":
         if self._child is not None and self._child.poll() is None:
             return self._child, _ANSWER_WITHIN_S
         self._end_child()
@@ -119,18 +119,18 @@ class TemplateSandbox:
             child.kill()
 
 
-def _write(fd: int, data: bytes, deadline_s: float) -> None:
+def _write(fd: int, data: bytes, deadline_at_s: float) -> None:
     view = memoryview(data)
     while view:
-        if not select.select([], [fd], [], _left_s(deadline_s))[1]:
+        if not select.select([], [fd], [], _remaining_s(deadline_at_s))[1]:
             raise TimeoutError
         view = view[os.write(fd, view[:_READ_BYTES]) :]
 
 
-def _read(fd: int, num_bytes: int, deadline_s: float) -> bytes:
+def _read(fd: int, num_bytes: int, deadline_at_s: float) -> bytes:
     parts: list[bytes] = []
     while num_bytes:
-        if not select.select([fd], [], [], _left_s(deadline_s))[0]:
+        if not select.select([fd], [], [], _remaining_s(deadline_at_s))[0]:
             raise TimeoutError
         part = os.read(fd, min(num_bytes, _READ_BYTES))
         if not part:
@@ -140,8 +140,8 @@ def _read(fd: int, num_bytes: int, deadline_s: float) -> bytes:
     return b"".join(parts)
 
 
-def _left_s(deadline_s: float) -> float:
-    return max(0.0, deadline_s - time.monotonic())
+def _remaining_s(deadline_at_s: float) -> float:
+    return max(0.0, deadline_at_s - time.monotonic())
 
 
 def _refused(reason: str) -> InvalidRequest:

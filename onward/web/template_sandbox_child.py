@@ -1,4 +1,4 @@
-"""The other end of `template_jail`: renders each template in a process of its own, which cannot do anything else.
+"""The other end of `template_sandbox`: renders each template in a process of its own, which cannot do anything else.
 
 Imports are done once; for each job the process forks. The fork gives away what it could do harm with (time, memory,
 files, processes), renders, and is gone. So nothing of one job is there for the next, and whatever a template does to its
@@ -54,27 +54,27 @@ def frame(message: msgspec.Struct) -> bytes:
 
 def main() -> None:
     for source in _WARM_UP_TEMPLATES:
-        _rendered(RenderJob(source, [{"content": "é"}], 0.0))
+        _render(RenderJob(source, [{"content": "é"}], 0.0))
     decoder = msgspec.msgpack.Decoder(RenderJob)
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     while len(prefix := stdin.read(PREFIX_BYTES)) == PREFIX_BYTES:
         job = decoder.decode(stdin.read(int.from_bytes(prefix, "little")))
-        stdout.write(_forked(job))
+        stdout.write(_render_in_fork(job))
         stdout.flush()
 
 
-def _forked(job: RenderJob) -> bytes:
+def _render_in_fork(job: RenderJob) -> bytes:
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         _render_and_exit(job, write_end)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
-        answer = pipe.read(MAX_FRAME_BYTES)
+        result = pipe.read(MAX_FRAME_BYTES)
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status) != 0:
         return frame(RenderResult(error=f"it takes more than {job.max_cpu_s} s, or more memory than it may"))
-    return answer
+    return result
 
 
 def _render_and_exit(job: RenderJob, write_end: int) -> None:
@@ -82,7 +82,7 @@ def _render_and_exit(job: RenderJob, write_end: int) -> None:
     try:
         _drop_privileges(job)
         with os.fdopen(write_end, "wb") as pipe:
-            pipe.write(frame(_rendered(job)))
+            pipe.write(frame(_render(job)))
         code = 0
     finally:
         os._exit(code)  # whatever happened: this process must not go on as if it were its parent
@@ -97,11 +97,11 @@ def _drop_privileges(job: RenderJob) -> None:
         resource.RLIMIT_NPROC: 0,
         resource.RLIMIT_CORE: 0,
     }
-    for which, limit in limits.items():
-        resource.setrlimit(which, (limit, limit))
+    for limit_name, limit in limits.items():
+        resource.setrlimit(limit_name, (limit, limit))
 
 
-def _rendered(job: RenderJob) -> RenderResult:
+def _render(job: RenderJob) -> RenderResult:
     try:
         template = ChatTemplate(job.source, job.bos_token, job.eos_token, max_chars=job.max_chars)
         text = template.render(

@@ -1,4 +1,4 @@
-"""ASGI middleware inside the envelope: no caller takes more of this process's time than its pace (`pace`).
+"""ASGI middleware inside the envelope: no caller takes more of this process's time than its rate (`caller_throttle`).
 
 A request that has to wait does so before it is read any further: the connection is not read meanwhile, so the client's
 kernel holds what it sends. Only holders of keys are told apart; without keys there is one caller, and no other to protect.
@@ -37,7 +37,7 @@ class ThrottleMiddleware:
     def __init__(self, app: ASGIApp, clock: Clock, registry: Registry) -> None:
         self._app, self._clock = app, clock
         self._refusals = RefusalThrottle()
-        self._bodies = BodyThrottle(clock)
+        self._body_throttle = BodyThrottle(clock)
         self._waits: Counter = registry.counter(
             "onward_paced_requests_total",
             "Requests that waited, or were refused since too many wait, of callers refused too often",
@@ -55,14 +55,14 @@ class ThrottleMiddleware:
             return
         has_waited, is_refused = await self._wait(caller), False
 
-        def send_and_look(message: Message) -> "asyncio.Future[None]":
+        def send_and_watch(message: Message) -> "asyncio.Future[None]":
             nonlocal is_refused
             is_refused = is_refused or message.get(asgi.ERROR_CODE) == RateLimited.code
             return send(message)  # pyright: ignore[reportReturnType]
 
-        body = self._bodies.wrap(caller, receive)
+        body = self._body_throttle.wrap(caller, receive)
         try:
-            await self._app(scope, body.receive, send_and_look)
+            await self._app(scope, body.receive, send_and_watch)
         finally:
             body.release()
             self._refusals.finish_request(caller, self._clock.now_s(), has_waited=has_waited, is_refused=is_refused)
@@ -93,45 +93,45 @@ class BodyThrottle:
 
     async def wait_released(self, caller: str) -> None:
         """Returns when a body of this caller is no longer held."""
-        left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(caller, []).append(left)
-        await left
+        released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, []).append(released)
+        await released
 
     def release(self, caller: str, body: object) -> None:
         self.held.release(caller, body)
-        for one in self._waiting.pop(caller, []):
-            if not one.done():
-                one.set_result(None)
+        for waiter in self._waiting.pop(caller, []):
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 class ThrottledBody:
     """What one request receives. Where a part has to wait, the next one is not read."""
 
-    def __init__(self, bodies: BodyThrottle, caller: str, receive: Receive) -> None:
-        self._bodies, self._caller, self._receive = bodies, caller, receive
+    def __init__(self, throttle: BodyThrottle, caller: str, receive: Receive) -> None:
+        self._body_throttle, self._caller, self._receive = throttle, caller, receive
         self._num_bytes = 0
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] != "http.request":
             return message
-        part, before = len(message.get("body", b"")), self._num_bytes
-        self._num_bytes += part
-        paced = min(part, self._num_bytes - UNTHROTTLED_BODY_BYTES)
-        if paced > 0:
-            await self._throttle(paced)
-        if before > UNTHROTTLED_BODY_BYTES and not message.get("more_body", False):
+        num_bytes, num_before = len(message.get("body", b"")), self._num_bytes
+        self._num_bytes += num_bytes
+        num_throttled = min(num_bytes, self._num_bytes - UNTHROTTLED_BODY_BYTES)
+        if num_throttled > 0:
+            await self._throttle(num_throttled)
+        if num_before > UNTHROTTLED_BODY_BYTES and not message.get("more_body", False):
             self.release()
         return message
 
     async def _throttle(self, num_bytes: int) -> None:
-        bodies, caller = self._bodies, self._caller
-        while not bodies.held.try_reserve(caller, self, num_bytes):
-            await bodies.wait_released(caller)
-        bodies.rates.charge(caller, num_bytes, bodies.clock.now_s())
-        if wait_s := bodies.rates.wait_s(caller, bodies.clock.now_s()):
+        throttle, caller = self._body_throttle, self._caller
+        while not throttle.held.try_reserve(caller, self, num_bytes):
+            await throttle.wait_released(caller)
+        throttle.rates.charge(caller, num_bytes, throttle.clock.now_s())
+        if wait_s := throttle.rates.wait_s(caller, throttle.clock.now_s()):
             await asyncio.sleep(wait_s)
 
     def release(self) -> None:
         if self._num_bytes > UNTHROTTLED_BODY_BYTES:
-            self._bodies.release(self._caller, self)
+            self._body_throttle.release(self._caller, self)

@@ -99,15 +99,15 @@ class CpuModelRunner:
         masks: MaskExecutor | None = None,
         drafter: ProposerFactory | None = None,
     ) -> None:
-        """`drafter`: who guesses tokens, where plans permit it."""
+        """`drafter` creates the proposer of draft tokens; None: no drafts."""
         self._model, self._config = model, config
-        self._grammars = create_grammar_compiler(model)
-        self._masks = masks or ThreadedMaskExecutor(NUM_MASK_THREADS)
+        self._grammar_compiler = create_grammar_compiler(model)
+        self._mask_executor = masks or ThreadedMaskExecutor(NUM_MASK_THREADS)
         self.max_model_len = resolve_max_model_len(config, model.config)
         dtype = kv_dtype(model.config, model.quantization)
-        size = kv_pool.block_bytes(model.config, dtype, config.block_size)
-        size += 0 if drafter is None else drafter.bytes_per_block
-        self.num_blocks = choose_num_blocks(config, size, self.max_model_len, free_memory_bytes)
+        bytes_per_block = kv_pool.block_bytes(model.config, dtype, config.block_size)
+        bytes_per_block += 0 if drafter is None else drafter.bytes_per_block
+        self.num_blocks = choose_num_blocks(config, bytes_per_block, self.max_model_len, free_memory_bytes)
         self._num_threads = _num_threads(config.threads)
         threads = ThreadPool(self._num_threads)
         max_blocks = -(-self.max_model_len // config.block_size)
@@ -122,25 +122,25 @@ class CpuModelRunner:
         max_rows = max(config.max_num_batched_tokens, config.max_num_seqs)
         self._batch = BatchBuilder(model.config, self._tokens, self._tables, config.block_size, max_rows)
         self._max_rows = max_rows
-        max_drawn = config.max_num_seqs if drafter is None else max_rows
-        self._drawing = StepSampler(model.config.vocab_size, max_drawn, threads)
+        max_sampled = config.max_num_seqs if drafter is None else max_rows
+        self._step_sampler = StepSampler(model.config.vocab_size, max_sampled, threads)
         self._decoder = build_decoder(
             model,
             weights,
             self.kv_pool.kv,
             max_model_len=self.max_model_len,
             max_rows=max_rows,
-            max_sampled=max_drawn + MAX_PROMPT_LOGPROB_ROWS,
+            max_sampled=max_sampled + MAX_PROMPT_LOGPROB_ROWS,
             threads=threads,
         )
-        self._drafting = None
+        self._draft_manager = None
         self._draft_cost = 0.0
         if drafter is not None:
-            seen = (self._tokens, self._tables, self.num_blocks, self.max_model_len, threads)
-            proposer = drafter.create(ProposerContext(model, config, *seen))
+            buffers = (self._tokens, self._tables, self.num_blocks, self.max_model_len, threads)
+            proposer = drafter.create(ProposerContext(model, config, *buffers))
             self._draft_cost = drafter.draft_cost
             vocab_size = model.config.vocab_size
-            self._drafting = DraftManager(proposer, self._tokens, vocab_size=vocab_size, max_rows=max_rows)
+            self._draft_manager = DraftManager(proposer, self._tokens, vocab_size=vocab_size, max_rows=max_rows)
 
     @property
     def layout(self) -> KvLayout:
@@ -198,10 +198,12 @@ class CpuModelRunner:
         started = time.perf_counter()
         events: list[SlotEvent] = [self._preempt(preempt) for preempt in plan.preempt]
         for assign in plan.assign:
-            self._run_isolated(events, assign.slot, assign.slot_epoch, lambda a=assign: self._assign(a))
+            self._run_isolated(
+                events, assign.slot, assign.slot_epoch, lambda assignment=assign: self._assign(assignment)
+            )
         spans: list[TokenSpan] = []
         for run in plan.run:
-            self._run_isolated(events, run.slot, run.slot_epoch, lambda r=run: self._add_span(r, spans))
+            self._run_isolated(events, run.slot, run.slot_epoch, lambda run_slot=run: self._add_span(run_slot, spans))
         if spans:
             permitted = {run.slot: run.max_draft_tokens for run in plan.run}
             events += self._run_forward(self._with_drafts(spans, permitted), permitted)
@@ -246,17 +248,17 @@ class CpuModelRunner:
             num_tokens=count,
             num_computed=assign.num_computed,
             sampling=assign.sampling_params,
-            logits_processor=self._rules(assign),
-            grammar=create_slot_grammar(assign, thinking, self._model, self._grammars, self._masks),
+            logits_processor=self._create_logits_processor(assign),
+            grammar=create_slot_grammar(assign, thinking, self._model, self._grammar_compiler, self._mask_executor),
             thinking=thinking,
             push=self._open_push(assign),
             score_from=assign.rescore_from,
-            pooler=self._new_pool(assign),
+            pooler=self._create_pooler(assign),
         )
-        if self._drafting is not None:
-            self._drafting.on_assign(assign)
+        if self._draft_manager is not None:
+            self._draft_manager.on_assign(assign)
 
-    def _new_pool(self, assign: AssignSlot) -> EmbeddingPooler | None:
+    def _create_pooler(self, assign: AssignSlot) -> EmbeddingPooler | None:
         kind = assign.sampling_params.pooling
         if kind is None:
             return None
@@ -274,15 +276,15 @@ class CpuModelRunner:
         if not push.names_every_block:
             raise SlotError("internal_error", f"the push is not of the list's {push.num_blocks} blocks")
         self.kv_pusher.open_push(assign.push)
-        if fed := push.advance(assign.num_computed, self._table(assign.slot), None):
-            self.kv_pusher.send_computed(fed)
+        if computed_blocks := push.advance(assign.num_computed, self._table(assign.slot), None):
+            self.kv_pusher.send_computed(computed_blocks)
         self.kv_pusher.wake()
         return push
 
     def _table(self, slot: int) -> list[int]:
         return self._tables.ids[slot, : self._tables.lengths[slot]].tolist()
 
-    def _rules(self, assign: AssignSlot) -> LogitsProcessor | None:
+    def _create_logits_processor(self, assign: AssignSlot) -> LogitsProcessor | None:
         """Rebuilt from the whole list, so it is where the last slot of this request left off."""
         if not LogitsProcessor.is_needed(assign.sampling_params):
             return None
@@ -303,14 +305,14 @@ class CpuModelRunner:
             return
         end = slot.num_computed + count
         check_slot_blocks(end, self._tables.lengths[run.slot], self._config.block_size, self.max_model_len)
-        reported = logprob_positions(slot, slot.num_computed, end)
-        samples = slot.pooler is None and end == slot.num_tokens
-        spans.append(TokenSpan(run.slot, slot.num_computed, count, samples, reported))
+        positions = logprob_positions(slot, slot.num_computed, end)
+        is_sampled = slot.pooler is None and end == slot.num_tokens
+        spans.append(TokenSpan(run.slot, slot.num_computed, count, is_sampled, positions))
 
     def _with_drafts(self, spans: list[TokenSpan], permitted: Mapping[int, int]) -> list[TokenSpan]:
-        if self._drafting is None or not any(permitted.values()):
+        if self._draft_manager is None or not any(permitted.values()):
             return spans
-        wishes = {}
+        draft_requests = {}
         for span in spans:
             slot = self._slot(span)
             if (
@@ -319,13 +321,13 @@ class CpuModelRunner:
                 and slot.push is None
                 and (wanted := permitted[span.slot])
             ):
-                wishes[span.slot] = self._draft_request(span.slot, slot, wanted)
-        return self._drafting.add_drafts(spans, wishes)
+                draft_requests[span.slot] = self._draft_request(span.slot, slot, wanted)
+        return self._draft_manager.add_drafts(spans, draft_requests)
 
     def _draft_request(self, index: int, slot: SlotState, wanted: int) -> DraftRequest:
         """As many as there is room for."""
-        room = min(self._tables.lengths[index] * self._config.block_size, self.max_model_len) - slot.num_tokens
-        return DraftRequest(index, min(wanted, room), slot.num_tokens, slot.num_prompt, slot.sampling)
+        max_drafts = min(self._tables.lengths[index] * self._config.block_size, self.max_model_len) - slot.num_tokens
+        return DraftRequest(index, min(wanted, max_drafts), slot.num_tokens, slot.num_prompt, slot.sampling)
 
     def _take_blocks(self, slot: int, block_ids: list[int], take: Callable[[int, list[int]], None]) -> None:
         check_blocks(block_ids, self.num_blocks)
@@ -335,35 +337,35 @@ class CpuModelRunner:
             raise SlotError("internal_error", str(error)) from None
 
     def _run_forward(self, spans: list[TokenSpan], permitted: Mapping[int, int]) -> list[SlotEvent]:
-        """`permitted`: for each slot, how many tokens may be guessed."""
+        """`permitted`: for each slot, how many tokens may be drafted."""
         rows = self._batch.build(spans)
-        pushes = self._feed_pushes(spans)
+        pushes = self._send_pushes(spans)
         logits = self._decoder.forward(rows)
         if pushes and self.kv_pusher is not None:
             self.kv_pusher.wake()  # for the last layers
         self._wait_for_masks(spans)
-        drawn = self._drawing.sample(logits, spans, [self._slot(span) for span in spans], self._tokens)
-        self._pool(spans)
-        events = [self._advance(span, one) for span, one in zip(spans, drawn, strict=True)]
-        if self._drafting is None:
+        sampled = self._step_sampler.sample(logits, spans, [self._slot(span) for span in spans], self._tokens)
+        self._add_to_poolers(spans)
+        events = [self._advance(span, output) for span, output in zip(spans, sampled, strict=True)]
+        if self._draft_manager is None:
             return events
-        self._drafting.on_computed(spans, self._lengths(spans), self._decoder.last_hidden_states)
+        self._draft_manager.on_computed(spans, self._slot_lengths(spans), self._decoder.last_hidden_states)
         return [self._with_drafts_for_peer(event, permitted) for event in events]
 
-    def _lengths(self, spans: list[TokenSpan]) -> list[tuple[int, int] | None]:
+    def _slot_lengths(self, spans: list[TokenSpan]) -> list[tuple[int, int] | None]:
         """Of each span's slot, if it is still there: how much is computed, and how long its list is."""
         slots = [self._slots[span.slot] for span in spans]
         return [None if slot is None else (slot.num_computed, slot.num_tokens) for slot in slots]
 
     def _with_drafts_for_peer(self, event: SlotEvent, permitted: Mapping[int, int]) -> SlotEvent:
-        """Whose KV goes to a peer takes along what may follow."""
+        """Adds draft tokens to the event of a slot whose KV goes to a peer."""
         slot = self._slots[event.slot]
-        if not isinstance(event, SlotTokens) or slot is None or slot.push is None or self._drafting is None:
+        if not isinstance(event, SlotTokens) or slot is None or slot.push is None or self._draft_manager is None:
             return event
-        guesses = self._drafting.propose_for_peer(self._draft_request(event.slot, slot, permitted[event.slot]))
-        return msgspec.structs.replace(event, draft_token_ids=guesses) if guesses else event
+        drafts = self._draft_manager.propose_for_peer(self._draft_request(event.slot, slot, permitted[event.slot]))
+        return msgspec.structs.replace(event, draft_token_ids=drafts) if drafts else event
 
-    def _pool(self, spans: list[TokenSpan]) -> None:
+    def _add_to_poolers(self, spans: list[TokenSpan]) -> None:
         if all(self._slot(span).pooler is None for span in spans):
             return
         outputs, row = self._decoder.last_hidden_states(), 0
@@ -372,58 +374,60 @@ class CpuModelRunner:
                 pool.add(outputs[row : row + span.count])
             row += span.num_rows
 
-    def _feed_pushes(self, spans: list[TokenSpan]) -> bool:
-        """Says before they are computed which blocks this step completes; each layer goes over when it is written."""
-        before, found = self.layers_done(), False
+    def _send_pushes(self, spans: list[TokenSpan]) -> bool:
+        """Announces the blocks that this step completes before they are computed; each layer is sent when it is written."""
+        layers_before, any_sent = self.layers_done(), False
         for span in spans:
             push = self._slot(span).push
             if push is None or self.kv_pusher is None:
                 continue
-            if fed := push.advance(span.start + span.count, self._table(span.slot), before):
-                self.kv_pusher.send_computed(fed)
-                found = True
-        if found and self.kv_pusher is not None:
+            if computed_blocks := push.advance(span.start + span.count, self._table(span.slot), layers_before):
+                self.kv_pusher.send_computed(computed_blocks)
+                any_sent = True
+        if any_sent and self.kv_pusher is not None:
             self.kv_pusher.wake()
-        return found
+        return any_sent
 
     def _wait_for_masks(self, spans: list[TokenSpan]) -> None:
         """A slot whose mask is not ready skips the step, and nobody waits for it. But blocks that are on their way to a
         peer are not computed twice; and a step of which nobody would get a token gives one mask a little time."""
         slots = [self._slot(span) for span in spans if span.is_sampled]
         needed = [(slot, constraints.active_grammar(slot)) for slot in slots]
-        late = [(slot, grammar) for slot, grammar in needed if grammar is not None and not grammar.is_ready]
-        for slot, grammar in late:
+        pending = [(slot, grammar) for slot, grammar in needed if grammar is not None and not grammar.is_ready]
+        for slot, grammar in pending:
             if slot.push is not None:
                 grammar.wait()
-        if late and len(late) == len(slots):
-            SlotGrammar.wait_for_one([grammar for _, grammar in late])
+        if pending and len(pending) == len(slots):
+            SlotGrammar.wait_for_one([grammar for _, grammar in pending])
 
     def _slot(self, span: TokenSpan) -> SlotState:
         slot = self._slots[span.slot]
         assert slot is not None, "a span belongs to an assigned slot"
         return slot
 
-    def _advance(self, span: TokenSpan, drawn: SamplerOutput) -> SlotEvent:
+    def _advance(self, span: TokenSpan, sampled: SamplerOutput) -> SlotEvent:
         slot = self._slot(span)
         assert slot.num_computed == span.start, "a span starts where the slot's computed tokens end"
-        assert len(drawn.token_ids) <= 1 + len(span.drafts), "a step samples at most one token more than it has drafts"
-        # Who could not draw needs its last logits again, and so counts its last token as not computed. Of the drafts
-        # those count that were right; what was written for others is overwritten by what comes in their place.
-        slot.num_computed += span.count - drawn.mask_pending + max(0, len(drawn.token_ids) - 1)
+        assert len(sampled.token_ids) <= 1 + len(span.drafts), (
+            "a step samples at most one token more than it has drafts"
+        )
+        # A slot whose mask was pending needs its last logits again, so its last token counts as not computed. Accepted
+        # drafts count as computed; the KV of rejected ones is overwritten later.
+        slot.num_computed += span.count - sampled.mask_pending + max(0, len(sampled.token_ids) - 1)
         if slot.pooler is not None and slot.num_computed == slot.num_tokens:
             return self._embedding_event(span, slot, slot.pooler)
-        if not span.is_sampled or drawn.mask_pending:
-            return SlotAdvanced(span.slot, slot.slot_epoch, slot.num_computed, drawn.prompt_logprobs)
-        if not drawn.token_ids:
-            if drawn.error is None:
+        if not span.is_sampled or sampled.mask_pending:
+            return SlotAdvanced(span.slot, slot.slot_epoch, slot.num_computed, sampled.prompt_logprobs)
+        if not sampled.token_ids:
+            if sampled.error is None:
                 return self._invalid_logits(span, slot)
             self._slots[span.slot] = None
-            fault = _grammar_failed(drawn.error)
+            fault = _grammar_failed(sampled.error)
             return SlotFailed(span.slot, slot.slot_epoch, fault.code, str(fault))
-        slot.error = drawn.error
-        position, end = slot.num_tokens - slot.num_prompt, slot.num_tokens + len(drawn.token_ids)
+        slot.error = sampled.error
+        position, end = slot.num_tokens - slot.num_prompt, slot.num_tokens + len(sampled.token_ids)
         assert end <= self.max_model_len + 1, "the token table has room for one token behind the context"
-        self._tokens[span.slot, slot.num_tokens : end] = drawn.token_ids
+        self._tokens[span.slot, slot.num_tokens : end] = sampled.token_ids
         slot.num_tokens = end
         assert slot.num_computed == end - 1, "all tokens but the newest are computed after sampling"
         return SlotTokens(
@@ -431,10 +435,10 @@ class CpuModelRunner:
             slot.slot_epoch,
             position,
             slot.num_computed,
-            drawn.token_ids,
-            drawn.logprobs,
-            drawn.prompt_logprobs,
-            drawn.grammar_done,
+            sampled.token_ids,
+            sampled.logprobs,
+            sampled.prompt_logprobs,
+            sampled.grammar_done,
             len(span.drafts),
         )
 

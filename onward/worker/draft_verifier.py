@@ -65,7 +65,7 @@ class DraftVerifier:
         grammar = constraints.active_grammar(self.slot)
         return None if grammar is None or grammar.is_ready else grammar
 
-    def accept(self, token: int | None, raw: np.ndarray | None) -> None:
+    def accept(self, token: int | None, raw_logits: np.ndarray | None) -> None:
         """The token of the next row; None where its logits leave none. Moves what the slot knows behind it."""
         assert not self.is_finished, "a finished verifier accepts no token"
         assert self.depth <= len(self.drafts), "every token but the first follows an accepted draft"
@@ -75,19 +75,19 @@ class DraftVerifier:
             return
         if not self._advance(token):
             return
-        if raw is not None:
-            self.logprobs.append(token_logprobs(raw, token, self.slot.sampling.logprobs or 0))
+        if raw_logits is not None:
+            self.logprobs.append(token_logprobs(raw_logits, token, self.slot.sampling.logprobs or 0))
         is_last = self.grammar_done or self._ends_output(token)
-        is_right = self.depth < len(self.drafts) and self.drafts[self.depth] == token
+        is_accepted = self.depth < len(self.drafts) and self.drafts[self.depth] == token
         self.token_ids.append(token)
-        self.is_finished = is_last or not is_right
+        self.is_finished = is_last or not is_accepted
 
-    def fail(self, fault: str) -> None:
+    def fail(self, error: str) -> None:
         """Its grammar cannot say what may come next. Behind the first row that is the next step's to find."""
         assert not self.is_finished, "a finished verifier cannot fail"
         self.is_finished = True
         if not self.token_ids:
-            self.error = fault
+            self.error = error
 
     def _on_no_token(self) -> None:
         if not self.token_ids and self.slot.grammar is not None:

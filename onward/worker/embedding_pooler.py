@@ -6,13 +6,13 @@ from onward.proto.sampling_params import Pooling
 
 
 class EmbeddingPooler:
-    def __init__(self, kind: Pooling, size: int) -> None:
-        self._kind = kind
-        self._sum = np.zeros(size, np.float64)
+    def __init__(self, pooling: Pooling, hidden_size: int) -> None:
+        self._pooling = pooling
+        self._sum = np.zeros(hidden_size, np.float64)
         self._num_rows = 0
 
     def add(self, rows: np.ndarray) -> None:
-        if self._kind == "last":
+        if self._pooling == "last":
             self._sum, self._num_rows = rows[-1].astype(np.float64), 1
             return
         # One after the other, so that the bits do not depend on where the chunks ended.

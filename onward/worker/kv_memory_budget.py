@@ -23,30 +23,31 @@ def resolve_max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def choose_num_blocks(config: WorkerConfig, size: int, max_model_len: int, free_bytes: Callable[[], int]) -> int:
-    """The number of KV blocks, of `size` bytes each."""
+def choose_num_blocks(config: WorkerConfig, block_bytes: int, max_model_len: int, free_bytes: Callable[[], int]) -> int:
+    """The number of KV blocks, of `block_bytes` bytes each."""
     if config.block_size <= 0 or config.block_size % BLOCK_MULTIPLE:
         raise StartupError(f"--block-size {config.block_size} is not a multiple of {BLOCK_MULTIPLE}")
     if config.num_kv_blocks is not None:
-        return _checked(config.num_kv_blocks, size, free_bytes())
-    useful = config.max_num_seqs * -(-max_model_len // config.block_size)
+        return _checked(config.num_kv_blocks, block_bytes, free_bytes())
+    max_useful = config.max_num_seqs * -(-max_model_len // config.block_size)
     free = free_bytes()
-    fitting = int(free * POOL_SHARE) // size
-    if fitting < 2:
+    max_fitting = int(free * POOL_SHARE) // block_bytes
+    if max_fitting < 2:
         raise StartupError(
             f"no memory for the KV pool: {free >> 20} MiB are free, of which {POOL_SHARE:.0%} may be used, and one "
-            f"block of {config.block_size} tokens takes {size / (1 << 20):.1f} MiB; free some memory or set --num-kv-blocks"
+            f"block of {config.block_size} tokens takes {block_bytes / (1 << 20):.1f} MiB; free some memory or set "
+            "--num-kv-blocks"
         )
-    return min(useful, fitting)
+    return min(max_useful, max_fitting)
 
 
-def _checked(num_blocks: int, size: int, free: int) -> int:
+def _checked(num_blocks: int, block_bytes: int, free: int) -> int:
     if num_blocks < 1:
         raise StartupError(f"--num-kv-blocks {num_blocks} is not positive")
-    if num_blocks * size > free:
+    if num_blocks * block_bytes > free:
         raise StartupError(
-            f"--num-kv-blocks {num_blocks} takes {num_blocks * size >> 20} MiB, but only {free >> 20} MiB are free; "
-            f"at most {free // size} blocks fit"
+            f"--num-kv-blocks {num_blocks} takes {num_blocks * block_bytes >> 20} MiB, but only {free >> 20} MiB are free; "
+            f"at most {free // block_bytes} blocks fit"
         )
     return num_blocks
 
@@ -55,8 +56,8 @@ def free_memory_bytes(proc: Path = PROC_SELF) -> int:
     """What this process may still allocate: the system's free memory, or what is left of the tightest limit of a control
     group that the process is in."""
     groups = [group for chain in memory_cgroups(proc) for group in chain]
-    left = [group.headroom_bytes() for group in groups]
-    return min([_system_available(), *(count for count in left if count is not None)])
+    headrooms = [group.headroom_bytes() for group in groups]
+    return min([_system_available(), *(headroom for headroom in headrooms if headroom is not None)])
 
 
 def _system_available() -> int:

@@ -35,18 +35,18 @@ class WorkerProcess:
     def __init__(self, start: StartWorker, channel: ControlChannel) -> None:
         self._channel = channel
         self._report_progress("loading the model")
-        self._plane: KvTransferThread | None = None
-        self._wires = SocketPoller()
+        self._kv_transfer: KvTransferThread | None = None
+        self._poller = SocketPoller()
         open_runner = self._open_cuda if start.config.device == "cuda" else self._open_cpu
         self._runner, hello = open_runner(start)
-        self._wires.watch_fd(channel.fileno())
-        self._plans = open_worker_wire_end(self._wires, start.wire)
-        self._plans.send(hello)
+        self._poller.watch_fd(channel.fileno())
+        self._wire = open_worker_wire_end(self._poller, start.wire)
+        self._wire.send(hello)
 
     def _open_cpu(self, start: StartWorker) -> tuple[AsyncModelRunner, WorkerHello]:
         runner = open_cpu_runner(start.model, start.config, self._report_progress)
-        self._plane = _start_kv_transfer(start, runner) if start.kv_address else None
-        endpoint = None if self._plane is None else self._plane.endpoint
+        self._kv_transfer = _start_kv_transfer(start, runner) if start.kv_address else None
+        endpoint = None if self._kv_transfer is None else self._kv_transfer.endpoint
         return SyncRunnerAdapter(runner), runner.hello(start.incarnation, start.engine_incarnation, endpoint)
 
     def _open_cuda(self, start: StartWorker) -> tuple[AsyncModelRunner, WorkerHello]:
@@ -68,20 +68,20 @@ class WorkerProcess:
         """Plans begin as they come, results go out as they are there. Nothing is waited for while either may come."""
         while True:
             if not self._runner.is_busy:
-                self._wires.wait()
+                self._poller.wait()
             if isinstance(self._channel.receive(), StopChild):
                 return
-            while (plan := self._plans.receive()) is not None:
+            while (plan := self._wire.receive()) is not None:
                 self._runner.begin(plan)
             if self._runner.has_result and (result := self._runner.finish()) is not None:
-                self._plans.send(result)
+                self._wire.send(result)
             elif self._runner.is_busy:
                 time.sleep(_POLL_INTERVAL_S)
 
     def close(self) -> None:
-        if self._plane is not None:
-            self._plane.close()
-        self._wires.close()
+        if self._kv_transfer is not None:
+            self._kv_transfer.close()
+        self._poller.close()
 
     def _report_progress(self, message: str, fraction: float | None = None) -> None:
         self._channel.send(StartupProgress(message, fraction))
@@ -91,7 +91,7 @@ def _start_kv_transfer(start: StartWorker, runner: "CpuModelRunner") -> "KvTrans
     from onward.pd.transfer.kv_transfer_thread import KvMemoryRegion, KvTransferThread
 
     pool = runner.kv_pool
-    plane = KvTransferThread(
+    kv_transfer = KvTransferThread(
         KvMemoryRegion(pool.data, pool.fd, pool.geometry, runner.layout),
         backend=start.config.kv_backend,
         host=start.config.kv_host,
@@ -100,12 +100,12 @@ def _start_kv_transfer(start: StartWorker, runner: "CpuModelRunner") -> "KvTrans
         cluster_key=start.cluster_key,
         layers_done=runner.layers_done,
     )
-    runner.kv_pusher = plane
-    # Else the plane's thread, while it hashes blocks, could hold up a step for several times Python's default, 5 ms.
+    runner.kv_pusher = kv_transfer
+    # Else the transfer thread, while it hashes blocks, could hold up a step for several times Python's default, 5 ms.
     sys.setswitchinterval(_THREAD_SWITCH_INTERVAL_S)
-    wires = SocketPoller()  # its thread's own: sockets are not shared between threads
-    plane.start(wires, wires.worker_kv_wire_end(start.kv_address))
-    return plane
+    poller = SocketPoller()  # its thread's own: sockets are not shared between threads
+    kv_transfer.start(poller, poller.worker_kv_wire_end(start.kv_address))
+    return kv_transfer
 
 
 def main() -> None:
@@ -127,9 +127,9 @@ def main() -> None:
         process.run()
     except ChannelClosed:
         logger.warning("the supervisor is gone")
-    except WorkerWireBroken as gone:
+    except WorkerWireBroken as broken:
         # The engine's end is the supervisor's to judge: in a stop it is what comes before ours.
-        logger.info(log.event("leaving", because=str(gone)))
+        logger.info(log.event("leaving", because=str(broken)))
     finally:
         process.close()
 

@@ -41,31 +41,31 @@ class Sampler:
             scratch_stride=self._scratch.shape[1], work=self._work,
         )  # fmt: skip
 
-    def sample(self, logits: np.ndarray, draws: Sequence[SamplingRow]) -> list[int | None]:
+    def sample(self, logits: np.ndarray, sampling_rows: Sequence[SamplingRow]) -> list[int | None]:
         """One token per row, or None where the logits are not numbers. End tokens that are out of reach are marked so."""
         assert logits.dtype == np.float32, "the kernel reads float32 logits"
         assert logits.flags.c_contiguous, "the kernel reads contiguous rows"
         assert logits.flags.writeable, "logits of forbidden tokens are overwritten in place"
         assert logits.shape[1] >= self._vocab_size, "a row of logits covers the vocabulary"
-        assert len(draws) == len(logits), "every row of logits has one draw"
-        assert len(draws) <= len(self._token_ids), "the sampler's buffers have room for every row"
-        for row, draw in enumerate(draws):
-            self._set_row(row, draw)
-            _mask_end_tokens(logits[row], draw)
-        fill_context(self._context, logits=logits, stride=logits.shape[1], count=len(draws))
+        assert len(sampling_rows) == len(logits), "every row of logits has one draw"
+        assert len(sampling_rows) <= len(self._token_ids), "the sampler's buffers have room for every row"
+        for row, sampling_row in enumerate(sampling_rows):
+            self._set_row(row, sampling_row)
+            _mask_end_tokens(logits[row], sampling_row)
+        fill_context(self._context, logits=logits, stride=logits.shape[1], count=len(sampling_rows))
         self._work[:] = 0
         self._threads.run(sample, self._context)
-        tokens, valid = self._token_ids[: len(draws)].tolist(), self._is_valid[: len(draws)].tolist()
+        tokens, valid = self._token_ids[: len(sampling_rows)].tolist(), self._is_valid[: len(sampling_rows)].tolist()
         return [token if ok else None for token, ok in zip(tokens, valid, strict=True)]
 
-    def _set_row(self, row: int, draw: SamplingRow) -> None:
-        s = draw.sampling
-        self._temperatures[row], self._top_ks[row] = s.temperature, s.top_k
-        self._top_ps[row], self._min_ps[row] = s.top_p, s.min_p
-        self._seeds[row], self._choices[row] = s.seed & _U64, s.choice_index & _U64
-        self._positions[row] = draw.position
+    def _set_row(self, row: int, sampling_row: SamplingRow) -> None:
+        params = sampling_row.sampling
+        self._temperatures[row], self._top_ks[row] = params.temperature, params.top_k
+        self._top_ps[row], self._min_ps[row] = params.top_p, params.min_p
+        self._seeds[row], self._choices[row] = params.seed & _U64, params.choice_index & _U64
+        self._positions[row] = sampling_row.position
 
 
-def _mask_end_tokens(logits: np.ndarray, draw: SamplingRow) -> None:
-    if draw.position < draw.sampling.min_tokens and draw.sampling.end_token_ids:
-        logits[[t for t in draw.sampling.end_token_ids if 0 <= t < len(logits)]] = -np.inf
+def _mask_end_tokens(logits: np.ndarray, sampling_row: SamplingRow) -> None:
+    if sampling_row.position < sampling_row.sampling.min_tokens and sampling_row.sampling.end_token_ids:
+        logits[[t for t in sampling_row.sampling.end_token_ids if 0 <= t < len(logits)]] = -np.inf

@@ -39,9 +39,11 @@ def check_blocks(block_ids: Sequence[int], num_blocks: int) -> None:
 
 
 def check_slot_blocks(end: int, num_slot_blocks: int, block_size: int, max_model_len: int) -> None:
-    room = num_slot_blocks * block_size
-    if end > min(room, max_model_len):
-        raise SlotError("internal_error", f"token {end} is beyond the {room} tokens that the slot has blocks for")
+    num_slot_tokens = num_slot_blocks * block_size
+    if end > min(num_slot_tokens, max_model_len):
+        raise SlotError(
+            "internal_error", f"token {end} is beyond the {num_slot_tokens} tokens that the slot has blocks for"
+        )
 
 
 def logprob_positions(slot: LogprobSlot, start: int, end: int) -> range | None:

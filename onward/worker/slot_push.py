@@ -15,7 +15,7 @@ class KvPusher(Protocol):
     """What takes KV to peers while it is computed."""
 
     def open_push(self, push: KvPush) -> None: ...
-    def send_computed(self, fed: ComputedBlocks) -> None: ...
+    def send_computed(self, computed: ComputedBlocks) -> None: ...
     def wake(self) -> None: ...
 
 
@@ -43,8 +43,8 @@ class SlotPush:
 
     def advance(self, num_computed: int, table: list[int], layers_before: int | None) -> ComputedBlocks | None:
         """The blocks that are whole once so many tokens are computed. The last one is whole when the list is."""
-        is_all = num_computed >= self.num_tokens
-        end = self.num_blocks if is_all else num_computed // self.block_size
+        is_complete = num_computed >= self.num_tokens
+        end = self.num_blocks if is_complete else num_computed // self.block_size
         if end <= self.num_sent_blocks:
             return None
         assert end <= len(table), "the slot has a block for every computed token"

@@ -41,65 +41,70 @@ class StepSampler:
     ) -> list[SamplerOutput]:
         """One for each span. `slots` are the spans' own; `tokens` is the table of all slots' tokens, drafts included."""
         prompts: list[list[TokenLogprobs] | None] = [None] * len(spans)
-        chains: list[DraftVerifier | None] = [None] * len(spans)
-        at = 0
+        verifiers: list[DraftVerifier | None] = [None] * len(spans)
+        row = 0
         for index, (span, slot) in enumerate(zip(spans, slots, strict=True)):
             if span.logprob_positions is not None:
                 prompts[index] = self._logprobs_of_given_tokens(
-                    logits[at:], span.logprob_positions, slot, tokens[span.slot]
+                    logits[row:], span.logprob_positions, slot, tokens[span.slot]
                 )
-                at += len(span.logprob_positions)
+                row += len(span.logprob_positions)
             if span.is_sampled:
-                chain = DraftVerifier(slot, at, span.drafts)
+                verifier = DraftVerifier(slot, row, span.drafts)
                 # Asked once: a mask may become ready while we are at it.
-                chains[index] = chain if chain.pending_grammar is None else None
-                at += 1 + len(span.drafts)
-        assert at == len(logits), "every row of logits belongs to one span"
-        self._sample_verifiers(logits[:at], [chain for chain in chains if chain is not None])
+                verifiers[index] = verifier if verifier.pending_grammar is None else None
+                row += 1 + len(span.drafts)
+        assert row == len(logits), "every row of logits belongs to one span"
+        self._sample_verifiers(logits[:row], [verifier for verifier in verifiers if verifier is not None])
         return [
             SamplerOutput([], mask_pending=span.is_sampled, prompt_logprobs=prompt)
-            if chain is None
-            else _output_of(chain, prompt)
-            for span, chain, prompt in zip(spans, chains, prompts, strict=True)
+            if verifier is None
+            else _output_of(verifier, prompt)
+            for span, verifier, prompt in zip(spans, verifiers, prompts, strict=True)
         ]
 
-    def _sample_verifiers(self, logits: np.ndarray, chains: list[DraftVerifier]) -> None:
-        """Row after row, of all chains at once. Where nothing but the row decides, all of a chain's rows go at once."""
-        draws = [(chain, depth) for chain in chains for depth in _rows_at_once(chain)]
-        while draws:
-            rows = [chain.first_row + depth for chain, depth in draws]
-            self._sample_rows(logits if len(rows) == len(logits) else logits[rows], draws)
-            going_on = [chain for chain in chains if chain.is_sequential and not chain.is_finished]
-            late = [grammar for chain in going_on if (grammar := chain.pending_grammar) is not None]
-            if late:
-                SlotGrammar.wait_briefly(late)
-            draws = [(chain, chain.depth) for chain in going_on if chain.pending_grammar is None]
-            chains = [chain for chain, _ in draws]
+    def _sample_verifiers(self, logits: np.ndarray, verifiers: list[DraftVerifier]) -> None:
+        """Samples row after row, for all verifiers at once; all rows of a verifier that is not sequential at once."""
+        verifier_rows = [(verifier, depth) for verifier in verifiers for depth in _rows_at_once(verifier)]
+        while verifier_rows:
+            rows = [verifier.first_row + depth for verifier, depth in verifier_rows]
+            self._sample_rows(logits if len(rows) == len(logits) else logits[rows], verifier_rows)
+            active = [verifier for verifier in verifiers if verifier.is_sequential and not verifier.is_finished]
+            pending = [grammar for verifier in active if (grammar := verifier.pending_grammar) is not None]
+            if pending:
+                SlotGrammar.wait_briefly(pending)
+            verifier_rows = [(verifier, verifier.depth) for verifier in active if verifier.pending_grammar is None]
+            verifiers = [verifier for verifier, _ in verifier_rows]
 
-    def _sample_rows(self, logits: np.ndarray, draws: Sequence[tuple[DraftVerifier, int]]) -> None:
+    def _sample_rows(self, logits: np.ndarray, verifier_rows: Sequence[tuple[DraftVerifier, int]]) -> None:
         # The model's own logits, kept from what rules and sampling do to them.
         raw = {
             row: logits[row, : self._vocab_size].copy()
-            for row, (chain, _) in enumerate(draws)
-            if chain.slot.sampling.logprobs is not None
+            for row, (verifier, _) in enumerate(verifier_rows)
+            if verifier.slot.sampling.logprobs is not None
         }
-        for row, (chain, _) in enumerate(draws):
-            if chain.slot.logits_processor is not None:
-                chain.slot.logits_processor.apply(logits[row, : self._vocab_size])
-        self._mask_logits(logits, draws)
-        asked = [SamplingRow(chain.slot.sampling, chain.position + depth - chain.depth) for chain, depth in draws]
-        for row, ((chain, _), token) in enumerate(zip(draws, self._sampler.sample(logits, asked), strict=True)):
-            if not chain.is_finished:
-                chain.accept(token, raw.get(row))
+        for row, (verifier, _) in enumerate(verifier_rows):
+            if verifier.slot.logits_processor is not None:
+                verifier.slot.logits_processor.apply(logits[row, : self._vocab_size])
+        self._mask_logits(logits, verifier_rows)
+        sampling_rows = [
+            SamplingRow(verifier.slot.sampling, verifier.position + depth - verifier.depth)
+            for verifier, depth in verifier_rows
+        ]
+        for row, ((verifier, _), token) in enumerate(
+            zip(verifier_rows, self._sampler.sample(logits, sampling_rows), strict=True)
+        ):
+            if not verifier.is_finished:
+                verifier.accept(token, raw.get(row))
 
-    def _mask_logits(self, logits: np.ndarray, draws: Sequence[tuple[DraftVerifier, int]]) -> None:
+    def _mask_logits(self, logits: np.ndarray, verifier_rows: Sequence[tuple[DraftVerifier, int]]) -> None:
         """What the slots' grammars and budgets do not allow."""
-        for row, (chain, _) in enumerate(draws):
-            if chain.slot.grammar is not None or chain.slot.thinking is not None:
+        for row, (verifier, _) in enumerate(verifier_rows):
+            if verifier.slot.grammar is not None or verifier.slot.thinking is not None:
                 try:
-                    constraints.mask_logits(chain.slot, logits[row, : self._vocab_size])
+                    constraints.mask_logits(verifier.slot, logits[row, : self._vocab_size])
                 except SlotGrammarError as error:
-                    chain.fail(str(error))
+                    verifier.fail(str(error))
 
     def _logprobs_of_given_tokens(
         self, logits: np.ndarray, positions: range, slot: SampledSlot, tokens: np.ndarray
@@ -116,11 +121,13 @@ class StepSampler:
         ]
 
 
-def _rows_at_once(chain: DraftVerifier) -> range:
-    return range(1 if chain.is_sequential else 1 + len(chain.drafts))
+def _rows_at_once(verifier: DraftVerifier) -> range:
+    return range(1 if verifier.is_sequential else 1 + len(verifier.drafts))
 
 
-def _output_of(chain: DraftVerifier, prompt_logprobs: list[TokenLogprobs] | None) -> SamplerOutput:
-    logprobs = None if chain.slot.sampling.logprobs is None else chain.logprobs
-    assert logprobs is None or len(logprobs) == len(chain.token_ids), "every sampled token has its logprobs"
-    return SamplerOutput(chain.token_ids, logprobs, chain.grammar_done, chain.error, prompt_logprobs=prompt_logprobs)
+def _output_of(verifier: DraftVerifier, prompt_logprobs: list[TokenLogprobs] | None) -> SamplerOutput:
+    logprobs = None if verifier.slot.sampling.logprobs is None else verifier.logprobs
+    assert logprobs is None or len(logprobs) == len(verifier.token_ids), "every sampled token has its logprobs"
+    return SamplerOutput(
+        verifier.token_ids, logprobs, verifier.grammar_done, verifier.error, prompt_logprobs=prompt_logprobs
+    )

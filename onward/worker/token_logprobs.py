@@ -19,7 +19,7 @@ def token_logprobs(logits: np.ndarray, token: int, num_top: int) -> TokenLogprob
     """Of one row. Ties among the likeliest are ordered by token id."""
     log_total = _log_sum_exp(logits)
     rank = int((logits > logits[token]).sum()) + 1
-    top = [(int(t), float(logits[t]) - log_total) for t in _top_tokens(logits, num_top)]
+    top = [(int(token_id), float(logits[token_id]) - log_total) for token_id in _top_tokens(logits, num_top)]
     return TokenLogprobs(float(logits[token]) - log_total, rank, top)
 
 

@@ -65,7 +65,7 @@ class SseServer:
 
 
 @contextmanager
-def stream_runner(answer: Answer) -> Iterator[SseServer]:
+def serving(answer: Answer) -> Iterator[SseServer]:
     server = SseServer(answer)
     loop = asyncio.new_event_loop()
     runner = web.AppRunner(server.app(), shutdown_timeout=1.0)

@@ -28,7 +28,7 @@ class Instance(Harness):
         self.num_workers += 1
         plane = SimKvTransfer(f"{self.name}/{self.num_workers}")
         drafts = HashDraftProposer(7) if self.config.num_draft_tokens else None
-        worker = HashWorker(self.num_blocks, self.block_size, plane=plane, drafts=drafts, **self.shape)
+        worker = HashWorker(self.num_blocks, self.block_size, kv_transfer=plane, drafts=drafts, **self.shape)
         worker.failing_requests = self.doomed
         plane.memory = worker.memory
         self.planes.add(plane)

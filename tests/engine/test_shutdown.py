@@ -39,7 +39,7 @@ class PrefillEngine:
         wire = ZmqWireAddress(f"ipc://@onward-{name}-worker")
         self.supervisor.send(WorkerStarting("worker-1", wire))
         self.process.run_once()
-        hello = HashWorker(32, 4, plane=SimKvTransfer("worker-1")).hello("worker-1", "engine-1")
+        hello = HashWorker(32, 4, kv_transfer=SimKvTransfer("worker-1")).hello("worker-1", "engine-1")
         assert hello.kv_layout is not None
         theirs.worker_wire_end(wire.address).send(hello)
         self.peer = theirs.handoff_client(f"tcp://127.0.0.1:{listening.getsockname()[1]}", "", "decode-1")

@@ -39,8 +39,8 @@ KV_HEADS = (1, 2, 4, 8)
 MAX_BATCH = 512
 MAY_CONTRACT = {
     "_add_rows": "one variant; adds in the order of rows",
-    "_begin_rows": "integers",
-    "_finish_rows": "integers",
+    "_load_rows": "integers",
+    "_append_sampled": "integers",
     "_forbid": "no arithmetic",
 }
 """Kernels of a step that may be compiled with contraction, and why."""

@@ -323,7 +323,7 @@ def _gguf_tensors_may_lie_in_one_place(patch: Patches) -> None:
 
 
 def _safetensors_may_overlap(patch: Patches) -> None:
-    patch.put(safetensors_header, "_check_side_by_side", lambda path, places, start, size: None)
+    patch.put(safetensors_header, "_check_contiguous", lambda path, places, start, size: None)
 
 
 UNKNOWN_TO_OTHERS = (

@@ -168,7 +168,7 @@ FOUND = "tests/sim/test_regressions.py::test_what_was_found_does_not_happen_agai
 
 def _evict_the_oldest_of_all(patch: Patches) -> None:
     def evict(original: Callable, self: FairRecordStore, usage: Any) -> None:
-        self.drop(next(iter(self._kept)))
+        self.drop(next(iter(self._records)))
 
     patch.around(FairRecordStore, "_evict", evict)
 

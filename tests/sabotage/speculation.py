@@ -98,7 +98,7 @@ def _every_cached_block_is_taken_for_its_own(patch: Patches) -> None:
     def find(original: Callable, self: DraftBlockHashes, table: Any, tokens: Any) -> HashedPrefix:
         found = HashedPrefix()
         for index in range(len(tokens) // self._block_size):
-            found.count, found.last = index + 1, self._extended(found.last, tokens, index)
+            found.count, found.last = index + 1, self._hash_at(found.last, tokens, index)
         return found
 
     patch.around(DraftBlockHashes, "match_prefix", find)

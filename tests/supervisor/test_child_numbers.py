@@ -101,9 +101,9 @@ def test_a_message_with_a_number_out_of_range_is_dropped_and_the_supervisor_live
         engine, engines_end = child_of(supervisor, ProcessRole.ENGINE, "engine-1")
         with closing(engines_end):
             received(supervisor, engine, engines_end, MetricsSnapshot(1, [GOOD]))
-            heard_s = engine.heard_at_s
+            reply_s = engine.last_reply_at_s
             received(supervisor, engine, engines_end, message)
-            assert engine.heard_at_s == heard_s, "a child that says nothing else is replaced in time"
+            assert engine.last_reply_at_s == reply_s, "a child that says nothing else is replaced in time"
             assert value_of(supervisor, "onward_control_messages_dropped_total") == {"engine": 1.0}
             received(supervisor, engine, engines_end, MetricsSnapshot(2, [GOOD]))
             assert supervisor._core.snapshots.latest[engine].query_id == 2

@@ -131,7 +131,7 @@ class Server:
 
 
 @asynccontextmanager
-async def stream_runner(bounds: ConnectionLimits, tls: TlsFiles | None = None) -> AsyncIterator[Server]:
+async def serving(bounds: ConnectionLimits, tls: TlsFiles | None = None) -> AsyncIterator[Server]:
     started, registry, app = asyncio.Event(), Registry(), App()
     server = HttpServer(app, started.set, tls=tls, limits=bounds, registry=registry)
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -20,50 +20,56 @@ from onward.web.openai_api.abort_request import abort_response, decode_routed_ab
 
 
 class AbortEndpoints:
-    def __init__(self, client: EngineClient, streams: StreamRegistry, max_body_bytes: int, proven: ClusterAuth) -> None:
+    def __init__(
+        self, client: EngineClient, streams: StreamRegistry, max_body_bytes: int, cluster_auth: ClusterAuth
+    ) -> None:
         self._client = client
         self._streams = streams
         self._max_body_bytes = max_body_bytes
-        self._proven = proven
+        self._cluster_auth = cluster_auth
 
     async def abort(self, request: Request) -> Response:
         caller = get_caller(request.scope)
         ids = await read_abort_names(request, self._max_body_bytes)
         if ids is None:
             check_admin(caller)
-        ended = await self._end(ids, caller.access_filter)
-        aborted, unknown = _in_words_of(ids, ended.names)
+        outcome = await self._abort(ids, caller.access_filter)
+        aborted, unknown = _split_known_names(ids, outcome.names)
         audit_log.log_abort(caller, ids, aborted)
         return abort_response(aborted, unknown)
 
     async def abort_for_router(self, request: Request) -> Response:
         """Which has asked whoever wants it for a key, and has noted it. A response that nothing runs here is left as it is:
         another instance may have more of it, and only the router can ask them all."""
-        ids, caller = decode_routed_abort(await self._proven.authenticated_body(request, self._max_body_bytes))
-        ended = await self._end(ids, caller, leaves_idle=True)
-        aborted, _ = _in_words_of(ids, ended.names)
-        answer = InstanceAbortReply(aborted, ended.idle)
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+        ids, caller = decode_routed_abort(await self._cluster_auth.authenticated_body(request, self._max_body_bytes))
+        outcome = await self._abort(ids, caller, leaves_idle=True)
+        aborted, _ = _split_known_names(ids, outcome.names)
+        reply = InstanceAbortReply(aborted, outcome.idle)
+        return Response(msgspec.json.encode(reply), media_type="application/json")
 
-    async def _end(self, ids: list[str] | None, caller: str | None, *, leaves_idle: bool = False) -> AbortOutcome:
+    async def _abort(self, ids: list[str] | None, caller: str | None, *, leaves_idle: bool = False) -> AbortOutcome:
         """Among the requests of this caller; None: of everybody. What runs before what is kept: a stream that is left
         meanwhile has put its record by then."""
-        everything = ids is None
-        names = list({name for given in ids or () for name in (given, without_id_prefix(given))})
-        if not names and not everything:
+        abort_all = ids is None
+        names = list({name for requested_id in ids or () for name in (requested_id, without_id_prefix(requested_id))})
+        if not names and not abort_all:
             return AbortOutcome(set(), {})
         running = set[str]()
         try:
-            running = await self._client.abort_by_name(names, abort_all=everything, caller=caller)
+            running = await self._client.abort_by_name(names, abort_all=abort_all, caller=caller)
         finally:
-            kept = await self._streams.abort_kept(names, everything, caller, leaves_idle=leaves_idle)
-        return AbortOutcome(running | kept.names, kept.idle)
+            stored = await self._streams.abort_kept(names, abort_all, caller, leaves_idle=leaves_idle)
+        return AbortOutcome(running | stored.names, stored.idle)
 
 
-def _in_words_of(ids: list[str] | None, ended: set[str]) -> tuple[list[str], list[str]]:
+def _split_known_names(ids: list[str] | None, aborted_names: set[str]) -> tuple[list[str], list[str]]:
     """Which of the names that were asked for were known, and which were not."""
     if ids is None:
-        return sorted(ended), []
+        return sorted(aborted_names), []
     ids = list(dict.fromkeys(ids))
-    aborted = [given for given in ids if not ended.isdisjoint((given, without_id_prefix(given)))]
-    return aborted, [given for given in ids if given not in aborted]
+    aborted = [
+        requested_id
+        for requested_id in ids
+        if not aborted_names.isdisjoint((requested_id, without_id_prefix(requested_id)))
+    ]
+    return aborted, [requested_id for requested_id in ids if requested_id not in aborted]

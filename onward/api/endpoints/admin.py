@@ -49,13 +49,13 @@ class AdminEndpoints:
         self._supervisor = supervisor
         self._streams = streams
 
-    def routes(self, proven: ClusterAuth) -> list[GuardedRoute]:
-        """`proven`: who may take the instance out of service where there are no keys."""
+    def routes(self, cluster_auth: ClusterAuth) -> list[GuardedRoute]:
+        """`cluster_auth`: who may take the instance out of service where there are no keys."""
 
         async def check_operator(request: Request, action: str) -> None:
             caller = get_caller(request.scope)
             if caller is ANONYMOUS:
-                await proven.authenticated_body(request, MAX_DRAIN_BYTES)
+                await cluster_auth.authenticated_body(request, MAX_DRAIN_BYTES)
             audit_log.log_action(CLUSTER if caller is ANONYMOUS and self._config.cluster_key else caller, action, 1)
 
         async def drain(request: Request) -> Response:
@@ -76,7 +76,10 @@ class AdminEndpoints:
             "/info": (RouteAccess.ADMIN, self.info),
         }
         return [
-            *(GuardedRoute(path, one, methods=["GET"], access=access) for path, (access, one) in endpoints.items()),
+            *(
+                GuardedRoute(path, endpoint, methods=["GET"], access=access)
+                for path, (access, endpoint) in endpoints.items()
+            ),
             GuardedRoute("/drain", drain, methods=["POST"], access=RouteAccess.ADMIN),
             GuardedRoute("/undrain", undrain, methods=["POST"], access=RouteAccess.ADMIN),
         ]
@@ -176,8 +179,8 @@ class AdminEndpoints:
 def live_stream_counts(families: Iterable[MetricFamily]) -> dict[str, Any]:
     """Live streams of all api processes, and whether a router could move its own: None if no router has said."""
     found = {family.name: family.series for family in families}
-    counts = {one.labels["origin"]: int(one.value) for one in found.get("onward_live_streams", [])}
-    others = [one.value for one in found.get("onward_other_instances", [])]
+    counts = {series.labels["origin"]: int(series.value) for series in found.get("onward_live_streams", [])}
+    others = [series.value for series in found.get("onward_other_instances", [])]
     return {
         "routed": counts.get("router", 0),
         "direct": counts.get("client", 0),

@@ -31,20 +31,20 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class AttemptEndpoint:
-    """An ASGI application. `generators` by the path that the client's request has come to; empty: a prefill instance."""
+    """An ASGI application. `runners` by the path that the client's request has come to; empty: a prefill instance."""
 
     def __init__(
         self,
-        generators: Mapping[str, GenerationRunner],
-        backend: ApiServices,
+        runners: Mapping[str, GenerationRunner],
+        services: ApiServices,
         streams: StreamRegistry,
-        proven: ClusterAuth,
+        cluster_auth: ClusterAuth,
     ) -> None:
         self._num_open = 0
-        self._generators = generators
-        self._backend = backend
+        self._runners = runners
+        self._services = services
         self._streams = streams
-        self._proven = proven
+        self._cluster_auth = cluster_auth
         self._decoder = msgspec.msgpack.Decoder(Attempt)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,10 +57,10 @@ class AttemptEndpoint:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_open_requests(self._num_open)
-        max_body_bytes = self._backend.config.max_body_bytes
-        started_at_s = self._backend.clock.now_s()
+        max_body_bytes = self._services.config.max_body_bytes
+        started_at_s = self._services.clock.now_s()
         message = await asgi.read_body(receive, max_body_bytes + MAX_ATTEMPT_OVERHEAD_BYTES)
-        self._proven.check(scope, message)
+        self._cluster_auth.check(scope, message)
         attempt = decode_cluster_message(self._decoder, message)
         check_schema(attempt)
         if len(attempt.body) > max_body_bytes:
@@ -68,41 +68,41 @@ class AttemptEndpoint:
         self._streams.check_not_draining()
         self._streams.check_attempt(attempt)
         if not attempt.was_accepted:
-            self._backend.load_shedder.check()
+            self._services.load_shedder.check()
         await asgi.run_until_disconnect(receive, self._run(attempt, started_at_s, send))
 
     async def _run(self, attempt: Attempt, started_at_s: float, send: Send) -> None:
-        if not self._generators:
+        if not self._runners:
             raise WRONG_ROLE
-        generator = self._generators.get(attempt.path)
-        if generator is None:
+        runner = self._runners.get(attempt.path)
+        if runner is None:
             raise InvalidRequest(f"path: nothing is generated at {attempt.path[:200]!r}", param="path")
-        prepared = await generator.prepare(
+        prepared = await runner.prepare(
             attempt.caller,
             attempt.body,
-            lambda: generator.builder.prepare_attempt(attempt, started_at_s, is_routed=True),
+            lambda: runner.builder.prepare_attempt(attempt, started_at_s, is_routed=True),
         )
         self._streams.check_not_draining()
-        await generator.run(prepared, send)
+        await runner.run(prepared, send)
 
 
 class FindStreamEndpoint:
-    def __init__(self, streams: StreamRegistry, proven: ClusterAuth) -> None:
+    def __init__(self, streams: StreamRegistry, cluster_auth: ClusterAuth) -> None:
         self._streams = streams
-        self._proven = proven
+        self._cluster_auth = cluster_auth
         self._decoder = msgspec.msgpack.Decoder(FindStream)
 
     async def find(self, request: Request) -> Response:
-        question = await read_cluster_message(request, self._proven, self._decoder)
-        record = await self._streams.find(question.request_id, require_reply=True)
+        query = await read_cluster_message(request, self._cluster_auth, self._decoder)
+        record = await self._streams.find(query.request_id, require_reply=True)
         if record is None:
             raise STREAM_UNKNOWN
         return Response(msgspec.msgpack.encode(record), media_type=MSGPACK)
 
 
-async def read_cluster_message(request: Request, proven: ClusterAuth, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+async def read_cluster_message(request: Request, cluster_auth: ClusterAuth, decoder: "msgspec.msgpack.Decoder[T]") -> T:
     """A router's question."""
-    return decode_cluster_message(decoder, await proven.authenticated_body(request, MAX_QUERY_BYTES))
+    return decode_cluster_message(decoder, await cluster_auth.authenticated_body(request, MAX_QUERY_BYTES))
 
 
 def check_schema(attempt: Attempt) -> None:

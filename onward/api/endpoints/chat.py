@@ -24,15 +24,15 @@ class ChatAdapter:
     id_prefix = "chatcmpl-"
     returns_text = True
 
-    def __init__(self, prompts: TextProcessor, internal_adapter: bool = False) -> None:
-        self._prompts = prompts
+    def __init__(self, text_processor: TextProcessor, internal_adapter: bool = False) -> None:
+        self._text_processor = text_processor
         self._hides_end = internal_adapter
 
-    def decode(self, body: bytes, bounds: ValidationContext) -> tuple[ChatCompletionRequest, tuple[str, ...]]:
-        return decode_chat(body, bounds)
+    def decode(self, body: bytes, context: ValidationContext) -> tuple[ChatCompletionRequest, tuple[str, ...]]:
+        return decode_chat(body, context)
 
     def tokenize_prompts(self, request: ChatCompletionRequest, created_s: int) -> list[list[int]]:
-        return [self._prompts.tokenize_chat(request, created_s)]
+        return [self._text_processor.tokenize_chat(request, created_s)]
 
     def prompt_path(self, request: ChatCompletionRequest, index: int) -> str:
         return "messages" if request.prompt_token_ids is None else "prompt_token_ids"
@@ -41,8 +41,8 @@ class ChatAdapter:
         self, request: ChatCompletionRequest, prompts: list[list[int]], *, has_grammar: bool
     ) -> ReasoningParams | None:
         return build_reasoning_params(
-            self._prompts.message_parsers.reasoning,
-            self._prompts.prompt_tokenizer.tokenizer,
+            self._text_processor.message_parsers.reasoning,
+            self._text_processor.prompt_tokenizer.tokenizer,
             prompts[0],
             request.thinking_budget,
             has_grammar=has_grammar,
@@ -52,82 +52,86 @@ class ChatAdapter:
     def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream:
         request = prepared.request
         assert isinstance(request, ChatCompletionRequest)
-        take_apart = self._prompts.message_parsers.new_parser(prepared)
-        shows_stop = bool(request.include_stop_str_in_output)
-        if take_apart is None:
-            return self._prompts.new_text_stream(request.stop_strings(), sampling, shows_stop)
+        parser = self._text_processor.message_parsers.new_parser(prepared)
+        include_stop = bool(request.include_stop_str_in_output)
+        if parser is None:
+            return self._text_processor.new_text_stream(request.stop_strings(), sampling, include_stop)
         return ParsedTextStream(
-            self._prompts.new_text_stream_with_markers(request.stop_strings(), sampling, shows_stop), take_apart
+            self._text_processor.new_text_stream_with_markers(request.stop_strings(), sampling, include_stop), parser
         )
 
     def json_writer(self, prepared: PreparedRequest) -> "ChatJsonWriter":
-        return ChatJsonWriter(self._prompts, prepared, self._hides_end)
+        return ChatJsonWriter(self._text_processor, prepared, self._hides_end)
 
 
 class ChatJsonWriter:
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, prompts: TextProcessor, prepared: PreparedRequest, hides_end: bool) -> None:
+    def __init__(self, text_processor: TextProcessor, prepared: PreparedRequest, hides_end: bool) -> None:
         request = prepared.request
         assert isinstance(request, ChatCompletionRequest)
-        self._names = prompts.token_strings
+        self._token_strings = text_processor.token_strings
         self._hides_end = hides_end
-        self._plan = prepared.tools
+        self._tools = prepared.tools
         self._request_id = prepared.attempt.request_id
-        self._id_style: IdStyle = prompts.message_parsers.id_style
+        self._id_style: IdStyle = text_processor.message_parsers.id_style
         self.has_extra_choice_fields = bool(request.return_token_ids)
-        self._told_prompt = {"prompt_token_ids": prepared.prompt_token_ids[0]} if request.return_token_ids else {}
+        self._prompt_fields = {"prompt_token_ids": prepared.prompt_token_ids[0]} if request.return_token_ids else {}
 
     def opening_chunk(self, choice: int) -> OpeningChunk:
-        beside = self._told_prompt if choice == 0 else {}
+        top_level_fields = self._prompt_fields if choice == 0 else {}
         # An answer that only calls has no content, not an empty one.
-        content = b'""' if self._plan.tool_choice == "none" else b"null"
-        return OpeningChunk(b'"delta":{"role":"assistant","content":%b}' % content, extra_top_level_fields=beside)
+        content = b'""' if self._tools.tool_choice == "none" else b"null"
+        return OpeningChunk(
+            b'"delta":{"role":"assistant","content":%b}' % content, extra_top_level_fields=top_level_fields
+        )
 
-    def client_finish_reason(self, piece: ChoiceUpdate) -> str | None:
-        return self._plan.client_finish_reason(piece.finish_reason, piece.has_tool_calls)
+    def client_finish_reason(self, update: ChoiceUpdate) -> str | None:
+        return self._tools.client_finish_reason(update.finish_reason, update.has_tool_calls)
 
-    def content_json(self, piece: ChoiceUpdate) -> bytes:
-        if piece.events is not None:
-            return b'"delta":' + msgspec.json.encode(delta_fields(piece.events, self._call_ids(piece)))
-        if not piece.text and piece.finish_reason is not None:
+    def content_json(self, update: ChoiceUpdate) -> bytes:
+        if update.events is not None:
+            return b'"delta":' + msgspec.json.encode(delta_fields(update.events, self._call_ids(update)))
+        if not update.text and update.finish_reason is not None:
             return b'"delta":{}'
-        return b'"delta":{"content":%b}' % msgspec.json.encode(piece.text)
+        return b'"delta":{"content":%b}' % msgspec.json.encode(update.text)
 
-    def logprobs(self, piece: ChoiceUpdate) -> dict[str, Any]:
-        return logprobs_json.chat_logprobs(self._names, piece.scored_token_ids, piece.logprobs or [])
+    def logprobs(self, update: ChoiceUpdate) -> dict[str, Any]:
+        return logprobs_json.chat_logprobs(self._token_strings, update.scored_token_ids, update.logprobs or [])
 
-    def extra_choice_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+    def extra_choice_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
         if not self.has_extra_choice_fields:
             return {}
-        return {"token_ids": shown_token_ids(piece, hides_end=self._hides_end)}
+        return {"token_ids": shown_token_ids(update, hides_end=self._hides_end)}
 
-    def extra_top_level_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
-        if piece.prompt_logprobs is None:
+    def extra_top_level_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
+        if update.prompt_logprobs is None:
             return {}
-        return {"prompt_logprobs": logprobs_json.prompt_logprobs(piece.prompt_logprobs, self._names)}
+        return {"prompt_logprobs": logprobs_json.prompt_logprobs(update.prompt_logprobs, self._token_strings)}
 
     def whole_body(
-        self, head: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, beside: dict[str, Any]
+        self, header: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, extra_fields: dict[str, Any]
     ) -> bytes:
-        listed = [self._choice(piece) for piece in choices]
-        fields = head.fields("chat.completion") | {"choices": listed, "usage": usage.as_json()}
-        return msgspec.json.encode(fields | beside | self._told_prompt | self.extra_top_level_fields(choices[0]))
+        choice_fields = [self._choice(update) for update in choices]
+        fields = header.fields("chat.completion") | {"choices": choice_fields, "usage": usage.as_json()}
+        return msgspec.json.encode(
+            fields | extra_fields | self._prompt_fields | self.extra_top_level_fields(choices[0])
+        )
 
-    def _call_ids(self, piece: ChoiceUpdate) -> CallId:
-        return lambda index: tool_call_id(self._request_id, piece.choice_index, index, self._id_style)
+    def _call_ids(self, update: ChoiceUpdate) -> CallId:
+        return lambda index: tool_call_id(self._request_id, update.choice_index, index, self._id_style)
 
-    def _message(self, piece: ChoiceUpdate) -> dict[str, Any]:
-        if piece.events is None:
-            return {"role": "assistant", "content": piece.text, "refusal": None}
-        return message_fields(piece.events, self._call_ids(piece))
+    def _message(self, update: ChoiceUpdate) -> dict[str, Any]:
+        if update.events is None:
+            return {"role": "assistant", "content": update.text, "refusal": None}
+        return message_fields(update.events, self._call_ids(update))
 
-    def _choice(self, piece: ChoiceUpdate) -> dict[str, Any]:
+    def _choice(self, update: ChoiceUpdate) -> dict[str, Any]:
         return {
-            "index": piece.choice_index,
-            "message": self._message(piece),
-            "logprobs": None if piece.logprobs is None else self.logprobs(piece),
-            "finish_reason": self.client_finish_reason(piece),
-            **self.extra_choice_fields(piece),
-            **resume_fields.choice_resume_fields(piece),
+            "index": update.choice_index,
+            "message": self._message(update),
+            "logprobs": None if update.logprobs is None else self.logprobs(update),
+            "finish_reason": self.client_finish_reason(update),
+            **self.extra_choice_fields(update),
+            **resume_fields.choice_resume_fields(update),
         }

@@ -25,58 +25,68 @@ from onward.web.error_format import error_body
 
 
 class CloseAttemptEndpoint:
-    """`generators` by the path that the client's request has come to."""
+    """`runners` by the path that the client's request has come to."""
 
-    def __init__(self, generators: Mapping[str, GenerationRunner], backend: ApiServices, proven: ClusterAuth) -> None:
-        self._generators = generators
-        self._backend = backend
-        self._proven = proven
-        self._max_bytes = backend.config.max_body_bytes + MAX_ATTEMPT_OVERHEAD_BYTES
+    def __init__(
+        self, runners: Mapping[str, GenerationRunner], services: ApiServices, cluster_auth: ClusterAuth
+    ) -> None:
+        self._runners = runners
+        self._services = services
+        self._cluster_auth = cluster_auth
+        self._max_bytes = services.config.max_body_bytes + MAX_ATTEMPT_OVERHEAD_BYTES
         self._decoder = msgspec.msgpack.Decoder(CloseAttempt)
 
     async def close(self, request: Request) -> Response:
-        asked = decode_cluster_message(self._decoder, await self._proven.authenticated_body(request, self._max_bytes))
-        attempt = asked.attempt
-        check_schema(attempt)
-        generator = self._generators.get(attempt.path)
-        if generator is None:
-            raise InvalidRequest(f"path: no answers of {attempt.path[:200]!r} are closed", param="path")
-        now_s = self._backend.clock.now_s()
-        prepared = await generator.prepare(
-            attempt.caller, attempt.body, lambda: generator.builder.prepare_attempt(attempt, now_s, is_routed=True)
+        message = decode_cluster_message(
+            self._decoder, await self._cluster_auth.authenticated_body(request, self._max_bytes)
         )
-        job = generator.builder.replay_finished(prepared)
-        closed = close_stream(job, asked.error) if prepared.request.stream else close_whole_body(job, asked.error)
+        attempt = message.attempt
+        check_schema(attempt)
+        runner = self._runners.get(attempt.path)
+        if runner is None:
+            raise InvalidRequest(f"path: no answers of {attempt.path[:200]!r} are closed", param="path")
+        now_s = self._services.clock.now_s()
+        prepared = await runner.prepare(
+            attempt.caller, attempt.body, lambda: runner.builder.prepare_attempt(attempt, now_s, is_routed=True)
+        )
+        active = runner.builder.replay_finished(prepared)
+        closed = (
+            close_stream(active, message.error) if prepared.request.stream else close_whole_body(active, message.error)
+        )
         return Response(msgspec.msgpack.encode(closed), media_type=MSGPACK)
 
 
-def close_stream(job: ActiveRequest, error: ErrorInfo) -> ClosedAttempt:
+def close_stream(active: ActiveRequest, error: ErrorInfo) -> ClosedAttempt:
     """The events that are missing, but for `[DONE]`."""
-    form = ChunkFormatter(job)
-    events = form.format_opening() + form.format_updates(job.pending_ends)
+    formatter = ChunkFormatter(active)
+    events = formatter.format_opening() + formatter.format_updates(active.pending_ends)
     if error.code == ABORTED.code:
-        events += form.format_updates(_aborted_pieces(job)) + form.format_end()
+        events += formatter.format_updates(_aborted_updates(active)) + formatter.format_end()
     else:
-        events += form.format_error(error)
+        events += formatter.format_error(error)
     return ClosedAttempt(200, b"".join(events))
 
 
-def close_whole_body(job: ActiveRequest, error: ErrorInfo) -> ClosedAttempt:
-    collected = BodyCollector(job)
-    collected.add(job.replayed_updates)
-    if error.code == ABORTED.code and not _seems_complete(job):
-        collected.add(_aborted_pieces(job))
-        return ClosedAttempt(200, collected.body())
-    return ClosedAttempt(error.status, error_body(error, collected.partial_body(error)))
+def close_whole_body(active: ActiveRequest, error: ErrorInfo) -> ClosedAttempt:
+    collector = BodyCollector(active)
+    collector.add(active.replayed_updates)
+    if error.code == ABORTED.code and not _seems_complete(active):
+        collector.add(_aborted_updates(active))
+        return ClosedAttempt(200, collector.body())
+    return ClosedAttempt(error.status, error_body(error, collector.partial_body(error)))
 
 
-def _seems_complete(job: ActiveRequest) -> bool:
+def _seems_complete(active: ActiveRequest) -> bool:
     """Whether an answer without logprobs that were asked for would say of every choice that it has ended by itself."""
-    request = job.prepared.request
-    is_scored = request.engine_logprobs is not None or request.engine_prompt_logprobs is not None
-    return is_scored and all(choice.finish_reason not in (None, *INCOMPLETE_REASONS) for choice in job.output.choices)
+    request = active.prepared.request
+    has_logprobs = request.engine_logprobs is not None or request.engine_prompt_logprobs is not None
+    return has_logprobs and all(
+        choice.finish_reason not in (None, *INCOMPLETE_REASONS) for choice in active.output.choices
+    )
 
 
-def _aborted_pieces(job: ActiveRequest) -> list[ChoiceUpdate]:
-    open_ids = [choice.request_id for choice in job.output.choices if choice.finish_reason is None]
-    return job.output.apply([EngineOutput(one, finish_reason=ABORT, error=ABORTED) for one in open_ids]).updates
+def _aborted_updates(active: ActiveRequest) -> list[ChoiceUpdate]:
+    open_ids = [choice.request_id for choice in active.output.choices if choice.finish_reason is None]
+    return active.output.apply(
+        [EngineOutput(request_id, finish_reason=ABORT, error=ABORTED) for request_id in open_ids]
+    ).updates

@@ -24,15 +24,15 @@ class CompletionsAdapter:
     id_prefix = "cmpl-"
     returns_text = True
 
-    def __init__(self, prompts: TextProcessor, internal_adapter: bool = False) -> None:
-        self._prompts = prompts
+    def __init__(self, text_processor: TextProcessor, internal_adapter: bool = False) -> None:
+        self._text_processor = text_processor
         self._hides_end = internal_adapter
 
-    def decode(self, body: bytes, bounds: ValidationContext) -> tuple[CompletionRequest, tuple[str, ...]]:
-        return decode_completion(body, bounds)
+    def decode(self, body: bytes, context: ValidationContext) -> tuple[CompletionRequest, tuple[str, ...]]:
+        return decode_completion(body, context)
 
     def tokenize_prompts(self, request: CompletionRequest, created_s: int) -> list[list[int]]:
-        return self._prompts.tokenize_completion(request)
+        return self._text_processor.tokenize_completion(request)
 
     def prompt_path(self, request: CompletionRequest, index: int) -> str:
         return request.prompt_path(index)
@@ -43,102 +43,122 @@ class CompletionsAdapter:
     def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream:
         request = prepared.request
         assert isinstance(request, CompletionRequest)
-        return self._prompts.new_text_stream(request.stop_strings(), sampling, bool(request.include_stop_str_in_output))
+        return self._text_processor.new_text_stream(
+            request.stop_strings(), sampling, bool(request.include_stop_str_in_output)
+        )
 
     def json_writer(self, prepared: PreparedRequest) -> "CompletionJsonWriter":
         assert isinstance(prepared.request, CompletionRequest)
-        return CompletionJsonWriter(self._prompts, prepared.request, prepared.prompt_token_ids, self._hides_end)
+        return CompletionJsonWriter(self._text_processor, prepared.request, prepared.prompt_token_ids, self._hides_end)
 
 
 class CompletionJsonWriter:
     chunk_object = "text_completion"
 
     def __init__(
-        self, prompts: TextProcessor, request: CompletionRequest, prompt_ids: list[list[int]], hides_end: bool
+        self,
+        text_processor: TextProcessor,
+        request: CompletionRequest,
+        prompt_token_ids: list[list[int]],
+        hides_end: bool,
     ) -> None:
-        self._prompts = prompts
+        self._text_processor = text_processor
         self._hides_end = hides_end
-        self._prompt_ids = prompt_ids
-        self._num_told = request.num_returned
-        self._echoes_scores = request.echoes_prompt_logprobs
+        self._prompt_token_ids = prompt_token_ids
+        self._num_returned = request.num_returned
+        self._echoes_logprobs = request.echoes_prompt_logprobs
         self._opens_by_prompt = (
             bool(request.echo) and not request.echoes_prompt_logprobs and request.resumed_tokens is None
         )
-        self._echoed = self._prompt_texts(request) if request.echo else [""] * len(prompt_ids)
+        self._echoed = self._prompt_texts(request) if request.echo else [""] * len(prompt_token_ids)
         self.has_extra_choice_fields = bool(request.return_token_ids)
 
     def _prompt_texts(self, request: CompletionRequest) -> list[str]:
-        given = request.prompts()
-        return [one if isinstance(one, str) else self._prompts.decode(one, with_special=True) for one in given]
+        prompts = request.prompts()
+        return [
+            prompt if isinstance(prompt, str) else self._text_processor.decode(prompt, with_special=True)
+            for prompt in prompts
+        ]
 
     def opening_chunk(self, choice: int) -> OpeningChunk | None:
         if not (self._opens_by_prompt or self.has_extra_choice_fields):
             return None
-        text = self._echoed[self._place(choice)] if self._opens_by_prompt else ""
-        return OpeningChunk(b'"text":' + msgspec.json.encode(text), extra_choice_fields=self._told_prompt(choice))
+        text = self._echoed[self._prompt_index(choice)] if self._opens_by_prompt else ""
+        return OpeningChunk(b'"text":' + msgspec.json.encode(text), extra_choice_fields=self._prompt_fields(choice))
 
-    def content_json(self, piece: ChoiceUpdate) -> bytes:
-        return b'"text":' + msgspec.json.encode(self._scored_echo(piece) + piece.text)
+    def content_json(self, update: ChoiceUpdate) -> bytes:
+        return b'"text":' + msgspec.json.encode(self._scored_echo(update) + update.text)
 
-    def client_finish_reason(self, piece: ChoiceUpdate) -> str | None:
-        return piece.finish_reason
+    def client_finish_reason(self, update: ChoiceUpdate) -> str | None:
+        return update.finish_reason
 
-    def logprobs(self, piece: ChoiceUpdate) -> dict[str, Any]:
-        place, names = self._place(piece.choice_index), self._prompts.token_strings
-        offsets = [len(self._echoed[place]) + offset for offset in piece.text_offsets or []]
-        told = logprobs_json.completion_logprobs(names, piece.scored_token_ids, piece.logprobs or [], offsets)
-        if not self._echoes_scores or piece.prompt_logprobs is None:
-            return told
-        before = logprobs_json.echoed_prompt_logprobs(
-            names, self._prompt_ids[place], piece.prompt_logprobs, self._prompt_offsets(place)
+    def logprobs(self, update: ChoiceUpdate) -> dict[str, Any]:
+        prompt_index, token_strings = self._prompt_index(update.choice_index), self._text_processor.token_strings
+        offsets = [len(self._echoed[prompt_index]) + offset for offset in update.text_offsets or []]
+        fields = logprobs_json.completion_logprobs(
+            token_strings, update.scored_token_ids, update.logprobs or [], offsets
         )
-        return {name: before[name] + listed for name, listed in told.items()}
+        if not self._echoes_logprobs or update.prompt_logprobs is None:
+            return fields
+        prompt_values = logprobs_json.echoed_prompt_logprobs(
+            token_strings,
+            self._prompt_token_ids[prompt_index],
+            update.prompt_logprobs,
+            self._prompt_offsets(prompt_index),
+        )
+        return {name: prompt_values[name] + values for name, values in fields.items()}
 
-    def _prompt_offsets(self, place: int) -> TextOffsets:
+    def _prompt_offsets(self, prompt_index: int) -> TextOffsets:
         """Special tokens that the tokenizer has added to a string are not part of it; those that were given are."""
-        prompt_ids = self._prompt_ids[place]
-        is_whole = self._prompts.decode(prompt_ids, with_special=True) == self._echoed[place]
-        return self._prompts.new_text_offsets(with_special=is_whole)
+        prompt_token_ids = self._prompt_token_ids[prompt_index]
+        includes_special = (
+            self._text_processor.decode(prompt_token_ids, with_special=True) == self._echoed[prompt_index]
+        )
+        return self._text_processor.new_text_offsets(with_special=includes_special)
 
-    def extra_choice_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+    def extra_choice_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
         fields: dict[str, Any] = {}
-        if piece.prompt_logprobs is not None and not self._echoes_scores:
+        if update.prompt_logprobs is not None and not self._echoes_logprobs:
             fields["prompt_logprobs"] = logprobs_json.prompt_logprobs(
-                piece.prompt_logprobs, self._prompts.token_strings
+                update.prompt_logprobs, self._text_processor.token_strings
             )
         if self.has_extra_choice_fields:
-            fields["token_ids"] = shown_token_ids(piece, hides_end=self._hides_end)
+            fields["token_ids"] = shown_token_ids(update, hides_end=self._hides_end)
         return fields
 
-    def extra_top_level_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+    def extra_top_level_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
         return {}
 
     def whole_body(
-        self, head: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, beside: dict[str, Any]
+        self, header: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, extra_fields: dict[str, Any]
     ) -> bytes:
-        listed = [self._choice(piece) for piece in choices]
-        fields = head.fields("text_completion") | {"choices": listed, "usage": usage.as_json()} | beside
+        choice_fields = [self._choice(update) for update in choices]
+        fields = header.fields("text_completion") | {"choices": choice_fields, "usage": usage.as_json()} | extra_fields
         return msgspec.json.encode(fields)
 
-    def _choice(self, piece: ChoiceUpdate) -> dict[str, Any]:
-        opened_by = self._echoed[self._place(piece.choice_index)] if self._opens_by_prompt else ""
+    def _choice(self, update: ChoiceUpdate) -> dict[str, Any]:
+        prefix = self._echoed[self._prompt_index(update.choice_index)] if self._opens_by_prompt else ""
         return {
-            "index": piece.choice_index,
-            "text": opened_by + self._scored_echo(piece) + piece.text,
-            "logprobs": None if piece.logprobs is None else self.logprobs(piece),
-            "finish_reason": piece.finish_reason,
-            **self._told_prompt(piece.choice_index),
-            **self.extra_choice_fields(piece),
-            **resume_fields.choice_resume_fields(piece),
+            "index": update.choice_index,
+            "text": prefix + self._scored_echo(update) + update.text,
+            "logprobs": None if update.logprobs is None else self.logprobs(update),
+            "finish_reason": update.finish_reason,
+            **self._prompt_fields(update.choice_index),
+            **self.extra_choice_fields(update),
+            **resume_fields.choice_resume_fields(update),
         }
 
-    def _place(self, choice: int) -> int:
+    def _prompt_index(self, choice: int) -> int:
         """Whose prompt it is."""
-        return choice // self._num_told
+        return choice // self._num_returned
 
-    def _told_prompt(self, choice: int) -> dict[str, Any]:
-        return {"prompt_token_ids": self._prompt_ids[self._place(choice)]} if self.has_extra_choice_fields else {}
+    def _prompt_fields(self, choice: int) -> dict[str, Any]:
+        return (
+            {"prompt_token_ids": self._prompt_token_ids[self._prompt_index(choice)]}
+            if self.has_extra_choice_fields
+            else {}
+        )
 
-    def _scored_echo(self, piece: ChoiceUpdate) -> str:
-        is_told = self._echoes_scores and piece.prompt_logprobs is not None
-        return self._echoed[self._place(piece.choice_index)] if is_told else ""
+    def _scored_echo(self, update: ChoiceUpdate) -> str:
+        has_prompt_logprobs = self._echoes_logprobs and update.prompt_logprobs is not None
+        return self._echoed[self._prompt_index(update.choice_index)] if has_prompt_logprobs else ""

@@ -66,89 +66,95 @@ class PreparedEmbedding:
 class EmbeddingService:
     """Answers, whoever asks."""
 
-    def __init__(self, backend: ApiServices, streams: StreamRegistry) -> None:
-        self._backend, self._streams = backend, streams
-        self._bounds = validation_context(backend)
+    def __init__(self, services: ApiServices, streams: StreamRegistry) -> None:
+        self._services, self._streams = services, streams
+        self._validation_context = validation_context(services)
         self._num_open = 0
 
-    async def serve(self, receive: Receive, send: Send, asked: Coroutine[Any, Any, EmbeddingAttempt]) -> None:
+    async def serve(self, receive: Receive, send: Send, reading_attempt: Coroutine[Any, Any, EmbeddingAttempt]) -> None:
         self._num_open += 1
         try:
-            await handle_errors(send, self._serve(receive, send, asked))
+            await handle_errors(send, self._serve(receive, send, reading_attempt))
         finally:
             self._num_open -= 1
-            asked.close()
+            reading_attempt.close()
 
-    async def _serve(self, receive: Receive, send: Send, asked: Coroutine[Any, Any, EmbeddingAttempt]) -> None:
+    async def _serve(
+        self, receive: Receive, send: Send, reading_attempt: Coroutine[Any, Any, EmbeddingAttempt]
+    ) -> None:
         check_open_requests(self._num_open)
-        self._backend.load_shedder.check()
-        await asgi.run_until_disconnect(receive, self._answer(await asked, send))
+        self._services.load_shedder.check()
+        await asgi.run_until_disconnect(receive, self._respond(await reading_attempt, send))
 
-    async def _answer(self, asked: EmbeddingAttempt, send: Send) -> None:
+    async def _respond(self, embedding_attempt: EmbeddingAttempt, send: Send) -> None:
         self._streams.check_not_draining()
-        texts, caller = self._backend.executors.text, asked.attempt.caller
-        wanted = await texts.run(caller, lambda: self._prepare(asked), len(asked.attempt.body))
-        self._backend.unknown_fields.report(wanted.unknown_fields, PATH, wanted.attempt.request_id)
-        vectors = await self._compute(wanted)
-        headers = {**asgi.JSON_HEADERS, **ignored_fields_header(wanted.unknown_fields)}
-        await asgi.respond(send, 200, await texts.run(caller, lambda: _embeddings_body(wanted, vectors)), headers)
+        executor, caller = self._services.executors.text, embedding_attempt.attempt.caller
+        prepared = await executor.run(
+            caller, lambda: self._prepare(embedding_attempt), len(embedding_attempt.attempt.body)
+        )
+        self._services.unknown_fields.report(prepared.unknown_fields, PATH, prepared.attempt.request_id)
+        vectors = await self._compute(prepared)
+        headers = {**asgi.JSON_HEADERS, **ignored_fields_header(prepared.unknown_fields)}
+        await asgi.respond(send, 200, await executor.run(caller, lambda: _embeddings_body(prepared, vectors)), headers)
 
-    def _prepare(self, asked: EmbeddingAttempt) -> PreparedEmbedding:
+    def _prepare(self, embedding_attempt: EmbeddingAttempt) -> PreparedEmbedding:
         """Runs in a thread."""
-        backend, attempt = self._backend, asked.attempt
-        request, unknown = decode_embedding(attempt.body, self._bounds, backend.model.config.hidden_size)
-        if backend.config.strict_fields or attempt.strict_fields:
+        services, attempt = self._services, embedding_attempt.attempt
+        request, unknown = decode_embedding(attempt.body, self._validation_context, services.model.config.hidden_size)
+        if services.config.strict_fields or attempt.strict_fields:
             reject_unknown_fields(unknown)
-        own_s = backend.config.default_deadline_s if request.deadline_ms is None else request.deadline_ms / 1000
-        left_s = attempt.deadline_in_s if asked.is_routed else own_s
+        requested_s = services.config.default_deadline_s if request.deadline_ms is None else request.deadline_ms / 1000
+        deadline_in_s = attempt.deadline_in_s if embedding_attempt.is_routed else requested_s
         inputs = enumerate(request.inputs())
         return PreparedEmbedding(
             attempt=attempt,
             request=request,
-            prompts=[backend.text_processor.tokenize_prompt(one, request.input_path(index)) for index, one in inputs],
-            arrived_at_s=asked.started_at_s - attempt.waited_s,
-            deadline_at_s=None if left_s is None else asked.started_at_s + left_s,
-            is_routed=asked.is_routed,
+            prompts=[
+                services.text_processor.tokenize_prompt(prompt, request.input_path(index)) for index, prompt in inputs
+            ],
+            arrived_at_s=embedding_attempt.started_at_s - attempt.waited_s,
+            deadline_at_s=None if deadline_in_s is None else embedding_attempt.started_at_s + deadline_in_s,
+            is_routed=embedding_attempt.is_routed,
             unknown_fields=unknown,
         )
 
-    async def _compute(self, wanted: PreparedEmbedding) -> list[bytes]:
-        client = self._backend.engine_client
-        limits = await client.wait_worker(wanted.deadline_at_s)
-        for index, prompt in enumerate(wanted.prompts):
-            check_fits(len(prompt), limits, wanted.request.input_path(index))
-        at_once, own = MAX_AT_ONCE, wanted.attempt.caller_limits
-        if own is not None and own.max_in_flight is not None:
-            at_once = min(at_once, own.max_in_flight)
-        groups = split_batches([len(prompt) for prompt in wanted.prompts], at_once, MAX_TOKENS_AT_ONCE)
-        return [vector for group in groups for vector in await self._compute_batch(wanted, group)]
+    async def _compute(self, prepared: PreparedEmbedding) -> list[bytes]:
+        client = self._services.engine_client
+        limits = await client.wait_worker(prepared.deadline_at_s)
+        for index, prompt in enumerate(prepared.prompts):
+            check_fits(len(prompt), limits, prepared.request.input_path(index))
+        max_batch, caller_limits = MAX_AT_ONCE, prepared.attempt.caller_limits
+        if caller_limits is not None and caller_limits.max_in_flight is not None:
+            max_batch = min(max_batch, caller_limits.max_in_flight)
+        batches = split_batches([len(prompt) for prompt in prepared.prompts], max_batch, MAX_TOKENS_AT_ONCE)
+        return [vector for batch in batches for vector in await self._compute_batch(prepared, batch)]
 
-    async def _compute_batch(self, wanted: PreparedEmbedding, group: range) -> list[bytes]:
-        client, orders = self._backend.engine_client, [self._order(wanted, index) for index in group]
-        mailbox = client.submit(orders, is_new=not wanted.is_routed, wake_each_second=False)
+    async def _compute_batch(self, prepared: PreparedEmbedding, batch: range) -> list[bytes]:
+        client, specs = self._services.engine_client, [self._submit_spec(prepared, index) for index in batch]
+        collector = client.submit(specs, is_new=not prepared.is_routed, wake_each_second=False)
         vectors: dict[str, bytes] = {}
         try:
-            await self._backend.load_shedder.wait_accepted(mailbox)
-            while len(vectors) < len(orders):
-                for one in await mailbox.next_outputs():
-                    if one.error is not None:
-                        raise RequestFailed(one.error)
-                    if one.embedding is None:
+            await self._services.load_shedder.wait_accepted(collector)
+            while len(vectors) < len(specs):
+                for output in await collector.next_outputs():
+                    if output.error is not None:
+                        raise RequestFailed(output.error)
+                    if output.embedding is None:
                         raise InternalError("a text has ended without its vector")
-                    vectors[one.request_id] = one.embedding
+                    vectors[output.request_id] = output.embedding
         finally:
-            client.abort(mailbox)
-        return [vectors[order.request_id] for order in orders]
+            client.abort(collector)
+        return [vectors[spec.request_id] for spec in specs]
 
-    def _order(self, wanted: PreparedEmbedding, index: int) -> SubmitSpec:
-        attempt, request = wanted.attempt, wanted.request
-        pooling = request.pooling or self._backend.config.pooling
+    def _submit_spec(self, prepared: PreparedEmbedding, index: int) -> SubmitSpec:
+        attempt, request = prepared.attempt, prepared.request
+        pooling = request.pooling or self._services.config.pooling
         return SubmitSpec(
             request_id=f"{attempt.request_id}-{index}",
-            prompt_token_ids=wanted.prompts[index],
+            prompt_token_ids=prepared.prompts[index],
             sampling_params=SamplingParams(seed=0, temperature=0.0, max_tokens=1, pooling=pooling),
-            arrived_at_s=wanted.arrived_at_s,
-            deadline_at_s=wanted.deadline_at_s,
+            arrived_at_s=prepared.arrived_at_s,
+            deadline_at_s=prepared.deadline_at_s,
             priority=clamp_priority(request.priority, attempt.caller_priority),
             cache_salt=request.cache_salt or "",
             client_request_id=attempt.client_request_id,
@@ -172,69 +178,69 @@ def split_batches(lengths: Sequence[int], max_texts: int, max_tokens: int) -> It
 class EmbeddingsEndpoint:
     """An ASGI application."""
 
-    def __init__(self, embeddings: EmbeddingService, max_body_bytes: int) -> None:
-        self._embeddings, self._max_body_bytes = embeddings, max_body_bytes
+    def __init__(self, service: EmbeddingService, max_body_bytes: int) -> None:
+        self._service, self._max_body_bytes = service, max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._embeddings.serve(receive, send, self._asked(scope, receive))
+        await self._service.serve(receive, send, self._read_attempt(scope, receive))
 
-    async def _asked(self, scope: Scope, receive: Receive) -> EmbeddingAttempt:
-        identity = get_request_context(scope)
+    async def _read_attempt(self, scope: Scope, receive: Receive) -> EmbeddingAttempt:
+        context = get_request_context(scope)
         attempt = Attempt(
             schema_version=SCHEMA_VERSION,
             path=PATH,
             body=await asgi.read_body(receive, self._max_body_bytes),
-            request_id=identity.request_id,
+            request_id=context.request_id,
             attempt_epoch=1,
             seed=0,
-            created_s=identity.created_s,
-            client_request_id=identity.client_request_id,
-            caller=identity.caller.name,
-            caller_limits=identity.caller.limits,
-            caller_priority=identity.caller.priority,
+            created_s=context.created_s,
+            client_request_id=context.client_request_id,
+            caller=context.caller.name,
+            caller_limits=context.caller.limits,
+            caller_priority=context.caller.priority,
         )
-        return EmbeddingAttempt(attempt, identity.started_at_s, is_routed=False)
+        return EmbeddingAttempt(attempt, context.started_at_s, is_routed=False)
 
 
 class RoutedEmbeddingsEndpoint:
     """An ASGI application."""
 
-    def __init__(self, embeddings: EmbeddingService, max_body_bytes: int, proven: ClusterAuth, clock: Clock) -> None:
-        self._embeddings, self._max_body_bytes = embeddings, max_body_bytes
-        self._proven, self._clock = proven, clock
+    def __init__(self, service: EmbeddingService, max_body_bytes: int, cluster_auth: ClusterAuth, clock: Clock) -> None:
+        self._service, self._max_body_bytes = service, max_body_bytes
+        self._cluster_auth, self._clock = cluster_auth, clock
         self._decoder = msgspec.msgpack.Decoder(Attempt)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._embeddings.serve(receive, send, self._asked(scope, receive))
+        await self._service.serve(receive, send, self._read_attempt(scope, receive))
 
-    async def _asked(self, scope: Scope, receive: Receive) -> EmbeddingAttempt:
+    async def _read_attempt(self, scope: Scope, receive: Receive) -> EmbeddingAttempt:
         started_at_s = self._clock.now_s()
         message = await asgi.read_body(receive, self._max_body_bytes + MAX_ATTEMPT_OVERHEAD_BYTES)
-        self._proven.check(scope, message)
+        self._cluster_auth.check(scope, message)
         attempt = decode_cluster_message(self._decoder, message)
         check_schema(attempt)
         return EmbeddingAttempt(attempt, started_at_s, is_routed=True)
 
 
-def _embeddings_body(wanted: PreparedEmbedding, vectors: list[bytes]) -> bytes:
+def _embeddings_body(prepared: PreparedEmbedding, vectors: list[bytes]) -> bytes:
     """Runs in a thread: of many texts it is a long answer."""
-    request, num_tokens = wanted.request, sum(map(len, wanted.prompts))
-    as_text = request.encoding_format == "base64"
-    shown = [_client_vector(vector, request.dimensions, request.normalize is not False) for vector in vectors]
-    listed = [
+    request, num_tokens = prepared.request, sum(map(len, prepared.prompts))
+    is_base64 = request.encoding_format == "base64"
+    client_vectors = [_client_vector(vector, request.dimensions, request.normalize is not False) for vector in vectors]
+    data = [
         {
             "object": "embedding",
             "index": index,
-            "embedding": base64.b64encode(numbers.tobytes()).decode() if as_text else numbers.tolist(),
+            "embedding": base64.b64encode(values.tobytes()).decode() if is_base64 else values.tolist(),
         }
-        for index, numbers in enumerate(shown)
+        for index, values in enumerate(client_vectors)
     ]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return msgspec.json.encode({"object": "list", "data": listed, "model": request.model, "usage": usage})
+    return msgspec.json.encode({"object": "list", "data": data, "model": request.model, "usage": usage})
 
 
 def _client_vector(vector: bytes, dimensions: int | None, is_normalized: bool) -> "array[float]":
     """float32, as OpenAI's clients read it from base64: the machines that this runs on are little-endian."""
-    numbers = array("f", vector)[:dimensions]
-    length = math.sqrt(math.fsum(number * number for number in numbers))
-    return array("f", [number / length for number in numbers]) if is_normalized and length else numbers
+    values = array("f", vector)[:dimensions]
+    norm = math.sqrt(math.fsum(value * value for value in values))
+    return array("f", [value / norm for value in values]) if is_normalized and norm else values

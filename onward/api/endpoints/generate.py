@@ -22,12 +22,12 @@ class GenerateAdapter:
     id_prefix = "gen-"
     returns_text = False
 
-    def __init__(self, prompts: TextProcessor, internal_adapter: bool) -> None:
-        self._prompts = prompts
+    def __init__(self, text_processor: TextProcessor, internal_adapter: bool) -> None:
+        self._text_processor = text_processor
         self._hides_end = internal_adapter
 
-    def decode(self, body: bytes, bounds: ValidationContext) -> tuple[GenerateRequest, tuple[str, ...]]:
-        return decode_tokens(body, bounds)
+    def decode(self, body: bytes, context: ValidationContext) -> tuple[GenerateRequest, tuple[str, ...]]:
+        return decode_tokens(body, context)
 
     def tokenize_prompts(self, request: GenerateRequest, created_s: int) -> list[list[int]]:
         return [request.prompt_token_ids]
@@ -40,7 +40,7 @@ class GenerateAdapter:
 
     def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream:
         stop = prepared.request.stop_strings()
-        return self._prompts.new_text_stream(stop, sampling) if stop else NullTextStream()
+        return self._text_processor.new_text_stream(stop, sampling) if stop else NullTextStream()
 
     def json_writer(self, prepared: PreparedRequest) -> "GenerateJsonWriter":
         return GenerateJsonWriter(self._hides_end)
@@ -56,35 +56,35 @@ class GenerateJsonWriter:
     def opening_chunk(self, choice: int) -> OpeningChunk | None:
         return None
 
-    def content_json(self, piece: ChoiceUpdate) -> bytes:
-        return b'"token_ids":' + msgspec.json.encode(shown_token_ids(piece, hides_end=self._hides_end))
+    def content_json(self, update: ChoiceUpdate) -> bytes:
+        return b'"token_ids":' + msgspec.json.encode(shown_token_ids(update, hides_end=self._hides_end))
 
-    def client_finish_reason(self, piece: ChoiceUpdate) -> str | None:
-        return piece.finish_reason
+    def client_finish_reason(self, update: ChoiceUpdate) -> str | None:
+        return update.finish_reason
 
-    def logprobs(self, piece: ChoiceUpdate) -> list[Any]:
-        shown = len(piece.rescored_token_ids) + len(shown_token_ids(piece, hides_end=self._hides_end))
-        return logprobs_json.token_logprobs(piece.scored_token_ids[:shown], (piece.logprobs or [])[:shown])
+    def logprobs(self, update: ChoiceUpdate) -> list[Any]:
+        num_shown = len(update.rescored_token_ids) + len(shown_token_ids(update, hides_end=self._hides_end))
+        return logprobs_json.token_logprobs(update.scored_token_ids[:num_shown], (update.logprobs or [])[:num_shown])
 
-    def extra_choice_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+    def extra_choice_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
         return {}
 
-    def extra_top_level_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
-        if piece.prompt_logprobs is None:
+    def extra_top_level_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
+        if update.prompt_logprobs is None:
             return {}
-        return {"prompt_logprobs": logprobs_json.prompt_logprobs(piece.prompt_logprobs, None)}
+        return {"prompt_logprobs": logprobs_json.prompt_logprobs(update.prompt_logprobs, None)}
 
     def whole_body(
-        self, head: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, beside: dict[str, Any]
+        self, header: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, extra_fields: dict[str, Any]
     ) -> bytes:
-        listed = [self._choice(piece) for piece in choices]
-        fields = head.fields("generate") | {"choices": listed, "usage": usage.as_json()} | beside
+        choice_fields = [self._choice(update) for update in choices]
+        fields = header.fields("generate") | {"choices": choice_fields, "usage": usage.as_json()} | extra_fields
         return msgspec.json.encode(fields | self.extra_top_level_fields(choices[0]))
 
-    def _choice(self, piece: ChoiceUpdate) -> dict[str, Any]:
+    def _choice(self, update: ChoiceUpdate) -> dict[str, Any]:
         return {
-            "index": piece.choice_index,
-            "token_ids": shown_token_ids(piece, hides_end=self._hides_end),
-            "logprobs": None if piece.logprobs is None else self.logprobs(piece),
-            "finish_reason": piece.finish_reason,
-        } | resume_fields.choice_resume_fields(piece)
+            "index": update.choice_index,
+            "token_ids": shown_token_ids(update, hides_end=self._hides_end),
+            "logprobs": None if update.logprobs is None else self.logprobs(update),
+            "finish_reason": update.finish_reason,
+        } | resume_fields.choice_resume_fields(update)

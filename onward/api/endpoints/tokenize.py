@@ -47,90 +47,96 @@ _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
 class TokenizeEndpoints:
-    def __init__(self, backend: ApiServices, proven: ClusterAuth) -> None:
-        self._backend = backend
-        self._proven = proven
-        self._bounds = validation_context(backend)
+    def __init__(self, services: ApiServices, cluster_auth: ClusterAuth) -> None:
+        self._services = services
+        self._cluster_auth = cluster_auth
+        self._validation_context = validation_context(services)
 
     async def tokenize(self, request: Request) -> Response:
-        return await self._run(get_caller(request.scope).name, self._tokenized, await self._body(request))
+        return await self._run(get_caller(request.scope).name, self._handle_tokenize, await self._body(request))
 
     async def detokenize(self, request: Request) -> Response:
-        return await self._run(get_caller(request.scope).name, self._detokenized, await self._body(request))
+        return await self._run(get_caller(request.scope).name, self._handle_detokenize, await self._body(request))
 
     async def tokenize_for_router(self, request: Request) -> Response:
-        return await self._run(_caller_of_router(request), self._tokenized, await self._authenticated_body(request))
+        return await self._run(
+            _caller_of_router(request), self._handle_tokenize, await self._authenticated_body(request)
+        )
 
     async def detokenize_for_router(self, request: Request) -> Response:
-        return await self._run(_caller_of_router(request), self._detokenized, await self._authenticated_body(request))
+        return await self._run(
+            _caller_of_router(request), self._handle_detokenize, await self._authenticated_body(request)
+        )
 
     async def _body(self, request: Request) -> bytes:
         try:
-            return await asgi.read_body(request.receive, self._backend.config.max_body_bytes)
+            return await asgi.read_body(request.receive, self._services.config.max_body_bytes)
         except asgi.ClientDisconnected:
             raise InvalidRequest("whoever asked has gone") from None
 
     async def _authenticated_body(self, request: Request) -> bytes:
-        return await self._proven.authenticated_body(request, self._backend.config.max_body_bytes)
+        return await self._cluster_auth.authenticated_body(request, self._services.config.max_body_bytes)
 
     async def _run(
-        self, caller: str, answer: Callable[[bytes], dict[str, Any] | DeferredRender[dict[str, Any]]], body: bytes
+        self, caller: str, handle: Callable[[bytes], dict[str, Any] | DeferredRender[dict[str, Any]]], body: bytes
     ) -> Response:
-        return json_response(await self._backend.executors.run_preprocessing(caller, lambda: answer(body), len(body)))
+        return json_response(await self._services.executors.run_preprocessing(caller, lambda: handle(body), len(body)))
 
-    def _tokenized(self, body: bytes) -> dict[str, Any] | DeferredRender[dict[str, Any]]:
+    def _handle_tokenize(self, body: bytes) -> dict[str, Any] | DeferredRender[dict[str, Any]]:
         check_parts(body)
-        asked = decode(body, _tokenize)
-        self._check_model(asked.model)
+        request = decode(body, _tokenize)
+        self._check_model(request.model)
         return (
-            self._tokenize_body(asked)
-            if asked.chat_template is None
-            else DeferredRender(lambda: self._tokenize_body(asked))
+            self._tokenize_body(request)
+            if request.chat_template is None
+            else DeferredRender(lambda: self._tokenize_body(request))
         )
 
-    def _tokenize_body(self, asked: TokenizeRequest) -> dict[str, Any]:
-        token_ids = self._of_chat(asked) if asked.messages is not None else self._of_prompt(asked)
-        names = self._backend.text_processor.token_strings
+    def _tokenize_body(self, request: TokenizeRequest) -> dict[str, Any]:
+        token_ids = self._tokenize_chat(request) if request.messages is not None else self._tokenize_prompt(request)
+        token_strings = self._services.text_processor.token_strings
         return {
             "count": len(token_ids),
             "max_model_len": self._max_model_len(),
             "tokens": token_ids,
-            "token_strs": [names.text(one) for one in token_ids] if asked.return_token_strs else None,
+            "token_strs": [token_strings.text(token_id) for token_id in token_ids]
+            if request.return_token_strs
+            else None,
         }
 
-    def _of_prompt(self, asked: TokenizeRequest) -> list[int]:
-        if asked.prompt is None:
+    def _tokenize_prompt(self, request: TokenizeRequest) -> list[int]:
+        if request.prompt is None:
             raise field_error("prompt", "is required, or messages")
-        return self._backend.text_processor.tokenize_text(
-            asked.prompt, "prompt", add_special_tokens=asked.add_special_tokens is not False
+        return self._services.text_processor.tokenize_text(
+            request.prompt, "prompt", add_special_tokens=request.add_special_tokens is not False
         )
 
-    def _of_chat(self, asked: TokenizeRequest) -> list[int]:
-        messages = asked.messages or []
-        if asked.prompt is not None:
+    def _tokenize_chat(self, request: TokenizeRequest) -> list[int]:
+        messages = request.messages or []
+        if request.prompt is not None:
             raise field_error("messages", "stand instead of prompt, so only one of the two can be given")
-        if asked.add_special_tokens:
+        if request.add_special_tokens:
             raise field_error("add_special_tokens", "must not be true with messages: the template writes its own")
         check_messages(messages)
-        check_chat_template(asked, self._bounds)
-        now_s = int(self._backend.clock.wall_s())
-        return self._backend.text_processor.tokenize_messages(
-            messages, template_options(asked), asked.chat_template, now_s
+        check_chat_template(request, self._validation_context)
+        now_s = int(self._services.clock.wall_s())
+        return self._services.text_processor.tokenize_messages(
+            messages, template_options(request), request.chat_template, now_s
         )
 
-    def _detokenized(self, body: bytes) -> dict[str, Any]:
-        asked = decode(body, _detokenize)
-        self._check_model(asked.model)
-        check_token_ids("tokens", asked.tokens, self._bounds)
-        return {"prompt": self._backend.text_processor.decode(asked.tokens, with_special=True)}
+    def _handle_detokenize(self, body: bytes) -> dict[str, Any]:
+        request = decode(body, _detokenize)
+        self._check_model(request.model)
+        check_token_ids("tokens", request.tokens, self._validation_context)
+        return {"prompt": self._services.text_processor.decode(request.tokens, with_special=True)}
 
     def _check_model(self, model: str | None) -> None:
         if model is not None:
-            check_model(model, self._bounds)
+            check_model(model, self._validation_context)
 
     def _max_model_len(self) -> int:
-        worker = self._backend.engine_client.worker
-        return self._backend.model.config.max_position_embeddings if worker is None else worker.max_model_len
+        worker = self._services.engine_client.worker
+        return self._services.model.config.max_position_embeddings if worker is None else worker.max_model_len
 
 
 def _caller_of_router(request: Request) -> str:

@@ -13,12 +13,14 @@ from onward.web.auth.authenticator import CLUSTER
 
 
 class TokenizerEndpoint:
-    def __init__(self, backend: ApiServices, proven: ClusterAuth) -> None:
-        self._backend = backend
-        self._proven = proven
+    def __init__(self, services: ApiServices, cluster_auth: ClusterAuth) -> None:
+        self._services = services
+        self._cluster_auth = cluster_auth
         self._decoder = msgspec.msgpack.Decoder(QueryTokenizerFiles)
 
     async def get_tokenizer_files(self, request: Request) -> Response:
-        await read_cluster_message(request, self._proven, self._decoder)
-        text = await self._backend.executors.text.run(CLUSTER.name, lambda: read_tokenizer_files(self._backend.model))
-        return Response(msgspec.msgpack.encode(text), media_type=MSGPACK)
+        await read_cluster_message(request, self._cluster_auth, self._decoder)
+        files = await self._services.executors.text.run(
+            CLUSTER.name, lambda: read_tokenizer_files(self._services.model)
+        )
+        return Response(msgspec.msgpack.encode(files), media_type=MSGPACK)

@@ -1,7 +1,7 @@
-"""The asyncio rim around the ledger: the socket to the engine, and a mailbox for each client's request.
+"""The asyncio side of the RequestTracker: the socket to the engine, and an OutputCollector for each client's request.
 
-One task reads the engine's messages; a mailbox gathers what is new for one request until its stream takes it, so tokens
-share an event when the connection is behind. A mailbox holds tokens and their logprobs, and never more than the request
+One task reads the engine's messages. A collector holds the new outputs of one request until its stream takes them, so
+tokens share an event when the connection is behind. It holds tokens and their logprobs, and never more than the request
 may produce.
 """
 
@@ -53,9 +53,9 @@ class EngineTransport(Protocol):
 class OutputCollector:
     """What is new for one client's request, over all its choices."""
 
-    def __init__(self, request_ids: list[str], label: str = "", caller: str = "") -> None:
+    def __init__(self, request_ids: list[str], client_request_id: str = "", caller: str = "") -> None:
         self.request_ids = request_ids
-        self.client_request_id = label
+        self.client_request_id = client_request_id
         self.caller = caller
         self._unaccepted = set(request_ids)
         self._outputs: list[EngineOutput] = []
@@ -64,10 +64,10 @@ class OutputCollector:
         self._waiting: asyncio.Future[None] | None = None
         """Of the one who takes what comes, while there is nothing."""
 
-    def put(self, delivery: EngineOutput) -> None:
-        self._unaccepted.discard(delivery.request_id)
-        if delivery.token_ids or delivery.finish_reason is not None or delivery.rescored_logprobs is not None:
-            self._outputs.append(delivery)
+    def put(self, output: EngineOutput) -> None:
+        self._unaccepted.discard(output.request_id)
+        if output.token_ids or output.finish_reason is not None or output.rescored_logprobs is not None:
+            self._outputs.append(output)
         self._is_quiet = False
         self._wake()
 
@@ -80,8 +80,8 @@ class OutputCollector:
 
     def drain(self) -> list[EngineOutput]:
         """What nobody has taken."""
-        new, self._outputs = self._outputs, []
-        return new
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     @property
     def has_output(self) -> bool:
@@ -99,11 +99,11 @@ class OutputCollector:
         while not self._outputs and not self._is_nudged:
             await self._wait()
         self._is_nudged = False
-        new, self._outputs = self._outputs, []
-        return new
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def _failures(self) -> list[ErrorInfo]:
-        return [one.error for one in self._outputs if one.error is not None and one.failed]
+        return [output.error for output in self._outputs if output.error is not None and output.failed]
 
     def _wait(self) -> "asyncio.Future[None]":
         # For every token: a future alone is a third of an `asyncio.Event`, and asking for the loop is a system call.
@@ -120,21 +120,21 @@ class OutputCollector:
 class EngineClient:
     def __init__(
         self,
-        ledger: RequestTracker,
+        tracker: RequestTracker,
         clock: Clock,
         connect: Callable[[str], EngineTransport],
         on_fault: Callable[[], None],
     ) -> None:
         self.worker: WorkerHello | None = None
         """What the engine's worker can hold; kept while the engine restarts. None before the first one."""
-        self._tracker = ledger
+        self._tracker = tracker
         self._clock = clock
         self._connect = connect
         self._on_fault = on_fault
         self._transport: EngineTransport | None = None
         self._collectors: dict[str, OutputCollector] = {}
         self._client_request_ids: dict[tuple[str, str], OutputCollector] = {}
-        """By caller and label: what somebody else calls a request is nobody's business."""
+        """By caller and client request id: callers do not see each other's ids."""
         self._woken_each_second: dict[OutputCollector, None] = {}
         """In the order in which they came."""
         self._query_ids = itertools.count(1)
@@ -181,77 +181,77 @@ class EngineClient:
     def submit(
         self, specs: list[SubmitSpec], *, is_new: bool = True, wake_each_second: bool = False
     ) -> OutputCollector:
-        """`is_new`: not an earlier request that goes on, so nothing else may have its label. `wake_each_second`: whoever
-        waits for it wants to be woken each second."""
+        """`is_new`: not an earlier request that goes on, so no other request may have its client request id.
+        `wake_each_second`: the collector's reader is woken each second, also without output."""
         if self._stopping:
             raise RequestFailed(STOPPING)
         if len(self._collectors) + len(specs) > MAX_OPEN_REQUESTS:
             raise Overloaded(
                 f"this server has {MAX_OPEN_REQUESTS} open requests already; try again later", retry_after_s=1
             )
-        mailbox = OutputCollector([order.request_id for order in specs], specs[0].client_request_id, specs[0].caller)
-        self._reserve_client_request_id(mailbox, is_new)
+        collector = OutputCollector([spec.request_id for spec in specs], specs[0].client_request_id, specs[0].caller)
+        self._reserve_client_request_id(collector, is_new)
         if wake_each_second:
-            self._woken_each_second[mailbox] = None
+            self._woken_each_second[collector] = None
         now_s = self._clock.now_s()
-        for order in specs:
-            self._collectors[order.request_id] = mailbox
-            self._execute(self._tracker.submit(order, now_s))
-        return mailbox
+        for spec in specs:
+            self._collectors[spec.request_id] = collector
+            self._execute(self._tracker.submit(spec, now_s))
+        return collector
 
     def stop(self, request_id: str, num_tokens: int) -> None:
         """A stop string was found at this length of the output."""
         self._collectors.pop(request_id, None)
         self._execute(self._tracker.stop(request_id, num_tokens))
 
-    def abort(self, mailbox: OutputCollector) -> None:
+    def abort(self, collector: OutputCollector) -> None:
         """Idempotent; also tidies up after a request that has ended by itself."""
-        if self._client_request_ids.get((mailbox.caller, mailbox.client_request_id)) is mailbox:
-            del self._client_request_ids[mailbox.caller, mailbox.client_request_id]
-        self._woken_each_second.pop(mailbox, None)
-        for request_id in mailbox.request_ids:
+        if self._client_request_ids.get((collector.caller, collector.client_request_id)) is collector:
+            del self._client_request_ids[collector.caller, collector.client_request_id]
+        self._woken_each_second.pop(collector, None)
+        for request_id in collector.request_ids:
             self._collectors.pop(request_id, None)
             self._execute(self._tracker.abort(request_id))
 
     async def abort_by_name(self, names: list[str], abort_all: bool = False, caller: str | None = None) -> set[str]:
         """Ends requests that go by these names, or all there are; a caller's own, or everybody's. Returns the names that
         were known."""
-        ours, now_s = self._tracker.matching_names(names, abort_all, caller), self._clock.now_s()
-        ask_id = next(self._query_ids)
-        answer = self._queries[ask_id] = asyncio.get_running_loop().create_future()
+        own_names, now_s = self._tracker.matching_names(names, abort_all, caller), self._clock.now_s()
+        query_id = next(self._query_ids)
+        reply = self._queries[query_id] = asyncio.get_running_loop().create_future()
         try:
-            self._execute(self._tracker.abort_by_name(ask_id, names, abort_all, now_s, caller))
-            if self.engine is None and not abort_all and ours.issuperset(names):
-                return ours
-            return ours.union((await asyncio.wait_for(answer, ABORT_ANSWER_S)).aborted)
+            self._execute(self._tracker.abort_by_name(query_id, names, abort_all, now_s, caller))
+            if self.engine is None and not abort_all and own_names.issuperset(names):
+                return own_names
+            return own_names.union((await asyncio.wait_for(reply, ABORT_ANSWER_S)).aborted)
         except TimeoutError:
             problem = f"the engine did not say within {ABORT_ANSWER_S:g} s what it has aborted; ask again"
             raise Unavailable(problem, retry_after_s=1.0) from None
         finally:
-            del self._queries[ask_id]
+            del self._queries[query_id]
 
     async def kv_events(self, next_number: int) -> KvEvents | None:
         """What the engine's prefix cache has learnt and forgotten since this change; -1: all it knows. None: no answer,
         or from an engine that is gone."""
-        engine, ask_id = self.engine, next(self._query_ids)
-        answer = self._queries[ask_id] = asyncio.get_running_loop().create_future()
+        engine, query_id = self.engine, next(self._query_ids)
+        reply = self._queries[query_id] = asyncio.get_running_loop().create_future()
         try:
-            self._execute(self._tracker.query_kv_events(ask_id, next_number))
+            self._execute(self._tracker.query_kv_events(query_id, next_number))
             if engine is None:
                 return None
-            events = (await asyncio.wait_for(answer, KV_EVENTS_ANSWER_S)).events
+            events = (await asyncio.wait_for(reply, KV_EVENTS_ANSWER_S)).events
             return events if self.engine == engine else None
         except TimeoutError:
             return None
         finally:
-            del self._queries[ask_id]
+            del self._queries[query_id]
 
-    def fail(self, mailbox: OutputCollector, error: ErrorInfo) -> None:
+    def fail(self, collector: OutputCollector, error: ErrorInfo) -> None:
         """Ends what is unfinished of a request. Its stream says so, after the tokens so far."""
-        self._execute(self._tracker.fail(mailbox.request_ids, error))
+        self._execute(self._tracker.fail(collector.request_ids, error))
 
-    def progress(self, mailbox: OutputCollector) -> StreamProgress:
-        return self._tracker.progress(mailbox.request_ids)
+    def progress(self, collector: OutputCollector) -> StreamProgress:
+        return self._tracker.progress(collector.request_ids)
 
     def fail_all(self) -> None:
         """The grace is over: every stream ends now, and says so."""
@@ -264,53 +264,53 @@ class EngineClient:
         self._ticking.cancel()
         await asyncio.wait(tasks)
 
-    def _reserve_client_request_id(self, mailbox: OutputCollector, is_new: bool) -> None:
-        if is_new and (mailbox.caller, mailbox.client_request_id) in self._client_request_ids:
+    def _reserve_client_request_id(self, collector: OutputCollector, is_new: bool) -> None:
+        if is_new and (collector.caller, collector.client_request_id) in self._client_request_ids:
             raise Conflict(
-                f"X-Request-Id: {mailbox.client_request_id!r} is the label of a request that is still running",
+                f"X-Request-Id: {collector.client_request_id!r} is the label of a request that is still running",
                 param="X-Request-Id",
             )
-        if mailbox.client_request_id:
-            self._client_request_ids[mailbox.caller, mailbox.client_request_id] = mailbox
+        if collector.client_request_id:
+            self._client_request_ids[collector.caller, collector.client_request_id] = collector
 
     async def _wait_for_engine(self, deadline_at_s: float | None) -> None:
-        left_s = ENGINE_WAIT_S
+        timeout_s = ENGINE_WAIT_S
         if deadline_at_s is not None:
-            left_s = min(left_s, deadline_at_s - self._clock.now_s())
+            timeout_s = min(timeout_s, deadline_at_s - self._clock.now_s())
         try:
-            await asyncio.wait_for(self._first_engine.wait(), left_s)
+            await asyncio.wait_for(self._first_engine.wait(), timeout_s)
         except TimeoutError:
-            raise RequestFailed(NO_ENGINE if left_s == ENGINE_WAIT_S else DEADLINE_EXCEEDED) from None
+            raise RequestFailed(NO_ENGINE if timeout_s == ENGINE_WAIT_S else DEADLINE_EXCEEDED) from None
 
     def _execute(self, actions: TrackerActions) -> None:
         for message in actions.send:
             # What is refused here counts as lost: the engine's next `HeldRequestsReport` shows it.
             if self._transport is not None and not self._transport.send(message):
                 _logger.warning(log.event("engine queue full", lost=type(message).__name__))
-        for delivery in actions.deliver:
-            if mailbox := self._collectors.get(delivery.request_id):
-                mailbox.put(delivery)
+        for output in actions.deliver:
+            if collector := self._collectors.get(output.request_id):
+                collector.put(output)
 
-    async def _read_loop(self, wire: EngineTransport, incarnation: str) -> None:
+    async def _read_loop(self, transport: EngineTransport, incarnation: str) -> None:
         while True:
-            message = await wire.receive()
+            message = await transport.receive()
             if isinstance(message, AbortReply | KvEventsReply):
                 self._resolve_query(message)
             else:
                 self._execute(self._tracker.receive(incarnation, message, self._clock.now_s()))
 
     def _resolve_query(self, message: AbortReply | KvEventsReply) -> None:
-        answer = self._queries.get(message.query_id)
-        if answer is not None and not answer.done():
-            answer.set_result(message)
+        reply = self._queries.get(message.query_id)
+        if reply is not None and not reply.done():
+            reply.set_result(message)
 
     async def _tick_loop(self) -> None:
         for tick in itertools.count(1):
             await asyncio.sleep(TICK_S)
             self._execute(self._tracker.tick(self._clock.now_s()))
             if tick % TICKS_PER_WAKE == 0:
-                for mailbox in self._woken_each_second:
-                    mailbox.wake_if_idle()
+                for collector in self._woken_each_second:
+                    collector.wake_if_idle()
 
     def _disconnect(self) -> None:
         if self._reading is not None:
@@ -319,9 +319,9 @@ class EngineClient:
             self._transport.close()
         self._reading = self._transport = None
 
-    def _spawn_critical(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn_critical(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """These tasks end only by being cancelled. Anything else is a fault of ours, and the process must not go on."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(coroutine)
         task.add_done_callback(self._done)
         return task
 

@@ -31,10 +31,10 @@ class LoadShedder:
         if refusal.code == OVERLOADED_CODE:
             self._refusal, self._until_s = refusal, self._clock.now_s() + self._hold_s
 
-    async def wait_accepted(self, mailbox: OutputCollector) -> None:
+    async def wait_accepted(self, collector: OutputCollector) -> None:
         """Waits until the engine has taken a request. What it refuses is noted."""
         try:
-            await mailbox.wait_accepted()
+            await collector.wait_accepted()
         except RequestFailed as failure:
             self.record_refusal(failure.info)
             raise

@@ -123,9 +123,9 @@ class SubmitSpec:
         """What the client may call it."""
         return {self.base_request_id, self.client_request_id} if self.client_request_id else {self.base_request_id}
 
-    def matches(self, names: Collection[str], everything: bool, caller: str | None) -> bool:
+    def matches(self, names: Collection[str], abort_all: bool, caller: str | None) -> bool:
         """By whoever ends requests by name: of this caller's; None: of everybody's."""
-        return caller in (None, self.caller) and (everything or not self.client_names.isdisjoint(names))
+        return caller in (None, self.caller) and (abort_all or not self.client_names.isdisjoint(names))
 
 
 class EngineOutput(msgspec.Struct, frozen=True, gc=False):
@@ -144,7 +144,7 @@ class EngineOutput(msgspec.Struct, frozen=True, gc=False):
     """Where asked for, once, with the first tokens."""
     rescored_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
-    """With `Order.score_from`, once, before all others: of the given tokens from there on."""
+    """With `SubmitSpec.rescore_from`, once, before all others: of the given tokens from there on."""
     draft_counts: DraftCounts = ()
 
     @property
@@ -205,8 +205,8 @@ class PendingAbort:
     """Whose are meant; None: everybody's."""
 
     def to_message(self, seq: int, now_s: float) -> AbortByName:
-        ago_s = max(0.0, now_s - self.received_at_s)
-        return AbortByName(seq, self.query_id, sorted(self.names), self.everything, ago_s, self.caller)
+        age_s = max(0.0, now_s - self.received_at_s)
+        return AbortByName(seq, self.query_id, sorted(self.names), self.everything, age_s, self.caller)
 
 
 class RequestTracker:
@@ -229,54 +229,54 @@ class RequestTracker:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def submit(self, order: SubmitSpec, now_s: float) -> TrackerActions:
-        assert order.request_id not in self._requests, "request ids are never used twice"
-        epoch_before = max(order.base_epoch, self._finished_epochs.get(order.request_id, 0))
-        promise = TrackedRequest(
-            order,
-            list(order.generated_token_ids),
+    def submit(self, spec: SubmitSpec, now_s: float) -> TrackerActions:
+        assert spec.request_id not in self._requests, "request ids are never used twice"
+        epoch_before = max(spec.base_epoch, self._finished_epochs.get(spec.request_id, 0))
+        tracked = TrackedRequest(
+            spec,
+            list(spec.generated_token_ids),
             epoch=epoch_before,
             base_epoch=epoch_before,
-            num_cached_tokens=order.num_cached_tokens,
-            rescore_from=order.rescore_from,
+            num_cached_tokens=spec.num_cached_tokens,
+            rescore_from=spec.rescore_from,
             waiting_since_s=now_s,
         )
-        self._requests[order.request_id] = promise
-        if self._was_aborted(order, now_s):
+        self._requests[spec.request_id] = tracked
+        if self._was_aborted(spec, now_s):
             actions = TrackerActions()
-            self._fail(promise, ABORTED, actions)
+            self._fail(tracked, ABORTED, actions)
             return actions
-        return TrackerActions(send=self._resubmit(promise, now_s))
+        return TrackerActions(send=self._resubmit(tracked, now_s))
 
     def stop(self, request_id: str, num_tokens: int) -> TrackerActions:
         """The text of the first `num_tokens` tokens ended in a stop string."""
-        promise = self._requests.get(request_id)
-        if promise is None:
+        tracked = self._requests.get(request_id)
+        if tracked is None:
             return TrackerActions()
-        self._remove(promise)
-        if promise.submitted_seq is None:
+        self._remove(tracked)
+        if tracked.submitted_seq is None:
             return TrackerActions()
-        return TrackerActions(send=[Abort(self._next_seq(), request_id, promise.epoch, "stop", num_tokens)])
+        return TrackerActions(send=[Abort(self._next_seq(), request_id, tracked.epoch, "stop", num_tokens)])
 
     def abort(self, request_id: str) -> TrackerActions:
         """The client is gone, or another choice of the request has failed. It may come back as another attempt."""
-        promise = self._requests.get(request_id)
-        if promise is None:
+        tracked = self._requests.get(request_id)
+        if tracked is None:
             return TrackerActions()
-        self._remove(promise)
-        return TrackerActions(send=self._abort_messages({request_id: promise.epoch}) if promise.was_submitted else [])
+        self._remove(tracked)
+        return TrackerActions(send=self._abort_messages({request_id: tracked.epoch}) if tracked.was_submitted else [])
 
     def fail(self, request_ids: Iterable[str], error: ErrorInfo) -> TrackerActions:
         """Somebody here has decided that these end now, with this error."""
         actions = TrackerActions()
         for request_id in request_ids:
-            if promise := self._requests.get(request_id):
-                self._fail(promise, error, actions)
+            if tracked := self._requests.get(request_id):
+                self._fail(tracked, error, actions)
         return actions
 
     def abort_by_name(
         self,
-        ask_id: int,
+        query_id: int,
         names: list[str],
         abort_all: bool,
         now_s: float,
@@ -286,26 +286,26 @@ class RequestTracker:
         for a while, whatever becomes of the engine: other processes may have promised these requests too."""
         actions = TrackerActions()
         until_s = now_s + ABORT_REPLAY_S
-        self._aborts.append(PendingAbort(ask_id, frozenset(names), abort_all, now_s, until_s, caller))
+        self._aborts.append(PendingAbort(query_id, frozenset(names), abort_all, now_s, until_s, caller))
         if self.engine is not None:
-            actions.send.append(AbortByName(self._next_seq(), ask_id, names, abort_all, caller=caller))
-        for promise in list(self._requests.values()):
-            if promise.spec.matches(names, abort_all, caller):
-                self._fail(promise, ABORTED, actions)
+            actions.send.append(AbortByName(self._next_seq(), query_id, names, abort_all, caller=caller))
+        for tracked in list(self._requests.values()):
+            if tracked.spec.matches(names, abort_all, caller):
+                self._fail(tracked, ABORTED, actions)
         return actions
 
-    def query_kv_events(self, ask_id: int, next_number: int) -> TrackerActions:
+    def query_kv_events(self, query_id: int, next_number: int) -> TrackerActions:
         return TrackerActions(
-            send=[] if self.engine is None else [QueryKvEvents(self._next_seq(), ask_id, next_number)]
+            send=[] if self.engine is None else [QueryKvEvents(self._next_seq(), query_id, next_number)]
         )
 
-    def matching_names(self, names: list[str], everything: bool, caller: str | None = None) -> set[str]:
+    def matching_names(self, names: list[str], abort_all: bool, caller: str | None = None) -> set[str]:
         """Which of these names belong to something unfinished here; or the ids of all that is. Of this caller's only,
         if one is given."""
-        orders = [one.spec for one in self._requests.values() if caller in (None, one.spec.caller)]
-        if everything:
-            return {order.base_request_id for order in orders}
-        return {name for order in orders for name in order.client_names}.intersection(names)
+        specs = [tracked.spec for tracked in self._requests.values() if caller in (None, tracked.spec.caller)]
+        if abort_all:
+            return {spec.base_request_id for spec in specs}
+        return {name for spec in specs for name in spec.client_names}.intersection(names)
 
     def engine_up(self, incarnation: str, now_s: float) -> TrackerActions:
         actions = TrackerActions()
@@ -316,33 +316,36 @@ class RequestTracker:
         self._is_new_engine = True
         self._engine_up_s = now_s
         actions.send += self._replayed_aborts(now_s)
-        for promise in self._requests.values():
-            if promise.was_submitted:
+        for tracked in self._requests.values():
+            if tracked.was_submitted:
                 self._resubmissions.inc("engine_restart")
-            actions.send += self._resubmit(promise, now_s)
+            actions.send += self._resubmit(tracked, now_s)
         return actions
 
     def engine_gone(self, incarnation: str, now_s: float, isolated_request_id: str | None = None) -> TrackerActions:
-        """`alone`: the request that it ran by itself, which so is the cause. Else all that it held are suspects."""
+        """`isolated_request_id`: the request that the engine ran alone, which is therefore the cause. None: all requests
+        that it held are suspects."""
         actions = TrackerActions()
         if incarnation != self.engine:
             return actions
         self.engine = None
         self._held = {}
-        for promise in list(self._requests.values()):
-            if promise.submitted_seq is not None:
-                self._count_engine_crash(promise, isolated_request_id, actions)
-            self._mark_unsubmitted(promise, now_s)
+        for tracked in list(self._requests.values()):
+            if tracked.submitted_seq is not None:
+                self._count_engine_crash(tracked, isolated_request_id, actions)
+            self._mark_unsubmitted(tracked, now_s)
         return actions
 
-    def _count_engine_crash(self, promise: TrackedRequest, alone: str | None, actions: TrackerActions) -> None:
+    def _count_engine_crash(
+        self, tracked: TrackedRequest, isolated_request_id: str | None, actions: TrackerActions
+    ) -> None:
         """A request that shared the engine with others runs alone from the second death on, and is never refused for it."""
-        if alone is None:
-            promise.engine_crashes = min(promise.engine_crashes + 1, CRASHES_TO_ISOLATE)
-        elif alone == promise.spec.request_id:
-            promise.isolated_crashes += 1
-            if promise.isolated_crashes >= ISOLATED_CRASHES_TO_FAIL:
-                self._fail(promise, CRASHED_ENGINE, actions)
+        if isolated_request_id is None:
+            tracked.engine_crashes = min(tracked.engine_crashes + 1, CRASHES_TO_ISOLATE)
+        elif isolated_request_id == tracked.spec.request_id:
+            tracked.isolated_crashes += 1
+            if tracked.isolated_crashes >= ISOLATED_CRASHES_TO_FAIL:
+                self._fail(tracked, CRASHED_ENGINE, actions)
 
     def receive(self, incarnation: str, message: FromEngine, now_s: float) -> TrackerActions:
         actions = TrackerActions()
@@ -354,11 +357,11 @@ class RequestTracker:
                 for delta in message.deltas:
                     self._apply_delta(delta, now_s, actions)
             case RequestAccepted():
-                if promise := self._find_current(message.request_id, message.epoch):
-                    self._mark_accepted(promise, actions)
+                if tracked := self._find_current(message.request_id, message.epoch):
+                    self._mark_accepted(tracked, actions)
             case WorkerCrashReport():
-                if promise := self._find_current(message.request_id, message.epoch):
-                    promise.worker_crashes = message.worker_crashes
+                if tracked := self._find_current(message.request_id, message.epoch):
+                    tracked.worker_crashes = message.worker_crashes
             case HeldRequestsReport():
                 self._reconcile(message, now_s, actions)
         return actions
@@ -366,11 +369,11 @@ class RequestTracker:
     def tick(self, now_s: float) -> TrackerActions:
         """What only the passing of time brings: deadlines, waits that are over, refusals to be tried again."""
         actions = TrackerActions()
-        for promise in list(self._requests.values()):
-            if error := _timeout_error(promise, now_s):
-                self._fail(promise, error, actions)
-            elif promise.retry_at_s is not None and now_s >= promise.retry_at_s:
-                actions.send += self._resubmit(promise, now_s)
+        for tracked in list(self._requests.values()):
+            if error := _timeout_error(tracked, now_s):
+                self._fail(tracked, error, actions)
+            elif tracked.retry_at_s is not None and now_s >= tracked.retry_at_s:
+                actions.send += self._resubmit(tracked, now_s)
         return actions
 
     def fail_all(self, error: ErrorInfo) -> TrackerActions:
@@ -381,181 +384,181 @@ class RequestTracker:
         if self.engine is None:
             return NO_PROGRESS
         held = [self._held[request_id] for request_id in request_ids if request_id in self._held]
-        queue = min((one.queue_position for one in held), default=0)
-        return StreamProgress(self.engine, self._step, sum(one.num_computed for one in held), queue)
+        queue = min((held_request.queue_position for held_request in held), default=0)
+        return StreamProgress(self.engine, self._step, sum(held_request.num_computed for held_request in held), queue)
 
     def _apply_delta(self, delta: TokenDelta, now_s: float, actions: TrackerActions) -> None:
         #   tokens we have    |-----------------|
         #   delta                      |--------------|      only what lies behind ours is new
         #                            position        end
-        promise = self._find_current(delta.request_id, delta.epoch)
-        if promise is None:
+        tracked = self._find_current(delta.request_id, delta.epoch)
+        if tracked is None:
             return
-        promise.retry_at_s = None
-        have, end = len(promise.tokens), delta.position + len(delta.token_ids)
-        if delta.position > have or (promise.rescore_from is not None and _lacks_scores(delta)):
-            self._resubmit_lost(promise, "gap", now_s, actions)
-        elif end < have or (end == have and delta.token_ids and delta.finish_reason is None):
+        tracked.retry_at_s = None
+        num_tokens, end = len(tracked.tokens), delta.position + len(delta.token_ids)
+        if delta.position > num_tokens or (tracked.rescore_from is not None and _lacks_scores(delta)):
+            self._resubmit_lost(tracked, "gap", now_s, actions)
+        elif end < num_tokens or (end == num_tokens and delta.token_ids and delta.finish_reason is None):
             self._stale_events.inc("duplicate")
-        elif promise.accepted and delta.error is not None and (refusal := _retryable_refusal(delta)) is not None:
-            self._wait_and_retry(promise, refusal, now_s)
+        elif tracked.accepted and delta.error is not None and (refusal := _retryable_refusal(delta)) is not None:
+            self._wait_and_retry(tracked, refusal, now_s)
         else:
-            self._accept_tokens(promise, have - delta.position, delta, actions)
+            self._accept_tokens(tracked, num_tokens - delta.position, delta, actions)
 
     def _accept_tokens(
-        self, promise: TrackedRequest, num_known: int, delta: TokenDelta, actions: TrackerActions
+        self, tracked: TrackedRequest, num_known: int, delta: TokenDelta, actions: TrackerActions
     ) -> None:
         """Takes what a delta has behind its first `num_known` tokens."""
-        new = delta.token_ids[num_known:]
-        rescored = None if promise.rescore_from is None else delta.rescored_logprobs
-        reason, error = _finish_of(delta)
-        if promise.num_cached_tokens is None and (new or delta.error is None):
-            promise.num_cached_tokens = delta.num_cached_tokens
-        if rescored is not None:
-            promise.rescore_from = None
-        if new:
-            promise.tokens += new
-            promise.resubmissions_without_progress = 0
-            promise.worker_crashes = promise.engine_crashes = promise.isolated_crashes = 0
-            promise.accepted, promise.waiting_since_s = True, None
-        if reason is not None:
-            self._remove(promise)
+        new_token_ids = delta.token_ids[num_known:]
+        rescored_logprobs = None if tracked.rescore_from is None else delta.rescored_logprobs
+        finish_reason, error = _finish_of(delta)
+        if tracked.num_cached_tokens is None and (new_token_ids or delta.error is None):
+            tracked.num_cached_tokens = delta.num_cached_tokens
+        if rescored_logprobs is not None:
+            tracked.rescore_from = None
+        if new_token_ids:
+            tracked.tokens += new_token_ids
+            tracked.resubmissions_without_progress = 0
+            tracked.worker_crashes = tracked.engine_crashes = tracked.isolated_crashes = 0
+            tracked.accepted, tracked.waiting_since_s = True, None
+        if finish_reason is not None:
+            self._remove(tracked)
         actions.deliver.append(
             EngineOutput(
                 delta.request_id,
-                new,
-                promise.num_cached_tokens,
-                reason,
+                new_token_ids,
+                tracked.num_cached_tokens,
+                finish_reason,
                 error,
                 delta.logprobs[num_known:] if delta.logprobs is not None else None,
                 delta.prompt_logprobs if num_known == 0 else None,
-                rescored,
+                rescored_logprobs,
                 delta.embedding,
                 _draft_counts(delta) if delta.num_draft_tokens else (),
             )
         )
 
-    def _reconcile(self, holding: HeldRequestsReport, now_s: float, actions: TrackerActions) -> None:
+    def _reconcile(self, report: HeldRequestsReport, now_s: float, actions: TrackerActions) -> None:
         """Both sides' views, once a second. Whatever was sent before this message has been read by now, or is lost."""
-        if holding.engine_incarnation != self.engine:
+        if report.engine_incarnation != self.engine:
             self._stale_events.inc("incarnation")
             return
         actions.send += self._replayed_aborts(now_s)
         if self._is_new_engine:
             self._is_new_engine = False
-            for promise in self._requests.values():
-                if promise.submitted_seq is not None:
-                    promise.retry_at_s = None
-        held = self._held = {one.request_id: one for one in holding.held}
-        self._step = holding.step
-        unknown = {one.request_id: one.epoch for one in holding.held if one.request_id not in self._requests}
+            for tracked in self._requests.values():
+                if tracked.submitted_seq is not None:
+                    tracked.retry_at_s = None
+        held = self._held = {entry.request_id: entry for entry in report.held}
+        self._step = report.step
+        unknown = {entry.request_id: entry.epoch for entry in report.held if entry.request_id not in self._requests}
         actions.send += self._abort_messages(unknown)
-        for promise in list(self._requests.values()):
-            if promise.submitted_seq is None:
+        for tracked in list(self._requests.values()):
+            if tracked.submitted_seq is None:
                 continue
-            if promise.submitted_seq <= holding.seq or promise.num_unread_reports == MAX_REPORTS_WITHOUT_READ:
-                self._reconcile_one(promise, held.get(promise.spec.request_id), now_s, actions)
+            if tracked.submitted_seq <= report.seq or tracked.num_unread_reports == MAX_REPORTS_WITHOUT_READ:
+                self._reconcile_one(tracked, held.get(tracked.spec.request_id), now_s, actions)
             else:
-                promise.num_unread_reports += 1
+                tracked.num_unread_reports += 1
 
     def _reconcile_one(
-        self, promise: TrackedRequest, held: HeldRequest | None, now_s: float, actions: TrackerActions
+        self, tracked: TrackedRequest, held: HeldRequest | None, now_s: float, actions: TrackerActions
     ) -> None:
-        if held is None or held.epoch != promise.epoch:
-            self._resubmit_lost(promise, "lost", now_s, actions)
-        elif held.position > len(promise.tokens):
-            self._resubmit_lost(promise, "gap", now_s, actions)
+        if held is None or held.epoch != tracked.epoch:
+            self._resubmit_lost(tracked, "lost", now_s, actions)
+        elif held.position > len(tracked.tokens):
+            self._resubmit_lost(tracked, "gap", now_s, actions)
         else:
-            self._mark_accepted(promise, actions)
+            self._mark_accepted(tracked, actions)
 
     def _find_current(self, request_id: str, epoch: int) -> TrackedRequest | None:
-        promise = self._requests.get(request_id)
-        if promise is None or promise.submitted_seq is None:
+        tracked = self._requests.get(request_id)
+        if tracked is None or tracked.submitted_seq is None:
             self._stale_events.inc("request")
             return None
-        if promise.epoch != epoch:
+        if tracked.epoch != epoch:
             self._stale_events.inc("epoch")
             return None
-        return promise
+        return tracked
 
-    def _mark_accepted(self, promise: TrackedRequest, actions: TrackerActions) -> None:
-        promise.waiting_since_s = promise.retry_at_s = None
-        if not promise.accepted:
-            promise.accepted = True
-            actions.deliver.append(EngineOutput(promise.spec.request_id))
+    def _mark_accepted(self, tracked: TrackedRequest, actions: TrackerActions) -> None:
+        tracked.waiting_since_s = tracked.retry_at_s = None
+        if not tracked.accepted:
+            tracked.accepted = True
+            actions.deliver.append(EngineOutput(tracked.spec.request_id))
 
-    def _resubmit_lost(self, promise: TrackedRequest, cause: str, now_s: float, actions: TrackerActions) -> None:
-        promise.resubmissions_without_progress += 1
-        if promise.resubmissions_without_progress > MAX_RESUBMISSIONS_WITHOUT_PROGRESS:
-            self._fail(promise, ENGINE_LOST_REQUEST, actions)
+    def _resubmit_lost(self, tracked: TrackedRequest, cause: str, now_s: float, actions: TrackerActions) -> None:
+        tracked.resubmissions_without_progress += 1
+        if tracked.resubmissions_without_progress > MAX_RESUBMISSIONS_WITHOUT_PROGRESS:
+            self._fail(tracked, ENGINE_LOST_REQUEST, actions)
             return
         self._resubmissions.inc(cause)
-        actions.send += self._resubmit(promise, now_s)
+        actions.send += self._resubmit(tracked, now_s)
 
-    def _wait_and_retry(self, promise: TrackedRequest, error: ErrorInfo, now_s: float) -> None:
-        self._mark_unsubmitted(promise, now_s)
-        promise.retry_at_s = now_s + (error.retry_after_s or 1.0)
+    def _wait_and_retry(self, tracked: TrackedRequest, error: ErrorInfo, now_s: float) -> None:
+        self._mark_unsubmitted(tracked, now_s)
+        tracked.retry_at_s = now_s + (error.retry_after_s or 1.0)
 
-    def _mark_unsubmitted(self, promise: TrackedRequest, now_s: float) -> None:
-        promise.submitted_seq = None
-        promise.retry_at_s = None
-        if promise.waiting_since_s is None:
-            promise.waiting_since_s = now_s
+    def _mark_unsubmitted(self, tracked: TrackedRequest, now_s: float) -> None:
+        tracked.submitted_seq = None
+        tracked.retry_at_s = None
+        if tracked.waiting_since_s is None:
+            tracked.waiting_since_s = now_s
 
-    def _resubmit(self, promise: TrackedRequest, now_s: float) -> list[ToEngine]:
+    def _resubmit(self, tracked: TrackedRequest, now_s: float) -> list[ToEngine]:
         """The one recovery: everything that was fixed at the start, and the tokens so far, under a higher epoch."""
-        promise.retry_at_s = None
+        tracked.retry_at_s = None
         if self.engine is None:
             return []
-        order = promise.spec
-        if promise.waiting_since_s is None:
-            promise.waiting_since_s = now_s
-        promise.epoch += 1
-        promise.submitted_seq = self._next_seq()
-        promise.num_unread_reports = 0
+        spec = tracked.spec
+        if tracked.waiting_since_s is None:
+            tracked.waiting_since_s = now_s
+        tracked.epoch += 1
+        tracked.submitted_seq = self._next_seq()
+        tracked.num_unread_reports = 0
         if self._is_new_engine:
             # It tells what it holds to those that it has heard of. Our first word to it may be the one that is lost.
-            promise.retry_at_s = now_s + FIRST_REPLY_TIMEOUT_S
+            tracked.retry_at_s = now_s + FIRST_REPLY_TIMEOUT_S
         return [
             Submit(
-                seq=promise.submitted_seq,
-                request_id=order.request_id,
-                epoch=promise.epoch,
-                prompt_token_ids=order.prompt_token_ids,
-                sampling_params=order.sampling_params,
-                generated_token_ids=list(promise.tokens),
-                waited_s=max(0.0, now_s - order.arrived_at_s),
-                deadline_in_s=None if order.deadline_at_s is None else max(0.0, order.deadline_at_s - now_s),
-                priority=order.priority,
-                cache_salt=order.cache_salt,
-                worker_crashes=promise.worker_crashes,
-                engine_crashes=promise.engine_crashes,
-                num_cached_tokens=promise.num_cached_tokens,
-                client_request_id=order.client_request_id,
-                rescore_from=promise.rescore_from,
-                prefill_peers=order.prefill_peers,
-                is_routed=order.is_routed,
-                caller=order.caller,
-                caller_limits=order.caller_limits,
-                admit_as_new=order.admit_as_new and promise.epoch == promise.base_epoch + 1,
-                max_draft_tokens=order.max_draft_tokens,
+                seq=tracked.submitted_seq,
+                request_id=spec.request_id,
+                epoch=tracked.epoch,
+                prompt_token_ids=spec.prompt_token_ids,
+                sampling_params=spec.sampling_params,
+                generated_token_ids=list(tracked.tokens),
+                waited_s=max(0.0, now_s - spec.arrived_at_s),
+                deadline_in_s=None if spec.deadline_at_s is None else max(0.0, spec.deadline_at_s - now_s),
+                priority=spec.priority,
+                cache_salt=spec.cache_salt,
+                worker_crashes=tracked.worker_crashes,
+                engine_crashes=tracked.engine_crashes,
+                num_cached_tokens=tracked.num_cached_tokens,
+                client_request_id=spec.client_request_id,
+                rescore_from=tracked.rescore_from,
+                prefill_peers=spec.prefill_peers,
+                is_routed=spec.is_routed,
+                caller=spec.caller,
+                caller_limits=spec.caller_limits,
+                admit_as_new=spec.admit_as_new and tracked.epoch == tracked.base_epoch + 1,
+                max_draft_tokens=spec.max_draft_tokens,
             )
         ]
 
-    def _fail(self, promise: TrackedRequest, error: ErrorInfo, actions: TrackerActions) -> None:
-        request_id = promise.spec.request_id
-        self._remove(promise)
-        if promise.was_submitted:
-            actions.send += self._abort_messages({request_id: promise.epoch})
+    def _fail(self, tracked: TrackedRequest, error: ErrorInfo, actions: TrackerActions) -> None:
+        request_id = tracked.spec.request_id
+        self._remove(tracked)
+        if tracked.was_submitted:
+            actions.send += self._abort_messages({request_id: tracked.epoch})
         reason = ABORT if error.code == ABORTED.code else "error"
         actions.deliver.append(
-            EngineOutput(request_id, [], promise.num_cached_tokens, finish_reason=reason, error=error)
+            EngineOutput(request_id, [], tracked.num_cached_tokens, finish_reason=reason, error=error)
         )
 
-    def _remove(self, promise: TrackedRequest) -> None:
-        request_id = promise.spec.request_id
+    def _remove(self, tracked: TrackedRequest) -> None:
+        request_id = tracked.spec.request_id
         del self._requests[request_id]
-        self._finished_epochs[request_id] = promise.epoch
+        self._finished_epochs[request_id] = tracked.epoch
         self._finished_epochs.move_to_end(request_id)
         if len(self._finished_epochs) > MAX_FINISHED_EPOCHS:
             self._finished_epochs.popitem(last=False)
@@ -569,17 +572,19 @@ class RequestTracker:
     def _replayed_aborts(self, now_s: float) -> list[ToEngine]:
         """Of those that an earlier engine was to carry out: this one may be given what they mean at any time, by a process
         that learns of it late."""
-        standing = self._unexpired_aborts(now_s)
+        pending_aborts = self._unexpired_aborts(now_s)
         return [
-            one.to_message(self._next_seq(), now_s)
-            for one in standing
-            if one.expires_at_s - ABORT_REPLAY_S <= self._engine_up_s
+            abort.to_message(self._next_seq(), now_s)
+            for abort in pending_aborts
+            if abort.expires_at_s - ABORT_REPLAY_S <= self._engine_up_s
         ]
 
-    def _was_aborted(self, order: SubmitSpec, now_s: float) -> bool:
+    def _was_aborted(self, spec: SubmitSpec, now_s: float) -> bool:
         """Ids are given once, so whoever brings one of these comes too late. A label may be another request's by now."""
-        standing = self._unexpired_aborts(now_s)
-        return any(order.base_request_id in given.names and given.caller in (None, order.caller) for given in standing)
+        pending_aborts = self._unexpired_aborts(now_s)
+        return any(
+            spec.base_request_id in abort.names and abort.caller in (None, spec.caller) for abort in pending_aborts
+        )
 
     def _unexpired_aborts(self, now_s: float) -> "deque[PendingAbort]":
         while self._aborts and self._aborts[0].expires_at_s <= now_s:
@@ -621,12 +626,12 @@ def _lacks_scores(delta: TokenDelta) -> bool:
     return bool(delta.token_ids) and delta.rescored_logprobs is None
 
 
-def _timeout_error(promise: TrackedRequest, now_s: float) -> ErrorInfo | None:
-    deadline_s = promise.spec.deadline_at_s
-    margin_s = 0.0 if promise.submitted_seq is None else DEADLINE_MARGIN_S
-    if deadline_s is not None and now_s >= deadline_s + margin_s:
+def _timeout_error(tracked: TrackedRequest, now_s: float) -> ErrorInfo | None:
+    deadline_at_s = tracked.spec.deadline_at_s
+    margin_s = 0.0 if tracked.submitted_seq is None else DEADLINE_MARGIN_S
+    if deadline_at_s is not None and now_s >= deadline_at_s + margin_s:
         return DEADLINE_EXCEEDED
-    waiting_since_s = promise.waiting_since_s
+    waiting_since_s = tracked.waiting_since_s
     if waiting_since_s is not None and now_s - waiting_since_s >= ENGINE_WAIT_S:
         return NO_ENGINE
     return None

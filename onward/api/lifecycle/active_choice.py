@@ -83,83 +83,96 @@ class ActiveChoice:
 
     def replay(self, start: ChoiceStart) -> ChoiceUpdate | None:
         """Goes to where an earlier answer stopped. A piece if there is something to tell about it."""
-        told, text = self._replay_tokens(start)
+        emitted_token_ids, text = self._replay_tokens(start)
         offsets = self._text_offsets_of(self.token_ids)
         self.reader_position = start.reader_position
-        is_untold = start.emit_from == 0 or not (start.token_ids or start.reader_position)
-        self.awaits_prompt_logprobs = self.awaits_prompt_logprobs and is_untold
+        is_unsent = start.emit_from == 0 or not (start.token_ids or start.reader_position)
+        self.awaits_prompt_logprobs = self.awaits_prompt_logprobs and is_unsent
         if start.rescore_from is not None and offsets is not None:
-            first_told = self.position - len(told)
+            first_emitted = self.position - len(emitted_token_ids)
             self.pending_rescore = PendingRescore(
-                self.token_ids[start.rescore_from : first_told], offsets[start.rescore_from :]
+                self.token_ids[start.rescore_from : first_emitted], offsets[start.rescore_from :]
             )
         if start.prior_finish_reason is not None:
-            rest = self._end(start.prior_finish_reason)
+            final_text = self._end(start.prior_finish_reason)
             if start.emit_from is None:  # an earlier answer has told that too
-                rest = ""
+                final_text = ""
                 self.text_stream.take_events()
         else:
-            ended = find_end(self.token_ids, self.sampling, self.grammar_completed_at)
-            rest = self._end("stop" if self.text_stream.stopped else ended and ended[1])
-        has_news = start.prior_finish_reason is None or start.emit_end
-        if start.emit_from is None and not (self.finish_reason is not None and has_news):
+            end = find_end(self.token_ids, self.sampling, self.grammar_completed_at)
+            final_text = self._end("stop" if self.text_stream.stopped else end and end[1])
+        emits_end = start.prior_finish_reason is None or start.emit_end
+        if start.emit_from is None and not (self.finish_reason is not None and emits_end):
             return None
         # What was delivered up to here is the text of these tokens; beside it only what the end lets go of is new.
-        ended_by_token = self.finish_reason == "stop" and not self.text_stream.stopped and bool(told)
+        ended_by_token = self.finish_reason == "stop" and not self.text_stream.stopped and bool(emitted_token_ids)
         return ChoiceUpdate(
             self.index,
-            told,
-            text + rest,
+            emitted_token_ids,
+            text + final_text,
             self.finish_reason,
             ends_with_stop_token=ended_by_token,
             events=self.text_stream.take_events(),
-            has_tool_calls=self._has_calls,
+            has_tool_calls=self._has_tool_calls,
         )
 
     def _replay_tokens(self, start: ChoiceStart) -> tuple[list[int], str]:
         """The tokens that this answer tells, and their text. Nothing behind the first end counts."""
-        ended = find_end(start.token_ids, self.sampling, self.grammar_completed_at)
-        token_ids = list(start.token_ids if ended is None else start.token_ids[: ended[0]])
-        first_told = len(token_ids) if start.emit_from is None else start.emit_from
-        self._push(token_ids[:first_told])
+        end = find_end(start.token_ids, self.sampling, self.grammar_completed_at)
+        token_ids = list(start.token_ids if end is None else start.token_ids[: end[0]])
+        first_emitted = len(token_ids) if start.emit_from is None else start.emit_from
+        self._push(token_ids[:first_emitted])
         self.text_stream.take_events()  # which an earlier answer has told
-        return ([], "") if self.text_stream.stopped else self._push(token_ids[first_told:])
+        return ([], "") if self.text_stream.stopped else self._push(token_ids[first_emitted:])
 
-    def apply(self, delivery: EngineOutput, prompt_logprobs: PromptLogprobs | None = None) -> ChoiceUpdate:
-        taken, text = self._push(delivery.token_ids)
-        reason = "stop" if self.text_stream.stopped else None if delivery.failed else delivery.finish_reason
-        if reason is not None:
-            text += self._end(reason)
-        logprobs = None if delivery.logprobs is None else delivery.logprobs[: len(taken)]
-        offsets = None if self.text_offsets is None else self._text_offsets_of(taken)
-        if reason is None:  # nearly always
-            piece = ChoiceUpdate(
-                self.index, taken, text, None, logprobs, offsets, prompt_logprobs, events=self.text_stream.take_events()
-            )
-        else:
-            piece = ChoiceUpdate(
+    def apply(self, output: EngineOutput, prompt_logprobs: PromptLogprobs | None = None) -> ChoiceUpdate:
+        token_ids, text = self._push(output.token_ids)
+        finish_reason = "stop" if self.text_stream.stopped else None if output.failed else output.finish_reason
+        if finish_reason is not None:
+            text += self._end(finish_reason)
+        logprobs = None if output.logprobs is None else output.logprobs[: len(token_ids)]
+        offsets = None if self.text_offsets is None else self._text_offsets_of(token_ids)
+        if finish_reason is None:  # nearly always
+            update = ChoiceUpdate(
                 self.index,
-                taken,
+                token_ids,
                 text,
-                reason,
+                None,
                 logprobs,
                 offsets,
                 prompt_logprobs,
-                ends_with_stop_token=reason == "stop" and not self.text_stream.stopped and bool(taken),
-                error=delivery.error if reason == PD_RESCHEDULE else None,
                 events=self.text_stream.take_events(),
-                has_tool_calls=self._has_calls,
             )
-        earlier, rescored = self.pending_rescore, delivery.rescored_logprobs
-        return piece if earlier is None or rescored is None else self._with_scores(piece, earlier, rescored)
+        else:
+            update = ChoiceUpdate(
+                self.index,
+                token_ids,
+                text,
+                finish_reason,
+                logprobs,
+                offsets,
+                prompt_logprobs,
+                ends_with_stop_token=finish_reason == "stop" and not self.text_stream.stopped and bool(token_ids),
+                error=output.error if finish_reason == PD_RESCHEDULE else None,
+                events=self.text_stream.take_events(),
+                has_tool_calls=self._has_tool_calls,
+            )
+        pending, rescored_logprobs = self.pending_rescore, output.rescored_logprobs
+        return (
+            update
+            if pending is None or rescored_logprobs is None
+            else self._with_scores(update, pending, rescored_logprobs)
+        )
 
-    def _with_scores(self, piece: ChoiceUpdate, earlier: PendingRescore, rescored: list[TokenLogprobs]) -> ChoiceUpdate:
+    def _with_scores(
+        self, update: ChoiceUpdate, pending: PendingRescore, rescored_logprobs: list[TokenLogprobs]
+    ) -> ChoiceUpdate:
         self.pending_rescore = None
         return replace(
-            piece,
-            rescored_token_ids=earlier.token_ids,
-            logprobs=rescored + (piece.logprobs or []),
-            text_offsets=earlier.text_offsets + (piece.text_offsets or []),
+            update,
+            rescored_token_ids=pending.token_ids,
+            logprobs=rescored_logprobs + (update.logprobs or []),
+            text_offsets=pending.text_offsets + (update.text_offsets or []),
         )
 
     def _push(self, token_ids: list[int]) -> tuple[list[int], str]:
@@ -181,21 +194,21 @@ class ActiveChoice:
         offsets = self.text_offsets
         return None if offsets is None else [offsets.push(token_id) for token_id in token_ids]
 
-    def _end(self, reason: str | None) -> str:
-        self.finish_reason = reason
-        return "" if reason is None else self.text_stream.finish(reason)
+    def _end(self, finish_reason: str | None) -> str:
+        self.finish_reason = finish_reason
+        return "" if finish_reason is None else self.text_stream.finish(finish_reason)
 
     @property
-    def _has_calls(self) -> bool:
+    def _has_tool_calls(self) -> bool:
         return self.finish_reason is not None and self.text_stream.num_tool_calls > 0
 
-    def check_regenerated(self, cause: ErrorInfo | None) -> ErrorInfo | None:
+    def check_regenerated(self, error: ErrorInfo | None) -> ErrorInfo | None:
         """Whether the client is told what comes next; an error if what was made again is not what it has."""
-        skipped = self.reader_position
-        assert skipped is not None
-        if self.position < skipped.position:
-            return None if self.finish_reason is None else cause or REGENERATION_DIFFERS
-        if self.finish_reason != skipped.finish_reason:
-            return cause or REGENERATION_DIFFERS
+        expected = self.reader_position
+        assert expected is not None
+        if self.position < expected.position:
+            return None if self.finish_reason is None else error or REGENERATION_DIFFERS
+        if self.finish_reason != expected.finish_reason:
+            return error or REGENERATION_DIFFERS
         self.reader_position = None
         return None

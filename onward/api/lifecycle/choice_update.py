@@ -95,39 +95,41 @@ class ChoiceUpdate(msgspec.Struct, frozen=True, gc=False):
         return self.rescored_token_ids + self.token_ids
 
 
-def shown_token_ids(piece: ChoiceUpdate, *, hides_end: bool) -> list[int]:
+def shown_token_ids(update: ChoiceUpdate, *, hides_end: bool) -> list[int]:
     """With the internal adapter (`hides_end`) without the token that ended the output: those who speak tokens to each other
     have no use for an eos. It is left out of what is shown and of nothing else: usage, cursors and history have it."""
-    return piece.token_ids[:-1] if hides_end and piece.ends_with_stop_token else piece.token_ids
+    return update.token_ids[:-1] if hides_end and update.ends_with_stop_token else update.token_ids
 
 
-def join_updates(pieces: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
+def join_updates(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
     """All that was said about one choice, as one piece."""
-    first, last = pieces[0], pieces[-1]
+    first, last = updates[0], updates[-1]
     return ChoiceUpdate(
         choice_index=first.choice_index,
-        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
-        text="".join(piece.text for piece in pieces),
+        token_ids=[token_id for part_update in updates for token_id in part_update.token_ids],
+        text="".join(part_update.text for part_update in updates),
         finish_reason=last.finish_reason,
-        logprobs=concatenate(piece.logprobs for piece in pieces),
-        text_offsets=concatenate(piece.text_offsets for piece in pieces),
-        prompt_logprobs=next((one.prompt_logprobs for one in pieces if one.prompt_logprobs is not None), None),
+        logprobs=concatenate(part_update.logprobs for part_update in updates),
+        text_offsets=concatenate(part_update.text_offsets for part_update in updates),
+        prompt_logprobs=next(
+            (update.prompt_logprobs for update in updates if update.prompt_logprobs is not None), None
+        ),
         ends_with_stop_token=last.ends_with_stop_token,
-        rescored_token_ids=[token_id for piece in pieces for token_id in piece.rescored_token_ids],
+        rescored_token_ids=[token_id for part_update in updates for token_id in part_update.rescored_token_ids],
         completion_token_ids=last.completion_token_ids,
         num_text_tokens=last.num_text_tokens,
         error=last.error,
-        events=_all_events(pieces),
+        events=_all_events(updates),
         has_tool_calls=last.has_tool_calls,
     )
 
 
-def _all_events(pieces: Sequence[ChoiceUpdate]) -> list[MessageEvent] | None:
-    events = concatenate(piece.events for piece in pieces)
+def _all_events(updates: Sequence[ChoiceUpdate]) -> list[MessageEvent] | None:
+    events = concatenate(update.events for update in updates)
     return None if events is None else merge_events(events)
 
 
 def concatenate(parts: Iterable[list[T] | None]) -> list[T] | None:
     """The parts' items in order. A part may be missing only where it would be empty, or all are."""
-    there = [part for part in parts if part is not None]
-    return [item for part in there for item in part] if there else None
+    present = [part for part in parts if part is not None]
+    return [item for part in present for item in part] if present else None

@@ -14,15 +14,15 @@ _encode = msgspec.json.encode
 
 
 class ChunkEncoder:
-    def __init__(self, writer: OutputJsonWriter, head: ObjectHeader, include_usage: bool) -> None:
-        fields = _encode(head.fields(writer.chunk_object))
+    def __init__(self, writer: OutputJsonWriter, header: ObjectHeader, include_usage: bool) -> None:
+        fields = _encode(header.fields(writer.chunk_object))
         self._before = fields[:-1] + b',"choices":['
         self._choice_before = self._before + b'{"index":'
         self._end = b',"usage":null}' if include_usage else b"}"
         self._plain_end = b"}]" + self._end
         self._writer = writer
-        self._said: Callable[[ChoiceUpdate], bytes] = writer.content_json
-        self._is_rich = writer.has_extra_choice_fields
+        self._content_json: Callable[[ChoiceUpdate], bytes] = writer.content_json
+        self._has_extra_choice_fields = writer.has_extra_choice_fields
 
     def opening(self, choice: int, usage: TokenUsage | None = None) -> bytes | None:
         opening = self._writer.opening_chunk(choice)
@@ -32,31 +32,37 @@ class ChunkEncoder:
         return self._chunk(choice, opening.content_json, b"null", None, end)
 
     def update(
-        self, piece: ChoiceUpdate, beside: dict[str, Any] | None = None, usage: TokenUsage | None = None
+        self, update: ChoiceUpdate, top_level_fields: dict[str, Any] | None = None, usage: TokenUsage | None = None
     ) -> bytes:
-        """`beside`: fields that stand beside the choice. `usage`: so far."""
-        logprobs = b"null" if piece.logprobs is None else _encode(self._writer.logprobs(piece))
-        is_rich = self._is_rich or piece.prompt_logprobs is not None or piece.finish_reason is not None
+        """`top_level_fields`: fields beside the choice. `usage`: so far."""
+        logprobs = b"null" if update.logprobs is None else _encode(self._writer.logprobs(update))
+        is_rich = (
+            self._has_extra_choice_fields or update.prompt_logprobs is not None or update.finish_reason is not None
+        )
         end = self._plain_end
         if is_rich or usage is not None:
-            inside = self._writer.extra_choice_fields(piece) | resume_fields.choice_resume_fields(piece)
-            end = self._rich_end(inside, self._writer.extra_top_level_fields(piece) | (beside or {}), usage)
-        reason = None if piece.finish_reason is None else self._writer.client_finish_reason(piece)
-        return self._chunk(piece.choice_index, self._said(piece), logprobs, reason, end)
+            choice_fields = self._writer.extra_choice_fields(update) | resume_fields.choice_resume_fields(update)
+            end = self._rich_end(
+                choice_fields, self._writer.extra_top_level_fields(update) | (top_level_fields or {}), usage
+            )
+        reason = None if update.finish_reason is None else self._writer.client_finish_reason(update)
+        return self._chunk(update.choice_index, self._content_json(update), logprobs, reason, end)
 
     def usage(self, usage: TokenUsage) -> bytes:
         return self._before + b'],"usage":' + _encode(usage.as_json()) + b"}"
 
-    def _rich_end(self, inside: dict[str, Any], beside: dict[str, Any], usage: TokenUsage | None) -> bytes:
+    def _rich_end(
+        self, choice_fields: dict[str, Any], top_level_fields: dict[str, Any], usage: TokenUsage | None
+    ) -> bytes:
         end = self._end if usage is None else b',"usage":' + _encode(usage.as_json()) + b"}"
-        return _more_fields(inside) + b"}]" + _more_fields(beside) + end
+        return _more_fields(choice_fields) + b"}]" + _more_fields(top_level_fields) + end
 
-    def _chunk(self, choice: int, said: bytes, logprobs: bytes, finish_reason: str | None, end: bytes) -> bytes:
+    def _chunk(self, choice: int, content: bytes, logprobs: bytes, finish_reason: str | None, end: bytes) -> bytes:
         reason = b"null" if finish_reason is None else b'"%b"' % finish_reason.encode()
         return b'%b%d,%b,"logprobs":%b,"finish_reason":%b%b' % (
             self._choice_before,
             choice,
-            said,
+            content,
             logprobs,
             reason,
             end,

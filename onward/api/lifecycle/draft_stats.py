@@ -22,28 +22,30 @@ class DraftStats:
 
     def add(self, other: "DraftStats") -> None:
         self.num_verifications += other.num_verifications
-        for mine, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted)):
-            mine += [0] * (len(theirs) - len(mine))
-            for place, count in enumerate(theirs):
-                mine[place] += count
+        for own, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted)):
+            own += [0] * (len(theirs) - len(own))
+            for position, count in enumerate(theirs):
+                own[position] += count
 
     def as_json(self) -> dict[str, object]:
         drafted, accepted = sum(self.drafted), sum(self.accepted)
-        each = self.accepted + [0] * (len(self.drafted) - len(self.accepted))
+        accepted_per_position = self.accepted + [0] * (len(self.drafted) - len(self.accepted))
         return {
             "num_draft_tokens": drafted,
             "num_accepted_tokens": accepted,
             "acceptance_rate": _share(accepted, drafted),
             "num_verifications": self.num_verifications,
             "mean_accepted_length": 1 + accepted / self.num_verifications if self.num_verifications else None,
-            "acceptance_rate_per_position": [_share(a, d) for a, d in zip(each, self.drafted, strict=True)],
+            "acceptance_rate_per_position": [
+                _share(a, d) for a, d in zip(accepted_per_position, self.drafted, strict=True)
+            ],
         }
 
 
-def _count(places: list[int], number: int) -> None:
-    places += [0] * (number - len(places))
-    for place in range(number):
-        places[place] += 1
+def _count(counts: list[int], num_positions: int) -> None:
+    counts += [0] * (num_positions - len(counts))
+    for position in range(num_positions):
+        counts[position] += 1
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -49,33 +49,33 @@ class OutputJsonWriter(Protocol):
 
     chunk_object: str
     has_extra_choice_fields: bool
-    """Whether `inside` has something to say of pieces that are nothing but tokens."""
+    """Whether `extra_choice_fields` returns something for updates that are nothing but tokens."""
 
     def opening_chunk(self, choice: int) -> OpeningChunk | None: ...
-    def content_json(self, piece: ChoiceUpdate) -> bytes:
+    def content_json(self, update: ChoiceUpdate) -> bytes:
         """The JSON that stands for a piece's content in a chunk's choice."""
         ...
 
-    def client_finish_reason(self, piece: ChoiceUpdate) -> str | None:
+    def client_finish_reason(self, update: ChoiceUpdate) -> str | None:
         """Why the choice has ended, if it has, as clients know it."""
         ...
 
-    def logprobs(self, piece: ChoiceUpdate) -> Any:
+    def logprobs(self, update: ChoiceUpdate) -> Any:
         """Those of a piece that has them."""
         ...
 
-    def extra_choice_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+    def extra_choice_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
         """Further fields of a piece's choice."""
         ...
 
-    def extra_top_level_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+    def extra_top_level_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
         """Fields that stand beside a piece's choice."""
         ...
 
     def whole_body(
-        self, head: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, beside: dict[str, Any]
+        self, header: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, extra_fields: dict[str, Any]
     ) -> bytes:
-        """Of each choice, all that there is to say. `beside`: fields that stand beside the choices."""
+        """Of each choice, all that there is to say. `extra_fields`: fields beside the choices."""
         ...
 
 
@@ -84,7 +84,7 @@ class EndpointAdapter(Protocol):
     returns_text: bool
     """Whether clients read text. Else they read token ids."""
 
-    def decode(self, body: bytes, bounds: ValidationContext) -> tuple[GenerationRequest, tuple[str, ...]]:
+    def decode(self, body: bytes, context: ValidationContext) -> tuple[GenerationRequest, tuple[str, ...]]:
         """The request, and the names of its unknown fields."""
         ...
 

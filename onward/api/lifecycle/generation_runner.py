@@ -44,38 +44,38 @@ _logger = logging.getLogger(__name__)
 
 
 class GenerationRunner:
-    """Runs the jobs of one endpoint, whoever asks."""
+    """Runs the requests of one endpoint, from clients and from routers."""
 
     def __init__(
         self,
-        jobs: RequestBuilder,
-        backend: ApiServices,
+        builder: RequestBuilder,
+        services: ApiServices,
         streams: StreamRegistry,
-        new_form: Callable[[ActiveRequest], StreamFormatter] = make_formatter,
+        formatter_factory: Callable[[ActiveRequest], StreamFormatter] = make_formatter,
     ) -> None:
-        self.builder = jobs
-        self._backend = backend
+        self.builder = builder
+        self._services = services
         self._streams = streams
-        self._new_form = new_form
+        self._formatter_factory = formatter_factory
 
     async def prepare(
         self, caller: str, body: bytes, prepare: Callable[[], PreparedRequest | DeferredRender[PreparedRequest]]
     ) -> PreparedRequest:
-        prepared = await self._backend.executors.run_preprocessing(caller, prepare, len(body))
-        self._backend.unknown_fields.report(prepared.unknown_fields, self.builder.path, prepared.attempt.request_id)
+        prepared = await self._services.executors.run_preprocessing(caller, prepare, len(body))
+        self._services.unknown_fields.report(prepared.unknown_fields, self.builder.path, prepared.attempt.request_id)
         return await self.builder.validate_grammar(prepared)
 
     async def run(
         self, prepared: PreparedRequest, send: Send, on_accepted: Callable[[LiveStream], None] = lambda _: None
     ) -> None:
-        """`begun`: is told once the engine has taken it."""
-        if prepared.is_routed and self._backend.engine_client.worker is None:
+        """`on_accepted` is called once the engine has accepted the request."""
+        if prepared.is_routed and self._services.engine_client.worker is None:
             raise Unavailable("the engine is not there yet", retry_after_s=1.0)
-        limits = await self._backend.engine_client.wait_worker(prepared.deadline_at_s)
+        limits = await self._services.engine_client.wait_worker(prepared.deadline_at_s)
         stream = await self._streams.start(lambda: self.builder.start(prepared, limits), prepared.attempt)
         try:
             if stream.request.collector is not None:
-                await self._backend.load_shedder.wait_accepted(stream.request.collector)
+                await self._services.load_shedder.wait_accepted(stream.request.collector)
             on_accepted(stream)
             if prepared.request.stream or prepared.is_routed:
                 await self._stream(stream, send)
@@ -90,82 +90,82 @@ class GenerationRunner:
         finally:
             self._streams.end_stream(stream)
 
-    async def _collect(self, job: ActiveRequest, send: Send) -> None:
-        collected = BodyCollector(job)
-        collected.add(job.replayed_updates)
-        while not job.output.is_finished:
-            pieces, error = self._advance(job, await _next_outputs(job))
-            collected.add(pieces)
+    async def _collect(self, active: ActiveRequest, send: Send) -> None:
+        collector = BodyCollector(active)
+        collector.add(active.replayed_updates)
+        while not active.output.is_finished:
+            updates, error = self._advance(active, await _next_outputs(active))
+            collector.add(updates)
             if error is not None:
-                raise RequestFailed(error.info, collected.partial_body(error.info))
-        headers = {**asgi.JSON_HEADERS, **ignored_fields_header(job.prepared.unknown_fields)}
-        await asgi.respond(send, 200, collected.body(), headers)
+                raise RequestFailed(error.info, collector.partial_body(error.info))
+        headers = {**asgi.JSON_HEADERS, **ignored_fields_header(active.prepared.unknown_fields)}
+        await asgi.respond(send, 200, collector.body(), headers)
 
     async def _stream(self, stream: LiveStream, send: Send) -> None:
-        job, error, pieces = stream.request, None, stream.request.pending_ends
-        if job.collector is not None and job.collector.has_output:
-            news, error = self._advance(job, await _next_outputs(job))
-            pieces = pieces + news
-        if error is not None and not pieces:
+        active, error, updates = stream.request, None, stream.request.pending_ends
+        if active.collector is not None and active.collector.has_output:
+            new_updates, error = self._advance(active, await _next_outputs(active))
+            updates = updates + new_updates
+        if error is not None and not updates:
             raise error  # there is no status yet, so it is an error of HTTP
-        headers = {**sse.HEADERS, **ignored_fields_header(job.prepared.unknown_fields)}
-        out, form = _LazyEventStream(send, headers), self._new_form(job)
-        if not (form.has_sequence_numbers and job.prepared.attempt.reader_positions):
-            await out.begin()
+        headers = {**sse.HEADERS, **ignored_fields_header(active.prepared.unknown_fields)}
+        event_stream, formatter = _LazyEventStream(send, headers), self._formatter_factory(active)
+        if not (formatter.has_sequence_numbers and active.prepared.attempt.reader_positions):
+            await event_stream.start()
         try:
-            await self._stream_events(job, form, pieces, error, out.write)
+            await self._stream_events(active, formatter, updates, error, event_stream.write)
         except RequestFailed as failure:
             stream.failure = failure.info
-            if not out.has_begun:
+            if not event_stream.has_started:
                 raise
-            await send(asgi.body_message(b"".join(form.format_error(failure.info))))
+            await send(asgi.body_message(b"".join(formatter.format_error(failure.info))))
         except Exception:
             _logger.exception("a stream failed by a fault of ours")
             stream.failure = INTERNAL_ERROR
-            if not out.has_begun:
+            if not event_stream.has_started:
                 raise RequestFailed(INTERNAL_ERROR) from None
-            await send(asgi.body_message(b"".join(form.format_error(INTERNAL_ERROR))))
-        await out.begin()
-        await send(asgi.body_message(form.terminator, more=False))
+            await send(asgi.body_message(b"".join(formatter.format_error(INTERNAL_ERROR))))
+        await event_stream.start()
+        await send(asgi.body_message(formatter.terminator, more_body=False))
 
     async def _stream_events(
         self,
-        job: ActiveRequest,
-        form: StreamFormatter,
-        pieces: list[ChoiceUpdate],
+        active: ActiveRequest,
+        formatter: StreamFormatter,
+        updates: list[ChoiceUpdate],
         error: RequestFailed | None,
         write: Callable[[bytes], Awaitable[None]],
     ) -> None:
-        events = form.format_opening()
+        events = formatter.format_opening()
         while True:
-            events += form.format_updates(pieces)
-            if told := b"".join(events):
-                await write(told)
+            events += formatter.format_updates(updates)
+            if data := b"".join(events):
+                await write(data)
             if error is not None:
                 raise error
-            if job.output.is_finished:
+            if active.output.is_finished:
                 break
-            pieces, error = self._advance(job, await _next_outputs(job))
-            events = [] if pieces or error else self._progress_comments(job)
-        if end := form.format_end():
+            updates, error = self._advance(active, await _next_outputs(active))
+            events = [] if updates or error else self._progress_comments(active)
+        if end := formatter.format_end():
             await write(b"".join(end))
 
-    def _progress_comments(self, job: ActiveRequest) -> list[bytes]:
+    def _progress_comments(self, active: ActiveRequest) -> list[bytes]:
         """A router takes a stream elsewhere if it hears nothing."""
-        if job.collector is None or not job.prepared.is_routed:
+        if active.collector is None or not active.prepared.is_routed:
             return []
-        return [sse.progress_comment(self._backend.engine_client.progress(job.collector))]
+        return [sse.progress_comment(self._services.engine_client.progress(active.collector))]
 
     def _advance(
-        self, job: ActiveRequest, deliveries: list[EngineOutput]
+        self, active: ActiveRequest, outputs: list[EngineOutput]
     ) -> tuple[list[ChoiceUpdate], RequestFailed | None]:
         """The next pieces, and the error that follows them, if one does."""
-        if job.prepared.is_routed and not job.prepared.attempt.is_final:
-            deliveries = list(map(_as_failure, deliveries))
-        progress = job.output.apply(deliveries)
+        if active.prepared.is_routed and not active.prepared.attempt.is_final:
+            outputs = list(map(_as_failure, outputs))
+        progress = active.output.apply(outputs)
         for choice in progress.stopped:
-            self._backend.engine_client.stop(choice.request_id, choice.position)
-        job.keep_logprobs(progress.updates)
+            self._services.engine_client.stop(choice.request_id, choice.position)
+        active.keep_logprobs(progress.updates)
         return progress.updates, RequestFailed(progress.error) if progress.error is not None else None
 
 
@@ -178,36 +178,36 @@ class _LazyEventStream:
     """
 
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
-        self.has_begun = False
+        self.has_started = False
         self._send, self._headers = send, headers
 
-    async def begin(self) -> None:
-        if not self.has_begun:
-            self.has_begun = True
+    async def start(self) -> None:
+        if not self.has_started:
+            self.has_started = True
             await self._send(asgi.start_message(200, self._headers))
 
     async def write(self, events: bytes) -> None:
-        await self.begin()
+        await self.start()
         await self._send(asgi.body_message(events))
 
 
-def _next_outputs(job: ActiveRequest) -> Coroutine[Any, Any, list[EngineOutput]]:
-    assert job.collector is not None, "an unfinished answer has work under way"
-    return job.collector.next_outputs()
+def _next_outputs(active: ActiveRequest) -> Coroutine[Any, Any, list[EngineOutput]]:
+    assert active.collector is not None, "an unfinished answer has work under way"
+    return active.collector.next_outputs()
 
 
-def _as_failure(delivery: EngineOutput) -> EngineOutput:
+def _as_failure(output: EngineOutput) -> EngineOutput:
     """For a router that will carry on: one choice that is given up fails the answer."""
-    return replace(delivery, finish_reason="error") if delivery.finish_reason == PD_RESCHEDULE else delivery
+    return replace(output, finish_reason="error") if output.finish_reason == PD_RESCHEDULE else output
 
 
 class GenerationEndpoint:
     """An ASGI application for one route, as clients use it."""
 
-    def __init__(self, generator: GenerationRunner, backend: ApiServices, streams: StreamRegistry) -> None:
+    def __init__(self, runner: GenerationRunner, services: ApiServices, streams: StreamRegistry) -> None:
         self._num_open = 0
-        self.generator = generator
-        self._backend = backend
+        self.runner = runner
+        self._services = services
         self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -222,85 +222,89 @@ class GenerationEndpoint:
         check_open_requests(self._num_open)
         if scope["method"] == "HEAD":
             raise RequestFailed(GET_NEEDS_LAST_EVENT_ID)  # nobody would read what it takes up
-        cursor, identity = parse_last_event_id(scope), get_request_context(scope)
+        cursor, context = parse_last_event_id(scope), get_request_context(scope)
         if cursor is None and scope["method"] == "POST":
-            self._backend.load_shedder.check()
-        body = await asgi.read_body(receive, self._backend.config.max_body_bytes)
-        if cursor is not None and not owns_request_id(identity.caller, cursor.request_id):
+            self._services.load_shedder.check()
+        body = await asgi.read_body(receive, self._services.config.max_body_bytes)
+        if cursor is not None and not owns_request_id(context.caller, cursor.request_id):
             raise STREAM_UNKNOWN
         if scope["method"] == "GET":
-            work = self._resume_by_get(identity, cursor, send)
+            task = self._resume_by_get(context, cursor, send)
         else:
             self._streams.check_not_draining()
-            work = self.generate(identity, body, cursor, send)
+            task = self.generate(context, body, cursor, send)
         del body  # what is needed of it is in the attempt, and a stream may run for long
-        await asgi.run_until_disconnect(receive, work)
+        await asgi.run_until_disconnect(receive, task)
 
-    async def generate(self, identity: RequestContext, body: bytes, cursor: Cursor | None, send: Send) -> None:
-        jobs = self.generator.builder
+    async def generate(self, context: RequestContext, body: bytes, cursor: Cursor | None, send: Send) -> None:
+        builder = self.runner.builder
         if cursor is not None:
-            can_be_made_again = self._backend.model.is_exact
-            record = await self._record(identity, cursor, must_answer=not can_be_made_again)
-            is_meant = record is not None and self.is_same_request(record.attempt.body, body)
-            if record is not None and is_meant and await self._told_from(record, identity, cursor, send):
+            can_regenerate = self._services.model.is_exact
+            record = await self._find_record(context, cursor, require_reply=not can_regenerate)
+            is_same = record is not None and self.is_same_request(record.attempt.body, body)
+            if record is not None and is_same and await self._resume_from_record(record, context, cursor, send):
                 return
             # Nobody has it, or not so much of it as the client: where that gives the same tokens, it is made again.
-            if not can_be_made_again:
+            if not can_regenerate:
                 raise STREAM_UNKNOWN
-        whole = await self.with_previous_items(identity, body)
-        prepared = await self.generator.prepare(
-            identity.caller.name, whole, partial(jobs.prepare_client_request, identity, whole, cursor)
+        full_body = await self.with_previous_items(context, body)
+        prepared = await self.runner.prepare(
+            context.caller.name, full_body, partial(builder.prepare_client_request, context, full_body, cursor)
         )
-        del body, whole  # the attempt has it without whitespace
-        await self.generator.run(prepared, send)
+        del body, full_body  # the attempt has it without whitespace
+        await self.runner.run(prepared, send)
 
-    def is_same_request(self, known: bytes, body: bytes) -> bool:
+    def is_same_request(self, known_body: bytes, body: bytes) -> bool:
         """Whether a client has sent the request again that these are known by."""
-        return known == compact_json(body)
+        return known_body == compact_json(body)
 
-    async def with_previous_items(self, identity: RequestContext, body: bytes) -> bytes:
+    async def with_previous_items(self, context: RequestContext, body: bytes) -> bytes:
         """With whatever must be known before the first attempt."""
         return body
 
-    async def _resume_by_get(self, identity: RequestContext, cursor: Cursor | None, send: Send) -> None:
+    async def _resume_by_get(self, context: RequestContext, cursor: Cursor | None, send: Send) -> None:
         if cursor is None:
             raise RequestFailed(GET_NEEDS_LAST_EVENT_ID)
-        record = await self._record(identity, cursor, must_answer=True)
-        if record is None or not await self._told_from(record, identity, cursor, send):
+        record = await self._find_record(context, cursor, require_reply=True)
+        if record is None or not await self._resume_from_record(record, context, cursor, send):
             raise STREAM_UNKNOWN
 
-    async def _record(self, identity: RequestContext, cursor: Cursor, *, must_answer: bool) -> StreamRecord | None:
+    async def _find_record(
+        self, context: RequestContext, cursor: Cursor, *, require_reply: bool
+    ) -> StreamRecord | None:
         """The record of the stream, if the client may see it. `require_reply`: the stream cannot be made again, so a shelf
         that does not reply is an error and not "unknown"."""
-        caller = identity.caller.access_filter
-        record = await self._streams.find(cursor.request_id, cursor.attempt_epoch, caller, require_reply=must_answer)
-        return record if record is not None and record.attempt.path == self.generator.builder.path else None
+        caller = context.caller.access_filter
+        record = await self._streams.find(cursor.request_id, cursor.attempt_epoch, caller, require_reply=require_reply)
+        return record if record is not None and record.attempt.path == self.runner.builder.path else None
 
-    async def _told_from(self, record: StreamRecord, identity: RequestContext, cursor: Cursor, send: Send) -> bool:
+    async def _resume_from_record(
+        self, record: StreamRecord, context: RequestContext, cursor: Cursor, send: Send
+    ) -> bool:
         """From the client's place on. False: the record does not reach so far."""
         if record.is_cancelled:
-            await self.tell_end(record, cursor, send)
+            await self.send_cancelled(record, cursor, send)
             return True
         attempt = resumed_attempt(record.attempt, cursor)
         if attempt is not None:
-            await self._resume(identity, attempt, send)
+            await self._resume(context, attempt, send)
         return attempt is not None
 
-    async def tell_end(self, record: StreamRecord, cursor: Cursor, send: Send) -> None:
+    async def send_cancelled(self, record: StreamRecord, cursor: Cursor, send: Send) -> None:
         """Of one that was cancelled, and does not run again."""
         raise STREAM_UNKNOWN
 
-    async def _resume(self, identity: RequestContext, attempt: Attempt, send: Send) -> None:
-        jobs, started_at_s, caller = self.generator.builder, identity.started_at_s, identity.caller
+    async def _resume(self, context: RequestContext, attempt: Attempt, send: Send) -> None:
+        builder, started_at_s, caller = self.runner.builder, context.started_at_s, context.caller
         if caller.name == attempt.caller:
             # An admin may continue a stream of another caller, which is within that caller's limits.
             attempt = replace(attempt, caller_limits=caller.limits, caller_priority=caller.priority)
-        prepared = await self.generator.prepare(
-            attempt.caller, attempt.body, lambda: jobs.prepare_attempt(attempt, started_at_s, is_routed=False)
+        prepared = await self.runner.prepare(
+            attempt.caller, attempt.body, lambda: builder.prepare_attempt(attempt, started_at_s, is_routed=False)
         )
         if not prepared.request.stream:
             raise STREAM_UNKNOWN
-        await self.generator.run(prepared, send)
+        await self.runner.run(prepared, send)
 
 
 def check_open_requests(num_open: int) -> None:

@@ -46,34 +46,47 @@ class TextOffsets:
         return offset
 
 
-def chat_logprobs(names: TokenStrings, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def chat_logprobs(
+    token_strings: TokenStrings, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> dict[str, Any]:
     content = [
-        _named(names, token_id, one.logprob) | {"top_logprobs": [_named(names, *top) for top in one.top]}
-        for token_id, one in zip(token_ids, logprobs, strict=True)
+        _named(token_strings, token_id, entry.logprob)
+        | {"top_logprobs": [_named(token_strings, *top) for top in entry.top]}
+        for token_id, entry in zip(token_ids, logprobs, strict=True)
     ]
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(
-    names: TokenStrings, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text_offsets: Sequence[int]
+    token_strings: TokenStrings,
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    text_offsets: Sequence[int],
 ) -> dict[str, Any]:
     """The older form: parallel lists. `top_logprobs` always has the token itself, so it may hold one more than asked."""
     return {
-        "tokens": [names.text(token_id) for token_id in token_ids],
-        "token_logprobs": [_finite(one.logprob) for one in logprobs],
-        "top_logprobs": [_by_text(names, *pair) for pair in zip(token_ids, logprobs, strict=True)],
+        "tokens": [token_strings.text(token_id) for token_id in token_ids],
+        "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
+        "top_logprobs": [_by_text(token_strings, *pair) for pair in zip(token_ids, logprobs, strict=True)],
         "text_offset": list(text_offsets),
     }
 
 
 def echoed_prompt_logprobs(
-    names: TokenStrings, prompt_token_ids: Sequence[int], prompt: PromptLogprobs, offsets: TextOffsets
+    token_strings: TokenStrings, prompt_token_ids: Sequence[int], prompt: PromptLogprobs, offsets: TextOffsets
 ) -> dict[str, Any]:
     """Those of a prompt that stands before its completion. Its first token has nothing before it that could predict it."""
-    scores = [one for _, one in prompt]
-    told = completion_logprobs(names, prompt_token_ids[1:], scores, [offsets.push(one) for one in prompt_token_ids][1:])
-    first = {"tokens": names.text(prompt_token_ids[0]), "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
-    return {name: [first[name], *listed] for name, listed in told.items()}
+    logprobs = [entry for _, entry in prompt]
+    fields = completion_logprobs(
+        token_strings, prompt_token_ids[1:], logprobs, [offsets.push(token_id) for token_id in prompt_token_ids][1:]
+    )
+    first = {
+        "tokens": token_strings.text(prompt_token_ids[0]),
+        "token_logprobs": None,
+        "top_logprobs": None,
+        "text_offset": 0,
+    }
+    return {name: [first[name], *values] for name, values in fields.items()}
 
 
 def token_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
@@ -81,41 +94,45 @@ def token_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) 
     return [
         {
             "token_id": token_id,
-            "logprob": _finite(one.logprob),
-            "rank": one.rank,
-            "top_logprobs": [{"token_id": top, "logprob": _finite(logprob)} for top, logprob in one.top],
+            "logprob": _finite(entry.logprob),
+            "rank": entry.rank,
+            "top_logprobs": [{"token_id": top, "logprob": _finite(logprob)} for top, logprob in entry.top],
         }
-        for token_id, one in zip(token_ids, logprobs, strict=True)
+        for token_id, entry in zip(token_ids, logprobs, strict=True)
     ]
 
 
-def prompt_logprobs(prompt: PromptLogprobs, names: TokenStrings | None) -> list[dict[str, Any] | None]:
+def prompt_logprobs(prompt: PromptLogprobs, token_strings: TokenStrings | None) -> list[dict[str, Any] | None]:
     """One entry per prompt token. The first has nothing before it that could predict it, so it has none."""
-    return [None, *(_by_id(token_id, one, names) for token_id, one in prompt)]
+    return [None, *(_by_id(token_id, entry, token_strings) for token_id, entry in prompt)]
 
 
-def _named(names: TokenStrings, token_id: int, logprob: float) -> dict[str, Any]:
-    return {"token": names.text(token_id), "logprob": _finite(logprob), "bytes": names.utf8_bytes(token_id)}
-
-
-def _by_text(names: TokenStrings, token_id: int, one: TokenLogprobs) -> dict[str, float]:
-    listed: dict[str, float] = {}
-    for top, logprob in (*one.top, (token_id, one.logprob)):
-        # Different tokens may have one text (halves of characters do); the likeliest is kept.
-        listed.setdefault(names.text(top), _finite(logprob))
-    return listed
-
-
-def _by_id(token_id: int, one: TokenLogprobs, names: TokenStrings | None) -> dict[str, Any]:
-    ranked = {token_id: (one.logprob, one.rank)}
-    ranked |= {top: (logprob, rank) for rank, (top, logprob) in enumerate(one.top, 1) if top != token_id}
+def _named(token_strings: TokenStrings, token_id: int, logprob: float) -> dict[str, Any]:
     return {
-        str(listed): {
+        "token": token_strings.text(token_id),
+        "logprob": _finite(logprob),
+        "bytes": token_strings.utf8_bytes(token_id),
+    }
+
+
+def _by_text(token_strings: TokenStrings, token_id: int, entry: TokenLogprobs) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for top, logprob in (*entry.top, (token_id, entry.logprob)):
+        # Different tokens may have one text (halves of characters do); the likeliest is kept.
+        values.setdefault(token_strings.text(top), _finite(logprob))
+    return values
+
+
+def _by_id(token_id: int, entry: TokenLogprobs, token_strings: TokenStrings | None) -> dict[str, Any]:
+    ranked = {token_id: (entry.logprob, entry.rank)}
+    ranked |= {top: (logprob, rank) for rank, (top, logprob) in enumerate(entry.top, 1) if top != token_id}
+    return {
+        str(values): {
             "logprob": _finite(logprob),
             "rank": rank,
-            "decoded_token": None if names is None else names.text(listed),
+            "decoded_token": None if token_strings is None else token_strings.text(values),
         }
-        for listed, (logprob, rank) in ranked.items()
+        for values, (logprob, rank) in ranked.items()
     }
 
 

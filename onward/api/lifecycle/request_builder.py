@@ -69,8 +69,8 @@ class ApiServices:
     tasks: TaskPool = field(default_factory=TaskPool)
 
 
-def validation_context(backend: ApiServices) -> ValidationContext:
-    config, model = backend.config, backend.model
+def validation_context(services: ApiServices) -> ValidationContext:
+    config, model = services.config, services.model
     return ValidationContext(
         model.name, model.config.vocab_size, config.max_choices, config.trust_request_chat_template
     )
@@ -100,10 +100,10 @@ class ActiveRequest:
         """The ends of choices whose given tokens had ended already."""
         return [] if self.prepared.needs_full_output else self.replayed_updates
 
-    def keep_logprobs(self, pieces: list[ChoiceUpdate]) -> None:
+    def keep_logprobs(self, updates: list[ChoiceUpdate]) -> None:
         if self.prepared.request.is_stored:
-            for piece in pieces:
-                self.logprobs.extend(piece.logprobs or ())
+            for update in updates:
+                self.logprobs.extend(update.logprobs or ())
 
     def resume_fields(self) -> dict[str, object]:
         """What stands beside the last choice, if this answer is to be continued elsewhere."""
@@ -120,14 +120,14 @@ class ActiveRequest:
     def next_attempt(self, now_s: float) -> Attempt:
         """The same request with all tokens that were made."""
         prepared, usage = self.prepared, self.output.usage()
-        cached_is_known = any(choice.num_cached_tokens is not None for choice in self.output.choices)
+        knows_cached_tokens = any(choice.num_cached_tokens is not None for choice in self.output.choices)
         return msgspec.structs.replace(
             prepared.attempt,
             choices=[
-                choice_snapshot(choice, known)
-                for choice, known in zip(self.output.choices, prior_choices(prepared), strict=True)
+                choice_snapshot(choice, prior)
+                for choice, prior in zip(self.output.choices, prior_choices(prepared), strict=True)
             ],
-            num_cached_tokens=usage.cached_tokens if cached_is_known else None,
+            num_cached_tokens=usage.cached_tokens if knows_cached_tokens else None,
             waited_s=max(0.0, now_s - prepared.arrived_at_s),
             deadline_in_s=None if prepared.deadline_at_s is None else max(0.0, prepared.deadline_at_s - now_s),
             prefill_peers=[],
@@ -148,52 +148,52 @@ class StartedChoice:
 class RequestBuilder:
     """Makes those of one endpoint."""
 
-    def __init__(self, dialect: EndpointAdapter, path: str, backend: ApiServices) -> None:
-        self.adapter = dialect
+    def __init__(self, adapter: EndpointAdapter, path: str, services: ApiServices) -> None:
+        self.adapter = adapter
         self.path = path
-        self._backend = backend
-        self._bounds = validation_context(backend)
+        self._services = services
+        self._validation_context = validation_context(services)
 
     def prepare_client_request(
-        self, identity: RequestContext, body: bytes, cursor: Cursor | None = None
+        self, context: RequestContext, body: bytes, cursor: Cursor | None = None
     ) -> PreparedRequest | DeferredRender[PreparedRequest]:
         """Runs in a thread. With a cursor, the client has the answer up to there, and nobody else has it."""
-        request, unknown = self.adapter.decode(body, self._bounds)
-        if self._backend.config.strict_fields and cursor is None:
+        request, unknown = self.adapter.decode(body, self._validation_context)
+        if self._services.config.strict_fields and cursor is None:
             reject_unknown_fields(unknown)
-        seed = self._backend.random.bits(SEED_BITS) if request.seed is None else request.seed
+        seed = self._services.random.bits(SEED_BITS) if request.seed is None else request.seed
         attempt = Attempt(
             schema_version=SCHEMA_VERSION,
             path=self.path,
             body=body,
-            request_id=identity.request_id,
+            request_id=context.request_id,
             attempt_epoch=1,
             seed=seed,
-            created_s=identity.created_s,
-            client_request_id=identity.client_request_id,
+            created_s=context.created_s,
+            client_request_id=context.client_request_id,
             deadline_in_s=self._deadline(request),
-            default_max_tokens=self._backend.config.default_max_tokens,
-            caller=identity.caller.name,
-            caller_limits=identity.caller.limits,
-            caller_priority=identity.caller.priority,
+            default_max_tokens=self._services.config.default_max_tokens,
+            caller=context.caller.name,
+            caller_limits=context.caller.limits,
+            caller_priority=context.caller.priority,
         )
         if cursor is not None:
             attempt = regenerated_attempt(attempt, request, cursor)
-        made = self._prepare_or_defer(attempt, request, unknown, identity.started_at_s, is_routed=False)
+        prepared = self._prepare_or_defer(attempt, request, unknown, context.started_at_s, is_routed=False)
         return (
-            DeferredRender(lambda: _with_compact_body(made.call()))
-            if isinstance(made, DeferredRender)
-            else _with_compact_body(made)
+            DeferredRender(lambda: _with_compact_body(prepared.call()))
+            if isinstance(prepared, DeferredRender)
+            else _with_compact_body(prepared)
         )
 
     def prepare_attempt(
         self, attempt: Attempt, started_at_s: float, *, is_routed: bool
     ) -> PreparedRequest | DeferredRender[PreparedRequest]:
         """Runs in a thread."""
-        request, unknown = self.adapter.decode(attempt.body, self._bounds)
+        request, unknown = self.adapter.decode(attempt.body, self._validation_context)
         # A stream that has begun elsewhere is continued, however strict this instance is.
         is_new = not (attempt.was_accepted or attempt.choices or attempt.reader_positions)
-        if is_new and (self._backend.config.strict_fields or attempt.strict_fields):
+        if is_new and (self._services.config.strict_fields or attempt.strict_fields):
             reject_unknown_fields(unknown)
         self._check(attempt, request)
         return self._prepare_or_defer(attempt, request, unknown, started_at_s, is_routed=is_routed)
@@ -201,28 +201,28 @@ class RequestBuilder:
     def start(self, prepared: PreparedRequest, limits: WorkerHello) -> ActiveRequest:
         """Asks the engine for whatever is not there yet."""
         limit = self._output_limits(prepared, limits)
-        begun = [
+        started = [
             self._start_choice(prepared, index, limit[index], start)
             for index, start in enumerate(choice_starts(prepared))
         ]
-        orders = [_submit_spec(prepared, one) for one in begun if one.choice.finish_reason is None]
-        return self._active_request(prepared, begun, self._submit(prepared, orders) if orders else None)
+        specs = [_submit_spec(prepared, entry) for entry in started if entry.choice.finish_reason is None]
+        return self._active_request(prepared, started, self._submit(prepared, specs) if specs else None)
 
     def replay_finished(self, prepared: PreparedRequest) -> ActiveRequest:
         """For an answer that ends where its tokens end: nothing is generated, and no token is scored again."""
-        begun: list[StartedChoice] = []
+        started: list[StartedChoice] = []
         for index, start in enumerate(choice_starts(prepared)):
             choice, start = (
-                self._choice(prepared, index, MAX_REPLAYED_TOKENS),
+                self._new_choice(prepared, index, MAX_REPLAYED_TOKENS),
                 replace(start, rescore_from=None, reader_position=None),
             )
-            begun.append(StartedChoice(choice, start, choice.replay(start), reader_position(prepared, start, choice)))
-        return self._active_request(prepared, begun, None)
+            started.append(StartedChoice(choice, start, choice.replay(start), reader_position(prepared, start, choice)))
+        return self._active_request(prepared, started, None)
 
     def _active_request(
-        self, prepared: PreparedRequest, begun: list[StartedChoice], mailbox: OutputCollector | None
+        self, prepared: PreparedRequest, started: list[StartedChoice], collector: OutputCollector | None
     ) -> ActiveRequest:
-        choices = [one.choice for one in begun]
+        choices = [entry.choice for entry in started]
         return ActiveRequest(
             header=self.object_header(prepared.attempt),
             prepared=prepared,
@@ -231,29 +231,33 @@ class RequestBuilder:
                 prepared.prompt_token_ids,
                 choices,
                 is_all_or_nothing=prepared.request.selects_best,
-                tells_drafts=bool(prepared.request.return_speculative_stats),
-                shows_text=self.adapter.returns_text,
+                reports_drafts=bool(prepared.request.return_speculative_stats),
+                returns_text=self.adapter.returns_text,
             ),
-            start_positions=[one.choice.position for one in begun],
-            reader_positions=[one.reader_position for one in begun],
-            replayed_updates=[one.update for one in begun if one.update is not None],
-            collector=mailbox,
+            start_positions=[entry.choice.position for entry in started],
+            reader_positions=[entry.reader_position for entry in started],
+            replayed_updates=[entry.update for entry in started if entry.update is not None],
+            collector=collector,
         )
 
     def _output_limits(self, prepared: PreparedRequest, limits: WorkerHello) -> list[int]:
         """How long each choice may become. Refuses prompts that do not fit."""
         request = prepared.request
-        asked, field_name, least = request.max_output_tokens, request.output_limit_field, request.min_tokens or 0
+        max_tokens, field_name, min_tokens = (
+            request.max_output_tokens,
+            request.output_limit_field,
+            request.min_tokens or 0,
+        )
         default = prepared.attempt.default_max_tokens if request.has_default_limit else 0
         return [
-            output_limit(len(prompt), asked, least, limits, path, field_name, default)
+            output_limit(len(prompt), max_tokens, min_tokens, limits, path, field_name, default)
             for index, prompt in enumerate(prepared.prompt_token_ids)
             for path in [self.adapter.prompt_path(request, index)] * request.num_candidates
         ]
 
-    def _submit(self, prepared: PreparedRequest, orders: list[SubmitSpec]) -> OutputCollector:
+    def _submit(self, prepared: PreparedRequest, specs: list[SubmitSpec]) -> OutputCollector:
         is_new = not (prepared.is_routed or prepared.is_resumed)
-        return self._backend.engine_client.submit(orders, is_new=is_new, wake_each_second=prepared.is_routed)
+        return self._services.engine_client.submit(specs, is_new=is_new, wake_each_second=prepared.is_routed)
 
     def _prepare_or_defer(
         self,
@@ -264,11 +268,11 @@ class RequestBuilder:
         *,
         is_routed: bool,
     ) -> PreparedRequest | DeferredRender[PreparedRequest]:
-        def prepared() -> PreparedRequest:
+        def prepare() -> PreparedRequest:
             return self._prepare(attempt, request, unknown, started_at_s, is_routed=is_routed)
 
         renders = request.client_template is not None and attempt.prompt_token_ids is None
-        return DeferredRender(prepared) if renders else prepared()
+        return DeferredRender(prepare) if renders else prepare()
 
     def _prepare(
         self,
@@ -279,99 +283,113 @@ class RequestBuilder:
         *,
         is_routed: bool,
     ) -> PreparedRequest:
-        made = attempt.prompt_token_ids
-        prompts = self.adapter.tokenize_prompts(request, attempt.created_s) if made is None else [made]
-        plan = request.resolved_tools()
-        structure = output_grammar(request, plan)
-        thinking = self.adapter.reasoning_params(request, prompts, has_grammar=structure is not None)
-        check_forced_end(thinking, end_token_ids(request, self._backend.model.eos_token_ids), request.min_tokens or 0)
+        prompt_token_ids = attempt.prompt_token_ids
+        prompts = (
+            self.adapter.tokenize_prompts(request, attempt.created_s)
+            if prompt_token_ids is None
+            else [prompt_token_ids]
+        )
+        tools = request.resolved_tools()
+        grammar = output_grammar(request, tools)
+        reasoning = self.adapter.reasoning_params(request, prompts, has_grammar=grammar is not None)
+        check_forced_end(reasoning, end_token_ids(request, self._services.model.eos_token_ids), request.min_tokens or 0)
         return PreparedRequest(
             attempt=attempt,
             request=request,
             unknown_fields=unknown,
             prompt_token_ids=prompts,
-            bad_word_token_ids=self._backend.text_processor.tokenize_bad_words(request.bad_words or []),
+            bad_word_token_ids=self._services.text_processor.tokenize_bad_words(request.bad_words or []),
             arrived_at_s=started_at_s - attempt.waited_s,
             deadline_at_s=None if attempt.deadline_in_s is None else started_at_s + attempt.deadline_in_s,
             is_routed=is_routed,
-            tools=plan,
-            grammar=structure,
-            reasoning=thinking,
+            tools=tools,
+            grammar=grammar,
+            reasoning=reasoning,
         )
 
     async def validate_grammar(self, prepared: PreparedRequest) -> PreparedRequest:
         """Refuses a grammar that cannot be used, before any work is done."""
         if prepared.grammar is None:
             return prepared
-        ends = end_token_ids(prepared.request, self._backend.model.eos_token_ids)
+        stop_token_ids = end_token_ids(prepared.request, self._services.model.eos_token_ids)
         min_tokens = prepared.request.min_tokens or 0
-        given = [tokens_before_end(choice.token_ids, ends, min_tokens) for choice in prior_choices(prepared)]
+        prior_token_ids = [
+            tokens_before_end(choice.token_ids, stop_token_ids, min_tokens) for choice in prior_choices(prepared)
+        ]
         path = "choices" if prepared.attempt.choices else prepared.request.resumed_field
-        gate, queue, caller = (
-            self._backend.text_processor.grammar_validator,
-            self._backend.executors.grammars,
+        validator, queue, caller = (
+            self._services.text_processor.grammar_validator,
+            self._services.executors.grammars,
             prepared.attempt.caller,
         )
-        passed = gate.validate(queue, caller, prepared.grammar, given, path, prepared.reasoning)
-        return replace(prepared, grammar_completed_at=await passed)
+        completed_at = validator.validate(queue, caller, prepared.grammar, prior_token_ids, path, prepared.reasoning)
+        return replace(prepared, grammar_completed_at=await completed_at)
 
     def _deadline(self, request: GenerationRequest) -> float | None:
         if request.deadline_ms is not None:
             return request.deadline_ms / 1000
-        return self._backend.config.default_deadline_s
+        return self._services.config.default_deadline_s
 
     def _check(self, attempt: Attempt, request: GenerationRequest) -> None:
         if not 1 <= attempt.attempt_epoch <= MAX_ATTEMPT:
             raise field_error("attempt_epoch", f"must be between 1 and {MAX_ATTEMPT}, got {attempt.attempt_epoch}")
-        for name, given in (("choices", attempt.choices), ("reader_positions", attempt.reader_positions)):
-            if given and len(given) != request.num_choices:
-                raise field_error(name, f"must be one per choice ({request.num_choices}), got {len(given)}")
-        if attempt.reader_positions and not self._backend.model.is_exact:
+        for field_name, values in (("choices", attempt.choices), ("reader_positions", attempt.reader_positions)):
+            if values and len(values) != request.num_choices:
+                raise field_error(field_name, f"must be one per choice ({request.num_choices}), got {len(values)}")
+        if attempt.reader_positions and not self._services.model.is_exact:
             raise STREAM_UNKNOWN
         for index, choice in enumerate(attempt.choices):
-            check_token_ids(f"choices[{index}].token_ids", choice.token_ids, self._bounds)
+            check_token_ids(f"choices[{index}].token_ids", choice.token_ids, self._validation_context)
         if attempt.prompt_token_ids is not None:
-            check_prompt_ids("prompt_token_ids", attempt.prompt_token_ids, self._bounds)
+            check_prompt_ids("prompt_token_ids", attempt.prompt_token_ids, self._validation_context)
             if request.num_prompts != 1:
                 raise field_error("prompt_token_ids", "must not be given for a request that lists prompts")
 
     def _start_choice(
         self, prepared: PreparedRequest, index: int, max_tokens: int, start: ChoiceStart
     ) -> StartedChoice:
-        choice = self._choice(prepared, index, max_tokens)
-        piece = choice.replay(start)
-        begun = StartedChoice(choice, start, piece, reader_position(prepared, start, choice))
-        wants_scores = start.rescore_from is not None or (prepared.needs_full_output and choice.awaits_prompt_logprobs)
-        if choice.finish_reason is None or not wants_scores:
-            return begun
+        choice = self._new_choice(prepared, index, max_tokens)
+        update = choice.replay(start)
+        started = StartedChoice(choice, start, update, reader_position(prepared, start, choice))
+        needs_logprobs = start.rescore_from is not None or (
+            prepared.needs_full_output and choice.awaits_prompt_logprobs
+        )
+        if choice.finish_reason is None or not needs_logprobs:
+            return started
         if start.emit_from is None or choice.position <= start.emit_from:
             problem = f"choice {index} has ended with the given tokens, so nothing is computed that could score them"
             raise field_error("rescore_from", f"{problem} again")
         # Only what runs is scored, so the last token is made again. Whoever follows the tokens need not know.
         start = ChoiceStart(choice.token_ids[:-1], emit_from=start.emit_from, rescore_from=start.rescore_from)
-        choice = self._choice(prepared, index, choice.position)
-        return StartedChoice(choice, start, choice.replay(start), begun.reader_position)
+        choice = self._new_choice(prepared, index, choice.position)
+        return StartedChoice(choice, start, choice.replay(start), started.reader_position)
 
     def replay_choice(self, prepared: PreparedRequest) -> ActiveChoice:
         """The only choice of an answer that is told again from its tokens. Nothing is generated."""
-        return self._choice(prepared, 0, MAX_REPLAYED_TOKENS)
+        return self._new_choice(prepared, 0, MAX_REPLAYED_TOKENS)
 
     def object_header(self, attempt: Attempt) -> ObjectHeader:
-        model = self._backend.model
+        model = self._services.model
         return ObjectHeader(
             self.adapter.id_prefix + attempt.request_id, attempt.created_s, model.name, model.fingerprint
         )
 
-    def _choice(self, prepared: PreparedRequest, index: int, max_tokens: int) -> ActiveChoice:
-        model = self._backend.model
+    def _new_choice(self, prepared: PreparedRequest, index: int, max_tokens: int) -> ActiveChoice:
+        model = self._services.model
         sampling = build_sampling_params(prepared, index, max_tokens, model.eos_token_ids, model.sampling_defaults)
-        text = self.adapter.new_text_stream(prepared, sampling)
-        offsets = None if sampling.logprobs is None else self._backend.text_processor.new_text_offsets()
-        cached = prepared.num_cached_tokens
+        text_stream = self.adapter.new_text_stream(prepared, sampling)
+        offsets = None if sampling.logprobs is None else self._services.text_processor.new_text_offsets()
+        num_cached_tokens = prepared.num_cached_tokens
         request_id = f"{prepared.attempt.request_id}-{index}"
-        end = prepared.grammar_completed_at[index] if prepared.grammar_completed_at else None
+        completed_at = prepared.grammar_completed_at[index] if prepared.grammar_completed_at else None
         return ActiveChoice(
-            index, request_id, sampling, text, offsets, num_cached_tokens=cached, grammar_completed_at=end
+            index,
+            request_id,
+            sampling,
+            text_stream,
+            offsets,
+            num_cached_tokens=num_cached_tokens,
+            grammar_completed_at=completed_at,
         )
 
 
@@ -381,9 +399,9 @@ def _with_compact_body(prepared: PreparedRequest) -> PreparedRequest:
     return replace(prepared, attempt=msgspec.structs.replace(attempt, body=compact_json(attempt.body)))
 
 
-def _submit_spec(prepared: PreparedRequest, begun: StartedChoice) -> SubmitSpec:
-    attempt, choice = prepared.attempt, begun.choice
-    with_prompt = prepared.returns_whole_body and choice.awaits_prompt_logprobs and choice.position
+def _submit_spec(prepared: PreparedRequest, started: StartedChoice) -> SubmitSpec:
+    attempt, choice = prepared.attempt, started.choice
+    rescores_prompt = prepared.returns_whole_body and choice.awaits_prompt_logprobs and choice.position
     return SubmitSpec(
         request_id=choice.request_id,
         prompt_token_ids=prepared.prompt_of(choice.index),
@@ -397,7 +415,7 @@ def _submit_spec(prepared: PreparedRequest, begun: StartedChoice) -> SubmitSpec:
         caller=attempt.caller,
         caller_limits=attempt.caller_limits,
         admit_as_new=not attempt.was_accepted,
-        rescore_from=-1 if with_prompt else begun.start.rescore_from,
+        rescore_from=-1 if rescores_prompt else started.start.rescore_from,
         attempt_epoch=attempt.attempt_epoch,
         num_cached_tokens=prepared.num_cached_tokens,
         prefill_peers=attempt.prefill_peers,
@@ -406,8 +424,8 @@ def _submit_spec(prepared: PreparedRequest, begun: StartedChoice) -> SubmitSpec:
     )
 
 
-def clamp_priority(asked: int | None, best: int | None) -> int:
+def clamp_priority(requested: int | None, best_allowed: int | None) -> int:
     """As the request says, but no better than its caller may ask for."""
-    if best is None:
-        return asked or 0
-    return best if asked is None else max(asked, best)
+    if best_allowed is None:
+        return requested or 0
+    return best_allowed if requested is None else max(requested, best_allowed)

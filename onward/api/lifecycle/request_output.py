@@ -34,13 +34,17 @@ class TokenUsage:
     """Where asked for."""
 
     def as_json(self) -> dict[str, object]:
-        thought, drafts = self.reasoning_tokens, self.drafts
+        num_reasoning_tokens, drafts = self.reasoning_tokens, self.drafts
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            **({} if thought is None else {"completion_tokens_details": {"reasoning_tokens": thought}}),
+            **(
+                {}
+                if num_reasoning_tokens is None
+                else {"completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens}}
+            ),
             **({} if drafts is None else {"speculative": drafts.as_json()}),
         }
 
@@ -64,15 +68,15 @@ class RequestOutput:
         choices: list[ActiveChoice],
         *,
         is_all_or_nothing: bool = False,
-        tells_drafts: bool = False,
-        shows_text: bool = True,
+        reports_drafts: bool = False,
+        returns_text: bool = True,
     ) -> None:
         self.choices = choices
         self._prompts = prompts
-        self._num_each = len(choices) // len(prompts)
+        self._choices_per_prompt = len(choices) // len(prompts)
         self._is_all_or_nothing = is_all_or_nothing
-        self._tells_drafts = tells_drafts
-        self._shows_text = shows_text
+        self._reports_drafts = reports_drafts
+        self._returns_text = returns_text
         self._by_id = {choice.request_id: choice for choice in choices}
         self._held_updates: list[ChoiceUpdate] = []
         """News that wait until every choice is where the client has it."""
@@ -105,109 +109,119 @@ class RequestOutput:
         behind what its client has."""
         return not self._is_catching_up and any(choice.token_ids for choice in self.choices)
 
-    def apply(self, deliveries: list[EngineOutput]) -> OutputUpdate:
-        progress = OutputUpdate()
-        for delivery in _merge_per_choice(deliveries):
-            choice = self._by_id[delivery.request_id]
+    def apply(self, outputs: list[EngineOutput]) -> OutputUpdate:
+        result = OutputUpdate()
+        for output in _merge_per_choice(outputs):
+            choice = self._by_id[output.request_id]
             if choice.finish_reason is not None:
                 continue
-            if delivery.num_cached_tokens is not None:
-                choice.num_cached_tokens = delivery.num_cached_tokens
-            if delivery.draft_counts:
-                choice.draft_stats.record(delivery.draft_counts)
+            if output.num_cached_tokens is not None:
+                choice.num_cached_tokens = output.num_cached_tokens
+            if output.draft_counts:
+                choice.draft_stats.record(output.draft_counts)
             if choice.reader_position is None:
-                self._take_part(choice, delivery, progress)
+                self._apply_output(choice, output, result)
             else:
-                self._take_parts(choice, _split_at_reader(choice.reader_position, choice, delivery), progress)
-            if progress.error is not None:
+                self._apply_outputs(choice, _split_at_reader(choice.reader_position, choice, output), result)
+            if result.error is not None:
                 break
             if choice.finish_reason == PD_RESCHEDULE and self._has_nothing_to_return:
-                progress.error = delivery.error
+                result.error = output.error
                 if not self.has_partial:
-                    progress.updates = []
+                    result.updates = []
                 break
         if self._is_catching_up:
-            progress.updates = self._release_in_order(progress.updates)
-        return progress
+            result.updates = self._release_in_order(result.updates)
+        return result
 
     @property
     def _has_nothing_to_return(self) -> bool:
         """After a choice was given up."""
         return self._is_all_or_nothing or (self.is_finished and not self.usage().completion_tokens)
 
-    def _release_in_order(self, pieces: list[ChoiceUpdate]) -> list[ChoiceUpdate]:
+    def _release_in_order(self, updates: list[ChoiceUpdate]) -> list[ChoiceUpdate]:
         """An event's cursor names the places of all choices, and none may be behind what the client has: while one choice
         is still being made again, news of the others wait."""
-        known, news = (
-            [one for one in pieces if one.is_known_to_reader],
-            [one for one in pieces if not one.is_known_to_reader],
+        known_updates, new_updates = (
+            [update for update in updates if update.is_known_to_reader],
+            [update for update in updates if not update.is_known_to_reader],
         )
-        self._held_updates += news
+        self._held_updates += new_updates
         self._is_catching_up = any(choice.reader_position is not None for choice in self.choices)
         if self._is_catching_up:
-            return known
+            return known_updates
         held, self._held_updates = self._held_updates, []
-        return known + held
+        return known_updates + held
 
-    def _take_parts(self, choice: ActiveChoice, parts: list[EngineOutput], progress: OutputUpdate) -> None:
-        for part in parts:
-            if progress.error is not None:
+    def _apply_outputs(self, choice: ActiveChoice, outputs: list[EngineOutput], result: OutputUpdate) -> None:
+        for output in outputs:
+            if result.error is not None:
                 return
-            take = self._take_part if choice.reader_position is None else self._take_skipped
-            take(choice, part, progress)
+            apply = self._apply_output if choice.reader_position is None else self._apply_known_output
+            apply(choice, output, result)
 
-    def _take_part(self, choice: ActiveChoice, part: EngineOutput, progress: OutputUpdate) -> None:
-        if part.token_ids or not part.failed:
-            piece = choice.apply(part, self._of_prompt(choice, part) if choice.awaits_prompt_logprobs else None)
-            progress.updates.append(piece if piece.finish_reason is None else self.with_completion_ids(piece))
-        if choice.finish_reason is not None and part.finish_reason is None:
-            progress.stopped.append(choice)
-        elif part.error is not None and part.failed and choice.finish_reason is None:
-            progress.error = part.error
+    def _apply_output(self, choice: ActiveChoice, output: EngineOutput, result: OutputUpdate) -> None:
+        if output.token_ids or not output.failed:
+            update = choice.apply(
+                output, self._take_prompt_logprobs(choice, output) if choice.awaits_prompt_logprobs else None
+            )
+            result.updates.append(update if update.finish_reason is None else self.with_completion_ids(update))
+        if choice.finish_reason is not None and output.finish_reason is None:
+            result.stopped.append(choice)
+        elif output.error is not None and output.failed and choice.finish_reason is None:
+            result.error = output.error
 
-    def _take_skipped(self, choice: ActiveChoice, part: EngineOutput, progress: OutputUpdate) -> None:
+    def _apply_known_output(self, choice: ActiveChoice, output: EngineOutput, result: OutputUpdate) -> None:
         """What the client has already. If that ends otherwise than it should, nobody is told of the end."""
-        piece = choice.apply(part) if part.token_ids or not part.failed else None
-        progress.error = choice.check_regenerated(part.error) or (part.error if part.failed else None)
-        if piece is not None and progress.error is None:
-            progress.updates.append(replace(piece, is_known_to_reader=True))
-            if choice.finish_reason is not None and part.finish_reason is None:
-                progress.stopped.append(choice)
+        update = choice.apply(output) if output.token_ids or not output.failed else None
+        result.error = choice.check_regenerated(output.error) or (output.error if output.failed else None)
+        if update is not None and result.error is None:
+            result.updates.append(replace(update, is_known_to_reader=True))
+            if choice.finish_reason is not None and output.finish_reason is None:
+                result.stopped.append(choice)
 
-    def with_completion_ids(self, piece: ChoiceUpdate) -> ChoiceUpdate:
+    def with_completion_ids(self, update: ChoiceUpdate) -> ChoiceUpdate:
         """With all of its choice's tokens, if it ends in an answer that was cut. A choice that was given up before the
         request was aborted is aborted: nobody wants it continued."""
-        if piece.finish_reason is None or not self.is_incomplete:
-            return piece
-        if piece.finish_reason == PD_RESCHEDULE and self.aborted:
-            piece = replace(piece, finish_reason=ABORT, error=None)
-        return self._with_ids(piece)
+        if update.finish_reason is None or not self.is_incomplete:
+            return update
+        if update.finish_reason == PD_RESCHEDULE and self.aborted:
+            update = replace(update, finish_reason=ABORT, error=None)
+        return self._with_ids(update)
 
-    def partial_update(self, index: int, piece: ChoiceUpdate | None = None) -> ChoiceUpdate:
-        """What there is of a choice, of an answer that has failed. `piece`: all that was said about it."""
-        piece, reason = piece or ChoiceUpdate(index, [], ""), self.choices[index].finish_reason
+    def partial_update(self, index: int, update: ChoiceUpdate | None = None) -> ChoiceUpdate:
+        """What there is of a choice, of an answer that has failed. `update`: all that was said about it."""
+        update, reason = update or ChoiceUpdate(index, [], ""), self.choices[index].finish_reason
         return self._with_ids(
-            replace(piece, finish_reason=None if reason in INCOMPLETE_REASONS else reason, error=None)
+            replace(update, finish_reason=None if reason in INCOMPLETE_REASONS else reason, error=None)
         )
 
-    def _with_ids(self, piece: ChoiceUpdate) -> ChoiceUpdate:
-        choice = self.choices[piece.choice_index]
-        num_text_tokens = choice.num_text_tokens if self._shows_text else None
-        return replace(piece, completion_token_ids=choice.token_ids, num_text_tokens=num_text_tokens)
+    def _with_ids(self, update: ChoiceUpdate) -> ChoiceUpdate:
+        choice = self.choices[update.choice_index]
+        num_text_tokens = choice.num_text_tokens if self._returns_text else None
+        return replace(update, completion_token_ids=choice.token_ids, num_text_tokens=num_text_tokens)
 
     def usage(self, num_tokens: int | None = None) -> TokenUsage:
         """Each prompt counts once, as the first of its choices that was run has found it. `num_tokens`: where not all of
         the output counts that is there, and nothing is said of what it is."""
-        cached = sum(self._num_cached(first) for first in range(0, len(self.choices), self._num_each))
-        num_prompt = sum(map(len, self._prompts))
+        num_cached = sum(self._num_cached(first) for first in range(0, len(self.choices), self._choices_per_prompt))
+        num_prompt_tokens = sum(map(len, self._prompts))
         if num_tokens is not None:
-            return TokenUsage(num_prompt, num_tokens, cached)
-        thought = [one for choice in self.choices if (one := choice.text_stream.num_reasoning_tokens) is not None]
-        made = sum(choice.position for choice in self.choices)
-        drafts = self._drafts() if self._tells_drafts else None
-        return TokenUsage(num_prompt, made, cached, sum(thought) if thought else None, drafts)
+            return TokenUsage(num_prompt_tokens, num_tokens, num_cached)
+        reasoning_counts = [
+            count for choice in self.choices if (count := choice.text_stream.num_reasoning_tokens) is not None
+        ]
+        num_completion_tokens = sum(choice.position for choice in self.choices)
+        drafts = self._draft_stats() if self._reports_drafts else None
+        return TokenUsage(
+            num_prompt_tokens,
+            num_completion_tokens,
+            num_cached,
+            sum(reasoning_counts) if reasoning_counts else None,
+            drafts,
+        )
 
-    def _drafts(self) -> DraftStats:
+    def _draft_stats(self) -> DraftStats:
         """Of all choices."""
         stats = DraftStats()
         for choice in self.choices:
@@ -215,50 +229,54 @@ class RequestOutput:
         return stats
 
     def _num_cached(self, first: int) -> int:
-        known = (choice.num_cached_tokens for choice in self.choices[first : first + self._num_each])
-        return next((one for one in known if one is not None), 0)
+        counts = (choice.num_cached_tokens for choice in self.choices[first : first + self._choices_per_prompt])
+        return next((count for count in counts if count is not None), 0)
 
-    def _of_prompt(self, choice: ActiveChoice, delivery: EngineOutput) -> PromptLogprobs | None:
-        told = delivery.prompt_logprobs
-        if told is None and not delivery.token_ids:
+    def _take_prompt_logprobs(self, choice: ActiveChoice, output: EngineOutput) -> PromptLogprobs | None:
+        prompt_logprobs = output.prompt_logprobs
+        if prompt_logprobs is None and not output.token_ids:
             return None
-        later_token_ids = self._prompts[choice.index // self._num_each][1:]
+        later_token_ids = self._prompts[choice.index // self._choices_per_prompt][1:]
         if not later_token_ids:
-            told = []  # asked for, and there are none
-        if told is None:
+            prompt_logprobs = []  # asked for, and there are none
+        if prompt_logprobs is None:
             return None
         choice.awaits_prompt_logprobs = False
-        return list(zip(later_token_ids, told, strict=True))
+        return list(zip(later_token_ids, prompt_logprobs, strict=True))
 
 
-def _split_at_reader(skipped: ChoiceCursor, choice: ActiveChoice, delivery: EngineOutput) -> list[EngineOutput]:
+def _split_at_reader(reader_position: ChoiceCursor, choice: ActiveChoice, output: EngineOutput) -> list[EngineOutput]:
     """Into what the client has already and what is new, where that is not one of them only."""
-    token_ids = delivery.token_ids
-    if skipped.finish_reason is not None or choice.position + len(token_ids) < skipped.position:
-        return [delivery]
-    num = skipped.position - choice.position
-    known = replace(delivery, token_ids=token_ids[:num], finish_reason=None, error=None)
-    if delivery.logprobs is None:
-        new = replace(delivery, token_ids=token_ids[num:], rescored_logprobs=None)
+    token_ids = output.token_ids
+    if reader_position.finish_reason is not None or choice.position + len(token_ids) < reader_position.position:
+        return [output]
+    num_known = reader_position.position - choice.position
+    known_output = replace(output, token_ids=token_ids[:num_known], finish_reason=None, error=None)
+    if output.logprobs is None:
+        new_output = replace(output, token_ids=token_ids[num_known:], rescored_logprobs=None)
     else:
-        known = replace(known, logprobs=delivery.logprobs[:num])
-        new = replace(delivery, token_ids=token_ids[num:], rescored_logprobs=None, logprobs=delivery.logprobs[num:])
-    return [known, new] if new.token_ids or new.finish_reason is not None else [known]
+        known_output = replace(known_output, logprobs=output.logprobs[:num_known])
+        new_output = replace(
+            output, token_ids=token_ids[num_known:], rescored_logprobs=None, logprobs=output.logprobs[num_known:]
+        )
+    return (
+        [known_output, new_output] if new_output.token_ids or new_output.finish_reason is not None else [known_output]
+    )
 
 
-def _merge_per_choice(deliveries: list[EngineOutput]) -> list[EngineOutput]:
+def _merge_per_choice(outputs: list[EngineOutput]) -> list[EngineOutput]:
     """What came for the same choice becomes one delivery, up to the size of an event."""
-    if len(deliveries) == 1:
-        return deliveries
+    if len(outputs) == 1:
+        return outputs
     merged: list[EngineOutput] = []
-    newest: dict[str, int] = {}
-    for one in deliveries:
-        index = newest.get(one.request_id)
-        if index is None or len(merged[index].token_ids) + len(one.token_ids) > MAX_EVENT_TOKENS:
-            newest[one.request_id] = len(merged)
-            merged.append(one)
+    last_index: dict[str, int] = {}
+    for output in outputs:
+        index = last_index.get(output.request_id)
+        if index is None or len(merged[index].token_ids) + len(output.token_ids) > MAX_EVENT_TOKENS:
+            last_index[output.request_id] = len(merged)
+            merged.append(output)
         else:
-            merged[index] = _concatenate(merged[index], one)
+            merged[index] = _concatenate(merged[index], output)
     return merged
 
 

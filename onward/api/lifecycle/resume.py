@@ -36,8 +36,8 @@ def regenerated_attempt(attempt: Attempt, request: GenerationRequest, cursor: Cu
     if any(choice.finish_reason in INCOMPLETE_REASONS for choice in cursor.choices):
         # It was cut, and its client has been told so: it goes on as a new request with `generated_token_ids`.
         raise STREAM_UNKNOWN
-    for choice, given in zip(cursor.choices, request.prior_token_ids(), strict=True):
-        if choice.position < len(given):
+    for choice, prior in zip(cursor.choices, request.prior_token_ids(), strict=True):
+        if choice.position < len(prior):
             raise field_error("Last-Event-ID", f"names a place before the end of {request.resumed_field}")
     return msgspec.structs.replace(
         attempt,
@@ -56,12 +56,14 @@ def resumed_attempt(attempt: Attempt, cursor: Cursor) -> Attempt | None:
     if len(attempt.choices) != len(cursor.choices) or attempt.seed != cursor.seed:
         return None
     pairs = list(zip(attempt.choices, cursor.choices, strict=True))
-    if any(len(made.token_ids) < client.position for made, client in pairs):
+    if any(len(snapshot.token_ids) < reader.position for snapshot, reader in pairs):
         return None
     return msgspec.structs.replace(
         attempt,
         attempt_epoch=max(attempt.attempt_epoch, cursor.attempt_epoch) + 1,
-        choices=[ChoiceSnapshot(made.token_ids[: client.position], client.finish_reason) for made, client in pairs],
+        choices=[
+            ChoiceSnapshot(snapshot.token_ids[: reader.position], reader.finish_reason) for snapshot, reader in pairs
+        ],
         reader_positions=[],
         usage_sent=cursor.usage_sent,
         was_accepted=False,
@@ -77,73 +79,83 @@ def prior_choices(prepared: PreparedRequest) -> list[ChoiceSnapshot]:
 
 def tokens_before_end(token_ids: Sequence[int], end_token_ids: Collection[int], min_tokens: int) -> Sequence[int]:
     """The tokens that are text. An end token is no part of any grammar."""
-    ends = (at for at, token in enumerate(token_ids) if at >= min_tokens and token in end_token_ids)
+    ends = (index for index, token_id in enumerate(token_ids) if index >= min_tokens and token_id in end_token_ids)
     return token_ids[: next(ends, len(token_ids))]
 
 
 def choice_starts(prepared: PreparedRequest) -> list[ChoiceStart]:
     request = prepared.request
-    owns = zip(request.prior_token_ids(), request.prior_finish_reasons(), request.rescore_positions(), strict=True)
-    skips = prepared.attempt.reader_positions or [None] * request.num_choices
+    client_states = zip(
+        request.prior_token_ids(), request.prior_finish_reasons(), request.rescore_positions(), strict=True
+    )
+    reader_positions = prepared.attempt.reader_positions or [None] * request.num_choices
     has_logprobs = request.engine_logprobs is not None
     if request.needs_full_output and not prepared.returns_whole_body:
-        return [_replayed_start(*pair, has_logprobs) for pair in zip(prior_choices(prepared), skips, strict=True)]
+        return [
+            _replayed_start(*pair, has_logprobs) for pair in zip(prior_choices(prepared), reader_positions, strict=True)
+        ]
     return [
-        _whole_body_start(given, len(own), told, rescore_from, has_logprobs)
+        _whole_body_start(prior, len(client_token_ids), client_end, rescore_from, has_logprobs)
         if prepared.returns_whole_body
-        else _stream_start(given, len(own), told, rescore_from, skip_to)
-        for given, (own, told, rescore_from), skip_to in zip(prior_choices(prepared), owns, skips, strict=True)
+        else _stream_start(prior, len(client_token_ids), client_end, rescore_from, skip_to)
+        for prior, (client_token_ids, client_end, rescore_from), skip_to in zip(
+            prior_choices(prepared), client_states, reader_positions, strict=True
+        )
     ]
 
 
 def _stream_start(
-    given: ChoiceSnapshot, num_own: int, own_end: str | None, rescore_from: int | None, skip_to: ChoiceCursor | None
+    prior: ChoiceSnapshot,
+    num_client_tokens: int,
+    client_end: str | None,
+    rescore_from: int | None,
+    skip_to: ChoiceCursor | None,
 ) -> ChoiceStart:
-    """The client has been told `given`, of which it has brought `num_own` along itself."""
-    token_ids, end = given.token_ids, given.finish_reason
+    """The client has the tokens of `prior`; it sent the first `num_client_tokens` of them itself."""
+    token_ids, end = prior.token_ids, prior.finish_reason
     if skip_to is not None and end is None and len(token_ids) >= skip_to.position:
         # Where it was as far as this already, only the end remains to be skipped.
         end, skip_to = skip_to.finish_reason, None
     if end is not None:
         return ChoiceStart(token_ids, end, emit_end=False)
-    is_at_own = len(token_ids) == num_own
-    if is_at_own and own_end is not None:
-        return ChoiceStart(token_ids, own_end, rescore_from=rescore_from)
-    return ChoiceStart(token_ids, rescore_from=rescore_from if is_at_own else None, reader_position=skip_to)
+    is_at_client_end = len(token_ids) == num_client_tokens
+    if is_at_client_end and client_end is not None:
+        return ChoiceStart(token_ids, client_end, rescore_from=rescore_from)
+    return ChoiceStart(token_ids, rescore_from=rescore_from if is_at_client_end else None, reader_position=skip_to)
 
 
 def _whole_body_start(
-    given: ChoiceSnapshot, num_own: int, own_end: str | None, rescore_from: int | None, has_logprobs: bool
+    prior: ChoiceSnapshot, num_client_tokens: int, client_end: str | None, rescore_from: int | None, has_logprobs: bool
 ) -> ChoiceStart:
     """Nobody has been told anything; the answer has all behind what the client has brought along."""
-    token_ids = given.token_ids
-    if own_end is not None:
-        return ChoiceStart(token_ids[:num_own], own_end, rescore_from=rescore_from)
-    scored_from = num_own if rescore_from is None else rescore_from
-    is_scored = has_logprobs and scored_from < len(token_ids)
-    end = None if given.finish_reason in INCOMPLETE_REASONS else given.finish_reason
-    return ChoiceStart(token_ids, end, emit_from=num_own, rescore_from=scored_from if is_scored else None)
+    token_ids = prior.token_ids
+    if client_end is not None:
+        return ChoiceStart(token_ids[:num_client_tokens], client_end, rescore_from=rescore_from)
+    scored_from = num_client_tokens if rescore_from is None else rescore_from
+    needs_rescore = has_logprobs and scored_from < len(token_ids)
+    end = None if prior.finish_reason in INCOMPLETE_REASONS else prior.finish_reason
+    return ChoiceStart(token_ids, end, emit_from=num_client_tokens, rescore_from=scored_from if needs_rescore else None)
 
 
-def _replayed_start(given: ChoiceSnapshot, skip_to: ChoiceCursor | None, has_logprobs: bool) -> ChoiceStart:
-    """The client has been told `given`, and what it is told next depends on all of it."""
-    token_ids, end = given.token_ids, given.finish_reason
+def _replayed_start(prior: ChoiceSnapshot, skip_to: ChoiceCursor | None, has_logprobs: bool) -> ChoiceStart:
+    """The client has the tokens of `prior`, and the next events depend on all of them."""
+    token_ids, end = prior.token_ids, prior.finish_reason
     if skip_to is not None and end is None and len(token_ids) >= skip_to.position:
         end, skip_to = skip_to.finish_reason, None
-    is_scored = has_logprobs and bool(token_ids) and end is None
+    needs_rescore = has_logprobs and bool(token_ids) and end is None
     return ChoiceStart(
-        token_ids, end, end is None, emit_from=0, rescore_from=0 if is_scored else None, reader_position=skip_to
+        token_ids, end, end is None, emit_from=0, rescore_from=0 if needs_rescore else None, reader_position=skip_to
     )
 
 
 def reader_position(prepared: PreparedRequest, start: ChoiceStart, choice: ActiveChoice) -> ChoiceCursor:
-    is_told = prepared.returns_whole_body or not start.emit_end
-    return ChoiceCursor(choice.position, choice.finish_reason if is_told else None)
+    is_end_sent = prepared.returns_whole_body or not start.emit_end
+    return ChoiceCursor(choice.position, choice.finish_reason if is_end_sent else None)
 
 
-def choice_snapshot(choice: ActiveChoice, given: ChoiceSnapshot) -> ChoiceSnapshot:
+def choice_snapshot(choice: ActiveChoice, prior: ChoiceSnapshot) -> ChoiceSnapshot:
     """What there is of a choice now; one that is being scored again may be behind what was given."""
-    if choice.position < len(given.token_ids):
-        return given
+    if choice.position < len(prior.token_ids):
+        return prior
     reason = choice.finish_reason
     return ChoiceSnapshot(list(choice.token_ids), None if reason in INCOMPLETE_REASONS else reason)

@@ -22,47 +22,48 @@ from onward.api.requests.schemas import GenerationRequest
 from onward.web.error_format import error_fields
 
 
-def choice_resume_fields(piece: ChoiceUpdate) -> dict[str, Any]:
+def choice_resume_fields(update: ChoiceUpdate) -> dict[str, Any]:
     """What stands in a choice beside the usual."""
     fields: dict[str, Any] = {}
-    if piece.completion_token_ids is not None:
-        fields["completion_token_ids"] = piece.completion_token_ids
-    if piece.num_text_tokens is not None:
-        fields["num_text_tokens"] = piece.num_text_tokens
-    if piece.error is not None:
-        fields["error"] = error_fields(piece.error)
+    if update.completion_token_ids is not None:
+        fields["completion_token_ids"] = update.completion_token_ids
+    if update.num_text_tokens is not None:
+        fields["num_text_tokens"] = update.num_text_tokens
+    if update.error is not None:
+        fields["error"] = error_fields(update.error)
     return fields
 
 
-def output_resume_fields(request: GenerationRequest, seed: int, answer: RequestOutput) -> dict[str, Any]:
+def output_resume_fields(request: GenerationRequest, seed: int, output: RequestOutput) -> dict[str, Any]:
     """What stands beside the choices of an answer that has ended."""
-    return resume_fields(request, seed, answer) if answer.is_incomplete else {}
+    return resume_fields(request, seed, output) if output.is_incomplete else {}
 
 
-def partial_stream_body(request: GenerationRequest, seed: int, answer: RequestOutput) -> dict[str, Any] | None:
+def partial_stream_body(request: GenerationRequest, seed: int, output: RequestOutput) -> dict[str, Any] | None:
     """`partial` of a stream: its client has had the text. None: there is nothing to return."""
-    if not answer.has_partial:
+    if not output.has_partial:
         return None
-    pieces = [answer.partial_update(choice.index) for choice in answer.choices]
-    listed = [
-        {"index": one.choice_index, "finish_reason": one.finish_reason} | choice_resume_fields(one) for one in pieces
+    updates = [output.partial_update(choice.index) for choice in output.choices]
+    choices = [
+        {"index": update.choice_index, "finish_reason": update.finish_reason} | choice_resume_fields(update)
+        for update in updates
     ]
-    return {"choices": listed} | resume_fields(request, seed, answer)
+    return {"choices": choices} | resume_fields(request, seed, output)
 
 
-def resume_fields(request: GenerationRequest, seed: int, answer: RequestOutput) -> dict[str, Any]:
+def resume_fields(request: GenerationRequest, seed: int, output: RequestOutput) -> dict[str, Any]:
     """The seed and the fields to add to the request. A request with `best_of` cannot be resumed from tokens."""
     if request.selects_best:
         return {}
-    token_ids = [choice.token_ids for choice in answer.choices]
+    token_ids = [choice.token_ids for choice in output.choices]
     resume: dict[str, Any] = {
         "seed": seed,
         "generated_token_ids": token_ids[0] if request.num_choices == 1 else token_ids,
-        "generated_finish_reasons": [_final_finish_reason(choice) for choice in answer.choices],
+        "generated_finish_reasons": [_final_finish_reason(choice) for choice in output.choices],
     }
     # Also where nobody asked for it: an attempt from a router's tokens may be given up before it has scored them.
-    if request.rescore_from is not None or any(choice.pending_rescore is not None for choice in answer.choices):
-        resume["rescore_from"] = [_unscored_from(choice) for choice in answer.choices]
+    if request.rescore_from is not None or any(choice.pending_rescore is not None for choice in output.choices):
+        resume["rescore_from"] = [_unscored_from(choice) for choice in output.choices]
     return {"seed": seed, "resume": resume}
 
 

@@ -22,7 +22,7 @@ class StreamFormatter(Protocol):
         """What a stream begins with, before there is a token."""
         ...
 
-    def format_updates(self, pieces: list[ChoiceUpdate]) -> list[bytes]: ...
+    def format_updates(self, updates: list[ChoiceUpdate]) -> list[bytes]: ...
     def format_end(self) -> list[bytes]:
         """What comes behind the last piece."""
         ...
@@ -45,37 +45,37 @@ class StreamFormatter(Protocol):
 class BodyCollector:
     """Everything that was said, for an answer that is written when it is whole."""
 
-    def __init__(self, job: ActiveRequest) -> None:
-        self._job = job
-        self._said: list[list[ChoiceUpdate]] = [[] for _ in job.output.choices]
+    def __init__(self, active: ActiveRequest) -> None:
+        self._active = active
+        self._updates: list[list[ChoiceUpdate]] = [[] for _ in active.output.choices]
 
-    def add(self, pieces: list[ChoiceUpdate]) -> None:
-        for piece in pieces:
-            self._said[piece.choice_index].append(piece)
+    def add(self, updates: list[ChoiceUpdate]) -> None:
+        for update in updates:
+            self._updates[update.choice_index].append(update)
 
     def body(self) -> bytes:
-        job, answer, request = self._job, self._job.output, self._job.prepared.request
-        choices = [answer.with_completion_ids(join_updates(pieces)) for pieces in self._said]
+        active, output, request = self._active, self._active.output, self._active.prepared.request
+        choices = [output.with_completion_ids(join_updates(updates)) for updates in self._updates]
         choices = with_shared_prompt_logprobs(choices, request.num_candidates)
         if request.selects_best:
             choices = select_best(choices, request)
-        return job.writer.whole_body(job.header, choices, answer.usage(), job.resume_fields())
+        return active.writer.whole_body(active.header, choices, output.usage(), active.resume_fields())
 
     def partial_body(self, info: ErrorInfo) -> bytes | None:
         """What there is of an answer that has failed for this reason, in its own form. None: nothing."""
-        job, answer, request = self._job, self._job.output, self._job.prepared.request
-        if not answer.has_partial:
+        active, output, request = self._active, self._active.output, self._active.prepared.request
+        if not output.has_partial:
             return None
         choices = [
-            answer.partial_update(index, join_updates(pieces) if pieces else None)
-            for index, pieces in enumerate(self._said)
+            output.partial_update(index, join_updates(updates) if updates else None)
+            for index, updates in enumerate(self._updates)
         ]
         choices = with_shared_prompt_logprobs(choices, request.num_candidates)
         if request.selects_best:
             choices = select_best(choices, request)
         if request.needs_full_output:
-            choices = [replace(piece, error=info) for piece in choices]  # a response says itself why it has failed
-        return job.writer.whole_body(job.header, choices, answer.usage(), job.failed_resume_fields())
+            choices = [replace(update, error=info) for update in choices]  # a response says itself why it has failed
+        return active.writer.whole_body(active.header, choices, output.usage(), active.failed_resume_fields())
 
 
 class ChunkFormatter:
@@ -84,46 +84,46 @@ class ChunkFormatter:
     terminator = sse.DONE
     has_sequence_numbers = False
 
-    def __init__(self, job: ActiveRequest) -> None:
-        self._job = job
-        request = job.prepared.request
+    def __init__(self, active: ActiveRequest) -> None:
+        self._active = active
+        request = active.prepared.request
         self._include_usage, self._continuous_usage = request.include_usage, request.continuous_usage
-        self._chunks = ChunkEncoder(job.writer, job.header, self._include_usage)
-        self._cursors = CursorTracker(job.prepared.attempt, job.start_positions, job.reader_positions)
+        self._chunks = ChunkEncoder(active.writer, active.header, self._include_usage)
+        self._cursors = CursorTracker(active.prepared.attempt, active.start_positions, active.reader_positions)
 
     def format_opening(self) -> list[bytes]:
         """Of all choices at once, with the answer's first event. Whoever goes on with an answer has had them."""
-        if self._job.prepared.is_resumed:
+        if self._active.prepared.is_resumed:
             return []
         usage = self._usage_so_far() if self._continuous_usage else None
-        openings = [self._chunks.opening(choice.index, usage) for choice in self._job.output.choices]
+        openings = [self._chunks.opening(choice.index, usage) for choice in self._active.output.choices]
         return [sse.event(opening) for opening in openings if opening is not None]
 
-    def format_updates(self, pieces: list[ChoiceUpdate]) -> list[bytes]:
-        is_end = bool(pieces) and pieces[-1].finish_reason is not None and self._job.output.is_finished
-        last = pieces[-1] if is_end else None
-        return [self._event(piece, piece is last) for piece in pieces]
+    def format_updates(self, updates: list[ChoiceUpdate]) -> list[bytes]:
+        has_ended = bool(updates) and updates[-1].finish_reason is not None and self._active.output.is_finished
+        last = updates[-1] if has_ended else None
+        return [self._event(update, update is last) for update in updates]
 
-    def _event(self, piece: ChoiceUpdate, is_last: bool) -> bytes:
-        cursor = self._cursors.advance(piece)
-        if not piece.is_known_to_reader:
-            beside = self._job.resume_fields() if is_last else None
+    def _event(self, update: ChoiceUpdate, is_last: bool) -> bytes:
+        cursor = self._cursors.advance(update)
+        if not update.is_known_to_reader:
+            extra_fields = self._active.resume_fields() if is_last else None
             usage = self._usage_so_far() if self._continuous_usage else None
-            return sse.event(self._chunks.update(piece, beside, usage), cursor)
-        return sse.cursor_event(cursor) if self._job.prepared.is_routed and cursor is not None else b""
+            return sse.event(self._chunks.update(update, extra_fields, usage), cursor)
+        return sse.cursor_event(cursor) if self._active.prepared.is_routed and cursor is not None else b""
 
     def _usage_so_far(self) -> TokenUsage:
         """Up to the piece that is written: others may have come already."""
-        return self._job.output.usage(self._cursors.num_tokens)
+        return self._active.output.usage(self._cursors.num_tokens)
 
     def format_end(self) -> list[bytes]:
-        if not self._include_usage or self._job.prepared.attempt.usage_sent:
+        if not self._include_usage or self._active.prepared.attempt.usage_sent:
             return []
-        return [sse.event(self._chunks.usage(self._job.output.usage()), self._cursors.usage_cursor())]
+        return [sse.event(self._chunks.usage(self._active.output.usage()), self._cursors.usage_cursor())]
 
     def format_error(self, info: ErrorInfo) -> list[bytes]:
         # After a fault of ours nothing that is known of the answer can be trusted.
-        partial = None if info is INTERNAL_ERROR else self._job.partial_stream_body()
+        partial = None if info is INTERNAL_ERROR else self._active.partial_stream_body()
         return [sse.error_event(info, None if partial is None else msgspec.json.encode(partial))]
 
 
@@ -133,15 +133,15 @@ class RoutedChunkFormatter:
     terminator = sse.DONE
     has_sequence_numbers = False
 
-    def __init__(self, job: ActiveRequest) -> None:
-        self._chunks = ChunkFormatter(job)
-        self._facts = PromptUsageEvent(job)
+    def __init__(self, active: ActiveRequest) -> None:
+        self._chunks = ChunkFormatter(active)
+        self._prompt_usage = PromptUsageEvent(active)
 
     def format_opening(self) -> list[bytes]:
         return self._chunks.format_opening()
 
-    def format_updates(self, pieces: list[ChoiceUpdate]) -> list[bytes]:
-        return self._facts.event_before(pieces) + self._chunks.format_updates(pieces)
+    def format_updates(self, updates: list[ChoiceUpdate]) -> list[bytes]:
+        return self._prompt_usage.event_before(updates) + self._chunks.format_updates(updates)
 
     def format_end(self) -> list[bytes]:
         return self._chunks.format_end()
@@ -156,46 +156,48 @@ class RoutedBodyFormatter:
     terminator = sse.DONE
     has_sequence_numbers = False
 
-    def __init__(self, job: ActiveRequest) -> None:
-        self._facts = PromptUsageEvent(job)
-        self._cursors = CursorTracker(job.prepared.attempt, job.start_positions, job.reader_positions)
-        self._collected = BodyCollector(job)
-        self._collected.add(job.replayed_updates)
+    def __init__(self, active: ActiveRequest) -> None:
+        self._prompt_usage = PromptUsageEvent(active)
+        self._cursors = CursorTracker(active.prepared.attempt, active.start_positions, active.reader_positions)
+        self._collector = BodyCollector(active)
+        self._collector.add(active.replayed_updates)
 
     def format_opening(self) -> list[bytes]:
         return []
 
-    def format_updates(self, pieces: list[ChoiceUpdate]) -> list[bytes]:
-        self._collected.add(pieces)
-        cursors = [self._cursors.advance(piece) for piece in pieces]
-        return self._facts.event_before(pieces) + [sse.cursor_event(cursor) for cursor in cursors if cursor is not None]
+    def format_updates(self, updates: list[ChoiceUpdate]) -> list[bytes]:
+        self._collector.add(updates)
+        cursors = [self._cursors.advance(update) for update in updates]
+        return self._prompt_usage.event_before(updates) + [
+            sse.cursor_event(cursor) for cursor in cursors if cursor is not None
+        ]
 
     def format_end(self) -> list[bytes]:
-        return [sse.named_event("answer", self._collected.body())]
+        return [sse.named_event("answer", self._collector.body())]
 
     def format_error(self, info: ErrorInfo) -> list[bytes]:
-        return [sse.error_event(info, None if info is INTERNAL_ERROR else self._collected.partial_body(info))]
+        return [sse.error_event(info, None if info is INTERNAL_ERROR else self._collector.partial_body(info))]
 
 
-def make_formatter(job: ActiveRequest) -> StreamFormatter:
-    if not job.prepared.is_routed:
-        return ChunkFormatter(job)
-    return (RoutedBodyFormatter if job.prepared.returns_whole_body else RoutedChunkFormatter)(job)
+def make_formatter(active: ActiveRequest) -> StreamFormatter:
+    if not active.prepared.is_routed:
+        return ChunkFormatter(active)
+    return (RoutedBodyFormatter if active.prepared.returns_whole_body else RoutedChunkFormatter)(active)
 
 
 class PromptUsageEvent:
     """What a router is told before the first token."""
 
-    def __init__(self, job: ActiveRequest) -> None:
-        self._answer = job.output
-        self._is_told = False
+    def __init__(self, active: ActiveRequest) -> None:
+        self._output = active.output
+        self._is_sent = False
 
-    def event_before(self, pieces: list[ChoiceUpdate]) -> list[bytes]:
+    def event_before(self, updates: list[ChoiceUpdate]) -> list[bytes]:
         """Not before the engine has said what was cached, which comes with the first token."""
-        cached = (choice.num_cached_tokens for choice in self._answer.choices)
-        if self._is_told or not pieces or all(one is None for one in cached):
+        cached_counts = (choice.num_cached_tokens for choice in self._output.choices)
+        if self._is_sent or not updates or all(count is None for count in cached_counts):
             return []
-        self._is_told = True
-        usage = self._answer.usage()
-        facts = PromptUsage(usage.prompt_tokens, usage.cached_tokens, len(self._answer.choices))
-        return [sse.named_event("facts", msgspec.json.encode(facts))]
+        self._is_sent = True
+        usage = self._output.usage()
+        prompt_usage = PromptUsage(usage.prompt_tokens, usage.cached_tokens, len(self._output.choices))
+        return [sse.named_event("facts", msgspec.json.encode(prompt_usage))]

@@ -63,17 +63,22 @@ class AbortOutcome:
 
 class StreamRegistry:
     def __init__(
-        self, client: EngineClient, clock: Clock, ttl_s: float, shelf: StreamStoreClient, response_ttl_s: float = 0.0
+        self,
+        client: EngineClient,
+        clock: Clock,
+        ttl_s: float,
+        stream_store: StreamStoreClient,
+        response_ttl_s: float = 0.0,
     ) -> None:
         self.is_draining = False
         self._is_stopping = False
         self._client = client
         self._clock = clock
         self._ttls_s: dict[EntryKind, float] = {"detached": ttl_s, "ended": ttl_s, "response": response_ttl_s}
-        self._store = shelf
+        self._store = stream_store
         self._live: dict[str, LiveStream] = {}
         self._decoder = msgspec.msgpack.Decoder(StreamRecord)
-        shelf.attach(self)
+        stream_store.attach(self)
 
     @property
     def num_live(self) -> int:
@@ -107,15 +112,15 @@ class StreamRegistry:
 
     def end_stream(self, stream: LiveStream) -> None:
         """It has ended, or its client is gone. The work stops; what was made stays for a while, if it can be used."""
-        attempt, job = stream.attempt, stream.request
+        attempt, active = stream.attempt, stream.request
         if self._live.get(attempt.request_id) is not stream:
             return
         del self._live[attempt.request_id]
         self._release(stream)
-        if job.collector is not None and stream.failure is not INTERNAL_ERROR:
-            rest = job.output.apply(job.collector.drain())
-            job.keep_logprobs(rest.updates)
-            stream.failure = stream.failure or rest.error
+        if active.collector is not None and stream.failure is not INTERNAL_ERROR:
+            result = active.output.apply(active.collector.drain())
+            active.keep_logprobs(result.updates)
+            stream.failure = stream.failure or result.error
         if (kind := _entry_kind(stream)) is not None:
             self._put(self._entry(stream, kind))
 
@@ -136,24 +141,24 @@ class StreamRegistry:
             live = self._live.get(request_id)
             if live is not None and live.attempt.caller == caller:
                 epoch = max(epoch, live.attempt.attempt_epoch + 1)
-                left = self._record_of(live)
-                kept = self._detach(live)
-                if left.is_finished:
-                    self._put(kept)
-                return _ended_under(_further(record, left), epoch)
+                latest = self._record_of(live)
+                entry = self._detach(live)
+                if latest.is_finished:
+                    self._put(entry)
+                return _with_epoch(_longer_record(record, latest), epoch)
             held_epoch = await self._store.claim(request_id, epoch, caller, to_finalize=True)
             if held_epoch is None:
                 break
             epoch = held_epoch + 1  # somebody has taken it up meanwhile, or ended it
-        kept = await self._store.find(request_id, 0, caller)
-        return _ended_under(record if kept is None else _further(record, self._decoder.decode(kept.data)), epoch)
+        entry = await self._store.find(request_id, 0, caller)
+        return _with_epoch(record if entry is None else _longer_record(record, self._decoder.decode(entry.data)), epoch)
 
     async def cancel(self, record: StreamRecord) -> StreamRecord:
         """Ends what runs of a response, and keeps it as cancelled unless it is over. What is kept of it."""
-        left = await self.claim_to_finalize(record)
-        if left.is_finished:
-            return left  # it was faster
-        cancelled = msgspec.structs.replace(left, is_live=False, is_cancelled=True)
+        latest = await self.claim_to_finalize(record)
+        if latest.is_finished:
+            return latest  # it was faster
+        cancelled = msgspec.structs.replace(latest, is_live=False, is_cancelled=True)
         self.store_response(cancelled)
         return cancelled
 
@@ -165,32 +170,32 @@ class StreamRegistry:
         live = self._live.get(request_id)
         if live is not None:
             return self._record_of(live, is_live=True) if caller in (None, live.attempt.caller) else None
-        kept = await self._store.find(request_id, epoch, caller, require_reply=require_reply)
-        return None if kept is None else self._decoder.decode(kept.data)
+        entry = await self._store.find(request_id, epoch, caller, require_reply=require_reply)
+        return None if entry is None else self._decoder.decode(entry.data)
 
     async def abort_kept(
-        self, names: Collection[str], everything: bool, caller: str | None, *, leaves_idle: bool
+        self, names: Collection[str], abort_all: bool, caller: str | None, *, leaves_idle: bool
     ) -> AbortOutcome:
         """Forgets the records that go by these names, or cancels them if they are of stored responses (`leaves_idle`:
         unless nothing runs them). What runs has been aborted before."""
-        dropped = await self._store.drop_by_name(names, everything, caller)
-        ended, places = AbortOutcome(set(dropped.names), {}), asyncio.Semaphore(MAX_ENDING)
+        reply = await self._store.drop_by_name(names, abort_all, caller)
+        outcome, semaphore = AbortOutcome(set(reply.names), {}), asyncio.Semaphore(MAX_ENDING)
 
         async def end(record_id: str, own_names: list[str]) -> None:
-            async with places:
-                record = await self._when_not_live(record_id, caller)
+            async with semaphore:
+                record = await self._wait_not_live(record_id, caller)
                 if record is not None and not record.is_finished:
                     if leaves_idle and not record.is_live:
-                        ended.idle[record_id] = own_names
+                        outcome.idle[record_id] = own_names
                         return
                     record = await self.cancel(record)
                 if record is not None and record.is_cancelled:
-                    ended.names.update(own_names)
+                    outcome.names.update(own_names)
 
-        await asyncio.gather(*(end(*one) for one in dropped.open.items()))
-        return ended
+        await asyncio.gather(*(end(*item) for item in reply.open.items()))
+        return outcome
 
-    async def _when_not_live(self, record_id: str, caller: str | None) -> StreamRecord | None:
+    async def _wait_not_live(self, record_id: str, caller: str | None) -> StreamRecord | None:
         """The api process that runs the response has been told of the abort, and ends it with the tokens that its readers
         have. The record after that; after a while also where that process has not ended it."""
         until_s = self._clock.now_s() + ABORTED_ENDS_S
@@ -241,7 +246,7 @@ class StreamRegistry:
         """Ends the streams of routers, which continue them elsewhere from the tokens so far."""
         for stream in list(self._live.values()):
             if stream.request.prepared.is_routed:
-                self._end(stream, DRAINING)
+                self._fail(stream, DRAINING)
 
     def check_not_draining(self) -> None:
         if self.is_draining:
@@ -253,12 +258,12 @@ class StreamRegistry:
         has_ended = stream.request.prepared.request.is_stored and (
             stream.request.output.is_finished or _was_aborted(stream)
         )
-        kept = self._entry(stream, "response" if has_ended else "detached")
-        self._end(stream, REPLACED)
+        entry = self._entry(stream, "response" if has_ended else "detached")
+        self._fail(stream, REPLACED)
         self._release(stream)
-        return kept
+        return entry
 
-    def _end(self, stream: LiveStream, error: ErrorInfo) -> None:
+    def _fail(self, stream: LiveStream, error: ErrorInfo) -> None:
         stream.failure = stream.failure or error
         if stream.request.collector is not None:
             self._client.fail(stream.request.collector, error)
@@ -267,9 +272,9 @@ class StreamRegistry:
         if stream.request.collector is not None:
             self._client.abort(stream.request.collector)
 
-    def _put(self, kept: StoreEntry) -> None:
-        if kept.ttl_s > 0:
-            self._store.put(kept)
+    def _put(self, entry: StoreEntry) -> None:
+        if entry.ttl_s > 0:
+            self._store.put(entry)
 
     def _entry(self, stream: LiveStream, kind: EntryKind, *, is_live: bool = False) -> StoreEntry:
         is_stored = stream.request.prepared.request.is_stored
@@ -284,7 +289,7 @@ class StreamRegistry:
             attempt_epoch=record.attempt.attempt_epoch,
             data=msgspec.msgpack.encode(record),
             ttl_s=self._ttls_s[kind],
-            status=_ending(record) if kind == "response" else "open",
+            status=_entry_status(record) if kind == "response" else "open",
             is_stored=is_stored,
         )
 
@@ -316,12 +321,17 @@ def _was_aborted(stream: LiveStream) -> bool:
     return stream.request.output.aborted or (stream.failure is not None and stream.failure.code == ABORTED.code)
 
 
-def _ending(record: StreamRecord) -> EntryStatus:
+def _entry_status(record: StreamRecord) -> EntryStatus:
     """Of a response. One that has failed or was given up may still be completed by a later attempt."""
     if record.is_cancelled:
         return "cancelled"
-    reasons = [choice.finish_reason for choice in record.attempt.choices]
-    is_complete = bool(reasons) and record.error is None and None not in reasons and PD_RESCHEDULE not in reasons
+    finish_reasons = [choice.finish_reason for choice in record.attempt.choices]
+    is_complete = (
+        bool(finish_reasons)
+        and record.error is None
+        and None not in finish_reasons
+        and PD_RESCHEDULE not in finish_reasons
+    )
     return "complete" if is_complete else "open"
 
 
@@ -337,16 +347,16 @@ def _final_error(stream: LiveStream) -> ErrorInfo | None:
     return failure if prepared.request.is_background or not failure.retryable else None
 
 
-def _further(given: StreamRecord, left: StreamRecord) -> StreamRecord:
+def _longer_record(known: StreamRecord, latest: StreamRecord) -> StreamRecord:
     """What is left counts, unless it has lost tokens that have been told."""
-    return left if left.is_finished or _num_tokens(left) >= _num_tokens(given) else given
+    return latest if latest.is_finished or _num_tokens(latest) >= _num_tokens(known) else known
 
 
 def _num_tokens(record: StreamRecord) -> int:
     return sum(len(choice.token_ids) for choice in record.attempt.choices)
 
 
-def _ended_under(record: StreamRecord, epoch: int) -> StreamRecord:
+def _with_epoch(record: StreamRecord, epoch: int) -> StreamRecord:
     if record.is_finished:
         return record
     return msgspec.structs.replace(

@@ -85,14 +85,14 @@ class StreamStoreClient:
     ) -> None:
         self._connect, self._on_fault = connect, on_fault
         self._lost = registry.counter("onward_shelf_lost_total", "Records that the shelf was not there to take")
-        self._runner: LiveStreamSource | None = None
-        self._wire: StreamStoreTransport | None = None
+        self._source: LiveStreamSource | None = None
+        self._transport: StreamStoreTransport | None = None
         self._was_connected = asyncio.Event()
         """A shelf: until then we have just started, and it is worth waiting for."""
-        self._shelf = ""
+        self._store_incarnation = ""
         self._reading: asyncio.Task[None] | None = None
-        self._greeting: asyncio.TimerHandle | None = None
-        self._ask_ids = itertools.count(1)
+        self._heartbeat_timer: asyncio.TimerHandle | None = None
+        self._query_ids = itertools.count(1)
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._pending_claims: dict[int, PendingClaim] = {}
         """By the id of the claim."""
@@ -103,32 +103,32 @@ class StreamStoreClient:
         self._unacknowledged_bytes: Counter[str] = Counter()
         """By caller."""
 
-    def attach(self, runner: LiveStreamSource) -> None:
-        self._runner = runner
+    def attach(self, source: LiveStreamSource) -> None:
+        self._source = source
 
     def store_up(self, message: StreamStoreUp) -> None:
         self._disconnect()
-        self._shelf, self._wire = message.incarnation, self._connect(message.address)
+        self._store_incarnation, self._transport = message.incarnation, self._connect(message.address)
         self._was_connected.set()
         self._bytes_put = self._bytes_at_heartbeat = self._bytes_acknowledged = 0
         self._unacknowledged.clear()
         self._unacknowledged_bytes.clear()
-        self._reading = asyncio.get_running_loop().create_task(self._read_for_ever(self._wire))
+        self._reading = asyncio.get_running_loop().create_task(self._read_loop(self._transport))
         self._reading.add_done_callback(self._read_ended)
         self._send_heartbeats()
 
     def store_gone(self, message: StreamStoreGone) -> None:
-        if message.incarnation == self._shelf:
+        if message.incarnation == self._store_incarnation:
             _logger.warning(log.event("shelf gone", incarnation=message.incarnation))
             self._disconnect()
 
-    def put(self, record: StoreEntry) -> None:
+    def put(self, entry: StoreEntry) -> None:
         """Fire and forget, within a bound."""
-        num_bytes, caller = len(record.data), record.caller
-        own = self._unacknowledged_bytes[caller]
-        of_others = self._unacknowledged_bytes.total() - own
-        has_room = within_fair_share(num_bytes, own, of_others, MAX_UNACKNOWLEDGED_BYTES, is_named=bool(caller))
-        if not has_room or not self._send(PutEntry(record)):
+        num_bytes, caller = len(entry.data), entry.caller
+        own_bytes = self._unacknowledged_bytes[caller]
+        other_bytes = self._unacknowledged_bytes.total() - own_bytes
+        has_room = within_fair_share(num_bytes, own_bytes, other_bytes, MAX_UNACKNOWLEDGED_BYTES, is_named=bool(caller))
+        if not has_room or not self._send(PutEntry(entry)):
             self._lost.inc()
             return
         self._bytes_put += num_bytes
@@ -144,41 +144,42 @@ class StreamStoreClient:
         self, record_id: str, epoch: int, caller: str | None, *, require_reply: bool = False
     ) -> StoreEntry | None:
         """`require_reply`: silence is no "unknown", but `Unavailable`."""
-        answer = await self._query(FindEntry(next(self._ask_ids), record_id, epoch, caller))
-        if isinstance(answer, FindReply):
-            return answer.entry
+        reply = await self._query(FindEntry(next(self._query_ids), record_id, epoch, caller))
+        if isinstance(reply, FindReply):
+            return reply.entry
         if require_reply:
             raise Unavailable("it cannot be said at this moment what is kept here; ask again", retry_after_s=1.0)
         return None
 
     async def claim(self, record_id: str, epoch: int, caller: str, *, to_finalize: bool = False) -> int | None:
         """Before a later attempt: ends those that run in other processes. Returns the epoch of one that is not earlier;
-        None: this one may start, before anything else is waited for. `settles`: none starts, but an end is put."""
-        ask = ClaimAttempt(next(self._ask_ids), record_id, epoch, caller, to_finalize)
-        starting = self._pending_claims[ask.query_id] = PendingClaim(record_id, epoch)
+        None: this one may start, before anything else is waited for. `to_finalize`: no attempt starts, but the end of the
+        stream is stored."""
+        query = ClaimAttempt(next(self._query_ids), record_id, epoch, caller, to_finalize)
+        claim = self._pending_claims[query.query_id] = PendingClaim(record_id, epoch)
         try:
-            answer = await self._query(ask)
+            reply = await self._query(query)
         finally:
-            del self._pending_claims[ask.query_id]
-        if isinstance(answer, ClaimReply) and answer.blocking_epoch is not None:
-            return answer.blocking_epoch
-        return starting.superseded_by
+            del self._pending_claims[query.query_id]
+        if isinstance(reply, ClaimReply) and reply.blocking_epoch is not None:
+            return reply.blocking_epoch
+        return claim.superseded_by
 
-    async def drop_by_name(self, names: Collection[str], everything: bool, caller: str | None) -> DropReply:
-        return await self._dropped(lambda ask_id: DropByName(ask_id, list(names), everything, caller))
+    async def drop_by_name(self, names: Collection[str], drop_all: bool, caller: str | None) -> DropReply:
+        return await self._drop(lambda query_id: DropByName(query_id, list(names), drop_all, caller))
 
     async def delete(self, record_id: str, caller: str) -> None:
-        await self._dropped(lambda ask_id: Delete(ask_id, record_id, caller))
+        await self._drop(lambda query_id: Delete(query_id, record_id, caller))
 
-    async def _dropped(self, ask: Callable[[int], DropByName | Delete]) -> DropReply:
+    async def _drop(self, make_query: Callable[[int], DropByName | Delete]) -> DropReply:
         """A shelf that is away has nothing."""
         for _ in range(DROP_TRIES):
-            if self._wire is None:
+            if self._transport is None:
                 break
-            answer = await self._query(ask(next(self._ask_ids)))
-            if isinstance(answer, DropReply):
-                return answer
-        if self._wire is None:
+            reply = await self._query(make_query(next(self._query_ids)))
+            if isinstance(reply, DropReply):
+                return reply
+        if self._transport is None:
             return DropReply(0, [])
         raise Unavailable("records of streams could not be dropped; ask again", retry_after_s=1.0)
 
@@ -189,20 +190,20 @@ class StreamStoreClient:
             await asyncio.wait([reading])
 
     async def _query(
-        self, ask: FindEntry | ClaimAttempt | DropByName | Delete
+        self, query: FindEntry | ClaimAttempt | DropByName | Delete
     ) -> FindReply | ClaimReply | DropReply | None:
         """None: no answer in time, or none to be expected."""
         if len(self._queries) >= MAX_OPEN_QUERIES:
             return None
         if not await self._wait_first_connection():
             return None
-        answer = self._queries[ask.query_id] = asyncio.get_running_loop().create_future()
+        reply = self._queries[query.query_id] = asyncio.get_running_loop().create_future()
         try:
-            return await asyncio.wait_for(answer, REPLY_TIMEOUT_S) if self._send(ask) else None
+            return await asyncio.wait_for(reply, REPLY_TIMEOUT_S) if self._send(query) else None
         except TimeoutError:
             return None
         finally:
-            del self._queries[ask.query_id]
+            del self._queries[query.query_id]
 
     async def _wait_first_connection(self) -> bool:
         if self._was_connected.is_set():
@@ -214,21 +215,21 @@ class StreamStoreClient:
         return True
 
     def _send(self, message: ToStreamStore) -> bool:
-        return self._wire is not None and self._wire.send(message)
+        return self._transport is not None and self._transport.send(message)
 
-    async def _read_for_ever(self, wire: StreamStoreTransport) -> None:
+    async def _read_loop(self, transport: StreamStoreTransport) -> None:
         while True:
-            self._on_message(await wire.receive())
+            self._on_message(await transport.receive())
 
     def _on_message(self, message: FromStreamStore) -> None:
-        assert self._runner is not None, "there are streams before there is a shelf"
+        assert self._source is not None, "there are streams before there is a shelf"
         match message:
             case StoreHeartbeatReply():
                 self._apply_acknowledged(message.num_bytes)
             case QueryLiveStream():
-                self._send(LiveStreamReply(message.query_id, self._runner.live_entry(message.request_id)))
+                self._send(LiveStreamReply(message.query_id, self._source.live_entry(message.request_id)))
             case ReleaseAttempt():
-                self._send(self._released(self._runner, message))
+                self._send(self._release_attempt(self._source, message))
             case FindReply() | ClaimReply() | DropReply():
                 self._resolve_query(message)
 
@@ -241,49 +242,49 @@ class StreamStoreClient:
                 del self._unacknowledged_bytes[caller]
 
     def _resolve_query(self, message: FindReply | ClaimReply | DropReply) -> None:
-        starting = self._pending_claims.get(message.query_id)
-        if starting is not None and isinstance(message, ClaimReply):
+        claim = self._pending_claims.get(message.query_id)
+        if claim is not None and isinstance(message, ClaimReply):
             # At once: the next message may be another's claim, and come before whoever waits for this is awake.
-            starting.is_granted = message.blocking_epoch is None
-        answer = self._queries.get(message.query_id)
-        if answer is not None and not answer.done():
-            answer.set_result(message)
+            claim.is_granted = message.blocking_epoch is None
+        reply = self._queries.get(message.query_id)
+        if reply is not None and not reply.done():
+            reply.set_result(message)
 
-    def _released(self, runner: LiveStreamSource, message: ReleaseAttempt) -> ReleaseReply:
-        for starting in self._pending_claims.values():
-            if starting.request_id != message.request_id or not starting.is_granted:
+    def _release_attempt(self, source: LiveStreamSource, message: ReleaseAttempt) -> ReleaseReply:
+        for claim in self._pending_claims.values():
+            if claim.request_id != message.request_id or not claim.is_granted:
                 continue
-            if starting.attempt_epoch >= message.attempt_epoch:
-                return ReleaseReply(message.query_id, blocking_epoch=starting.attempt_epoch)
-            starting.superseded_by = message.attempt_epoch
-        had = runner.release_attempt(message.request_id, message.attempt_epoch, message.caller)
+            if claim.attempt_epoch >= message.attempt_epoch:
+                return ReleaseReply(message.query_id, blocking_epoch=claim.attempt_epoch)
+            claim.superseded_by = message.attempt_epoch
+        released = source.release_attempt(message.request_id, message.attempt_epoch, message.caller)
         return (
-            ReleaseReply(message.query_id, blocking_epoch=had)
-            if isinstance(had, int)
-            else ReleaseReply(message.query_id, had)
+            ReleaseReply(message.query_id, blocking_epoch=released)
+            if isinstance(released, int)
+            else ReleaseReply(message.query_id, released)
         )
 
     def _send_heartbeats(self) -> None:
         """Each second: so the shelf knows us, and we how far it is."""
         self._send_heartbeat()
-        self._greeting = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeats)
+        self._heartbeat_timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeats)
 
     def _send_heartbeat(self) -> None:
         if self._send(StoreHeartbeat(self._bytes_put)):
             self._bytes_at_heartbeat = self._bytes_put
 
     def _disconnect(self) -> None:
-        if self._greeting is not None:
-            self._greeting.cancel()
+        if self._heartbeat_timer is not None:
+            self._heartbeat_timer.cancel()
         if self._reading is not None:
             self._reading.cancel()
-        if self._wire is not None:
-            self._wire.close()
-        self._wire = self._reading = self._greeting = None
-        self._shelf = ""
-        for answer in self._queries.values():
-            if not answer.done():
-                answer.set_result(None)
+        if self._transport is not None:
+            self._transport.close()
+        self._transport = self._reading = self._heartbeat_timer = None
+        self._store_incarnation = ""
+        for reply in self._queries.values():
+            if not reply.done():
+                reply.set_result(None)
 
     def _read_ended(self, task: asyncio.Task[None]) -> None:
         """It ends only by being cancelled. Anything else is a fault of ours, and the process must not go on."""

@@ -23,35 +23,35 @@ _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 _token_decoder = msgspec.json.Decoder(GenerateRequest)
 
 
-def decode_chat(body: bytes, bounds: ValidationContext) -> tuple[ChatCompletionRequest, tuple[str, ...]]:
+def decode_chat(body: bytes, context: ValidationContext) -> tuple[ChatCompletionRequest, tuple[str, ...]]:
     """The request, and the names of its fields that this server does not know."""
-    request, unknown = _decode(body, _chat_decoder, ChatCompletionRequest, bounds)
-    validation.check_chat(request, bounds)
+    request, unknown = _decode(body, _chat_decoder, ChatCompletionRequest, context)
+    validation.check_chat(request, context)
     return request, unknown
 
 
-def decode_completion(body: bytes, bounds: ValidationContext) -> tuple[CompletionRequest, tuple[str, ...]]:
-    request, unknown = _decode(body, _completion_decoder, CompletionRequest, bounds)
-    validation.check_completion(request, bounds)
+def decode_completion(body: bytes, context: ValidationContext) -> tuple[CompletionRequest, tuple[str, ...]]:
+    request, unknown = _decode(body, _completion_decoder, CompletionRequest, context)
+    validation.check_completion(request, context)
     return request, unknown
 
 
-def decode_tokens(body: bytes, bounds: ValidationContext) -> tuple[GenerateRequest, tuple[str, ...]]:
-    request, unknown = _decode(body, _token_decoder, GenerateRequest, bounds)
-    validation.check_tokens(request, bounds)
+def decode_tokens(body: bytes, context: ValidationContext) -> tuple[GenerateRequest, tuple[str, ...]]:
+    request, unknown = _decode(body, _token_decoder, GenerateRequest, context)
+    validation.check_tokens(request, context)
     return request, unknown
 
 
 def _decode(
-    body: bytes, decoder: "msgspec.json.Decoder[RequestT]", struct: type[RequestT], bounds: ValidationContext
+    body: bytes, decoder: "msgspec.json.Decoder[RequestT]", struct: type[RequestT], context: ValidationContext
 ) -> tuple[RequestT, tuple[str, ...]]:
     unknown = check_field_names(decode_fields(body), body, struct.__struct_fields__)
     request = decode(body, decoder)
-    check_model(request.model, bounds)
+    check_model(request.model, context)
     return request, unknown
 
 
-def check_model(model: str, bounds: ValidationContext) -> None:
-    if model != bounds.model:
-        problem = f"model: {short_repr(model)} is not served here; {bounds.model!r} is"
+def check_model(model: str, context: ValidationContext) -> None:
+    if model != context.model:
+        problem = f"model: {short_repr(model)} is not served here; {context.model!r} is"
         raise NotFound(problem, code="model_not_found", param="model")

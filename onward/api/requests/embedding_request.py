@@ -46,28 +46,28 @@ _decoder = msgspec.json.Decoder(EmbeddingRequest)
 
 
 def decode_embedding(
-    body: bytes, bounds: ValidationContext, hidden_size: int
+    body: bytes, context: ValidationContext, hidden_size: int
 ) -> tuple[EmbeddingRequest, tuple[str, ...]]:
     """The request, and the names of its fields that this server does not know."""
     unknown = check_embedding_field_names(decode_fields(body), body, EmbeddingRequest.__struct_fields__)
     request = decode(body, _decoder)
-    check_model(request.model, bounds)
+    check_model(request.model, context)
     check_number("dimensions", request.dimensions, 1, hidden_size)
     check_number("priority", request.priority, -(2**31), 2**31 - 1)
     check_number("deadline_ms", request.deadline_ms, 1, MAX_DEADLINE_MS)
     if request.cache_salt is not None and len(request.cache_salt) > MAX_CACHE_SALT_LENGTH:
         raise field_error("cache_salt", f"at most {MAX_CACHE_SALT_LENGTH} characters")
-    _check_inputs(request, bounds)
+    _check_inputs(request, context)
     return request, unknown
 
 
-def _check_inputs(request: EmbeddingRequest, bounds: ValidationContext) -> None:
+def _check_inputs(request: EmbeddingRequest, context: ValidationContext) -> None:
     if request.input is None:
         raise field_error("input", "is required")
     inputs = request.inputs()
     if len(inputs) > MAX_INPUTS:
         raise field_error("input", f"at most {MAX_INPUTS} inputs, got {len(inputs)}")
-    for index, one in enumerate(inputs):
-        if type(one) is not type(inputs[0]):
+    for index, text_or_ids in enumerate(inputs):
+        if type(text_or_ids) is not type(inputs[0]):
             raise field_error(request.input_path(index), "all inputs must be texts, or all token ids")
-        check_prompt(request.input_path(index), one, bounds)
+        check_prompt(request.input_path(index), text_or_ids, context)

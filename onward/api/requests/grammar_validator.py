@@ -33,82 +33,90 @@ class GrammarCheck(Protocol):
 
 
 class GrammarValidator:
-    def __init__(self, text: TokenizerFiles, tokenizer: Tokenizer | None, check: GrammarCheck | None = None) -> None:
+    def __init__(self, files: TokenizerFiles, tokenizer: Tokenizer | None, check: GrammarCheck | None = None) -> None:
         self._tokenizer = tokenizer
-        self._check = GrammarChecker(text.tokenizer or "", GRAMMAR_LIMITS.running) if check is None else check
-        self._grammars = LazyGrammarCompiler(self._new_grammars)
-        self._passed: OrderedDict[Grammar, None] = OrderedDict()
+        self._checker = GrammarChecker(files.tokenizer or "", GRAMMAR_LIMITS.running) if check is None else check
+        self._compiler = LazyGrammarCompiler(self._new_compiler)
+        self._validated: OrderedDict[Grammar, None] = OrderedDict()
 
     async def validate(
         self,
-        queue: FairExecutor,
+        executor: FairExecutor,
         caller: str,
-        wanted: RequestedGrammar,
-        given: Sequence[Sequence[int]],
-        given_path: str,
-        thinking: ReasoningParams | None = None,
+        requested: RequestedGrammar,
+        prior_token_ids: Sequence[Sequence[int]],
+        prior_path: str,
+        reasoning: ReasoningParams | None = None,
     ) -> tuple[int | None, ...]:
         """Of each list of given tokens: how many complete the grammar, so that nothing can follow. None: they do not.
         Thinking is no part of it."""
         if self._tokenizer is None:
-            raise field_error(wanted.field_path, "this model has no tokenizer, so nothing can be said about its text")
-        if wanted.grammar in self._passed and not any(given):
-            self._passed.move_to_end(wanted.grammar)
-            return (None,) * len(given)
-        ends = await queue.run(caller, lambda: self._completion_points(wanted, given, given_path, thinking))
-        self._remember(wanted.grammar)
-        return ends
+            raise field_error(
+                requested.field_path, "this model has no tokenizer, so nothing can be said about its text"
+            )
+        if requested.grammar in self._validated and not any(prior_token_ids):
+            self._validated.move_to_end(requested.grammar)
+            return (None,) * len(prior_token_ids)
+        completed_at = await executor.run(
+            caller, lambda: self._completion_points(requested, prior_token_ids, prior_path, reasoning)
+        )
+        self._remember(requested.grammar)
+        return completed_at
 
     def _remember(self, grammar: Grammar) -> None:
-        self._passed[grammar] = None
-        while len(self._passed) > MAX_VALIDATED:
-            self._passed.popitem(last=False)
+        self._validated[grammar] = None
+        while len(self._validated) > MAX_VALIDATED:
+            self._validated.popitem(last=False)
 
     def close(self) -> None:
-        if isinstance(self._check, GrammarChecker):
-            self._check.close()
+        if isinstance(self._checker, GrammarChecker):
+            self._checker.close()
 
     def _completion_points(
         self,
-        wanted: RequestedGrammar,
-        given: Sequence[Sequence[int]],
-        given_path: str,
-        thinking: ReasoningParams | None,
+        requested: RequestedGrammar,
+        prior_token_ids: Sequence[Sequence[int]],
+        prior_path: str,
+        reasoning: ReasoningParams | None,
     ) -> tuple[int | None, ...]:
         try:
-            self._check.check(wanted.grammar)
+            self._checker.check(requested.grammar)
             return tuple(
-                self._end(wanted, one, _path(given_path, index, given), _answer_from(one, thinking))
-                for index, one in enumerate(given)
+                self._completion_point(
+                    requested, token_ids, _path(prior_path, index, prior_token_ids), _output_start(token_ids, reasoning)
+                )
+                for index, token_ids in enumerate(prior_token_ids)
             )
         except (InvalidGrammar, GrammarLimitExceeded) as error:
-            raise field_error(wanted.field_path, str(error)) from error
+            raise field_error(requested.field_path, str(error)) from error
 
-    def _end(self, wanted: RequestedGrammar, token_ids: Sequence[int], path: str, answer_from: int) -> int | None:
+    def _completion_point(
+        self, requested: RequestedGrammar, token_ids: Sequence[int], path: str, output_start: int
+    ) -> int | None:
         """End tokens that lead nowhere are cut off before."""
-        if len(token_ids) <= answer_from:
+        if len(token_ids) <= output_start:
             return None  # nothing needs to be compiled in this process
-        matcher = self._grammars.get().matcher(wanted.grammar)
-        for position, token_id in enumerate(token_ids[answer_from:], answer_from):
+        matcher = self._compiler.get().matcher(requested.grammar)
+        for position, token_id in enumerate(token_ids[output_start:], output_start):
             try:
                 matcher.advance(token_id)
             except TokenNotAllowed:
-                raise field_error(f"{path}[{position}]", f"is not allowed here by {wanted.field_path}") from None
+                raise field_error(f"{path}[{position}]", f"is not allowed here by {requested.field_path}") from None
             if matcher.done:
                 return position + 1
         return None
 
-    def _new_grammars(self) -> GrammarCompiler:
+    def _new_compiler(self) -> GrammarCompiler:
         assert self._tokenizer is not None, "who has none is refused before"
         return GrammarCompiler(self._tokenizer)
 
 
-def _answer_from(token_ids: Sequence[int], thinking: ReasoningParams | None) -> int:
-    if thinking is None:
+def _output_start(token_ids: Sequence[int], reasoning: ReasoningParams | None) -> int:
+    if reasoning is None:
         return 0
-    found = ReasoningTracker(thinking, token_ids).answer_position
-    return len(token_ids) if found is None else found
+    position = ReasoningTracker(reasoning, token_ids).answer_position
+    return len(token_ids) if position is None else position
 
 
-def _path(path: str, index: int, given: Sequence[object]) -> str:
-    return path if len(given) == 1 else f"{path}[{index}]"
+def _path(path: str, index: int, prior_token_ids: Sequence[object]) -> str:
+    return path if len(prior_token_ids) == 1 else f"{path}[{index}]"

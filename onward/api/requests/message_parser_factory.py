@@ -27,10 +27,10 @@ class MessageParserFactory:
         reasoning_parser: ReasoningParser,
     ) -> None:
         # A model whose template knows no tools is told in words to call them as JSON.
-        is_told_in_words = tool_call_parser == "auto" and not template_reads_tools(template or "")
-        self._calls = (
+        is_prompted_format = tool_call_parser == "auto" and not template_reads_tools(template or "")
+        self._call_format = (
             TOOL_CALL_FORMATS["json"]
-            if is_told_in_words
+            if is_prompted_format
             else tool_call_formats.select_tool_call_format(tool_call_parser, template)
         )
         self.reasoning = reasoning_formats.select_reasoning_format(reasoning_parser, template)
@@ -38,34 +38,39 @@ class MessageParserFactory:
 
     @property
     def id_style(self) -> IdStyle:
-        return "openai" if self._calls is None else self._calls.id_style
+        return "openai" if self._call_format is None else self._call_format.id_style
 
     @property
     def markers(self) -> Collection[str]:
         """Texts that must be seen even where they are special tokens."""
-        return (*(self._calls.markers if self._calls else ()), *(self.reasoning.markers if self.reasoning else ()))
+        return (
+            *(self._call_format.markers if self._call_format else ()),
+            *(self.reasoning.markers if self.reasoning else ()),
+        )
 
     def new_parser(self, prepared: PreparedRequest) -> MessageParser | None:
         """None if there is nothing to take apart in the answer to this request."""
-        calls = self._calls_of(prepared.tools)
-        reasoning = self._reasoning_of(prepared)
-        if calls is None and reasoning is None:
+        call_format = self._call_format_of(prepared.tools)
+        reasoning_parser = self._reasoning_of(prepared)
+        if call_format is None and reasoning_parser is None:
             return None
-        parser = None if calls is None else calls.parser(prepared.tools.names)
-        return MessageParser(reasoning, parser, prepared.tools.max_calls)
+        call_parser = None if call_format is None else call_format.parser(prepared.tools.names)
+        return MessageParser(reasoning_parser, call_parser, prepared.tools.max_calls)
 
-    def _calls_of(self, plan: ResolvedTools) -> ToolCallFormat | None:
-        if plan.tool_choice == "none":
+    def _call_format_of(self, tools: ResolvedTools) -> ToolCallFormat | None:
+        if tools.tool_choice == "none":
             return None
-        return TOOL_CALL_FORMATS[FORCED_CALL_FORMAT] if plan.is_forced else self._calls
+        return TOOL_CALL_FORMATS[FORCED_CALL_FORMAT] if tools.is_forced else self._call_format
 
     def _reasoning_of(self, prepared: PreparedRequest) -> IncrementalParser | None:
-        form = self.reasoning
-        if form is None or self._tokenizer is None:
+        reasoning_format = self.reasoning
+        if reasoning_format is None or self._tokenizer is None:
             return None
         if prepared.grammar is not None and prepared.reasoning is None:
             return None  # nobody can follow it, so all of the text is what was asked for
         request = prepared.request
-        goes_on = isinstance(request, ChatCompletionRequest) and bool(request.continue_final_message)
-        is_open = starts_in_reasoning(form, self._tokenizer, prepared.prompt_token_ids[0], continues_message=goes_on)
-        return None if goes_on and not is_open else form.parser(is_open)
+        continues_message = isinstance(request, ChatCompletionRequest) and bool(request.continue_final_message)
+        starts_inside = starts_in_reasoning(
+            reasoning_format, self._tokenizer, prepared.prompt_token_ids[0], continues_message=continues_message
+        )
+        return None if continues_message and not starts_inside else reasoning_format.parser(starts_inside)

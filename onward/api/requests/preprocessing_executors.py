@@ -43,8 +43,8 @@ class PreprocessingExecutors:
 
     async def run_preprocessing(self, caller: str, call: Callable[[], T | DeferredRender[T]], num_bytes: int = 0) -> T:
         """Decoding, rendering and tokenizing a request of so many bytes."""
-        made = await self.text.run(caller, call, num_bytes)
-        return await self.templates.run(caller, made.call) if isinstance(made, DeferredRender) else made
+        result = await self.text.run(caller, call, num_bytes)
+        return await self.templates.run(caller, result.call) if isinstance(result, DeferredRender) else result
 
 
 def make_executors(new_threads: ExecutorFactory, clock: Clock) -> PreprocessingExecutors:

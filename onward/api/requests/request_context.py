@@ -33,17 +33,17 @@ def get_request_context(scope: Scope) -> RequestContext:
 class RequestContextMiddleware:
     """ASGI middleware inside the envelope."""
 
-    def __init__(self, app: ASGIApp, clock: Clock, chance: RandomSource) -> None:
+    def __init__(self, app: ASGIApp, clock: Clock, random: RandomSource) -> None:
         self._app = app
         self._clock = clock
-        self._chance = chance
+        self._random = random
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = get_caller(scope)
-        request_id = make_owned_id(self._chance.hex_token(), caller.name)
-        identity = RequestContext(
+        request_id = make_owned_id(self._random.hex_token(), caller.name)
+        context = RequestContext(
             request_id, int(self._clock.wall_s()), self._clock.now_s(), client_request_id(scope), caller
         )
-        scope[_KEY] = identity
-        set_response_request_id(scope, identity.client_request_id or identity.request_id)
+        scope[_KEY] = context
+        set_response_request_id(scope, context.client_request_id or context.request_id)
         await self._app(scope, receive, send)

@@ -12,12 +12,16 @@ NumberT = TypeVar("NumberT", int, float)
 
 
 def build_sampling_params(
-    prepared: PreparedRequest, choice: int, max_tokens: int, eos_token_ids: Sequence[int], defaults: SamplingDefaults
+    prepared: PreparedRequest,
+    choice_index: int,
+    max_tokens: int,
+    eos_token_ids: Sequence[int],
+    defaults: SamplingDefaults,
 ) -> SamplingParams:
     request = prepared.request
     return SamplingParams(
         seed=prepared.attempt.seed,
-        choice_index=choice,
+        choice_index=choice_index,
         temperature=clamp_temperature(_first_given(request.temperature, defaults.temperature, 1.0)),
         top_k=max(0, _first_given(request.top_k, defaults.top_k, 0)),
         top_p=_first_given(request.top_p, defaults.top_p, 1.0),
@@ -33,7 +37,7 @@ def build_sampling_params(
         logprobs=request.engine_logprobs,
         # The choices of a prompt: one look at it is enough, unless each tells it as a part of its own text.
         prompt_logprobs=request.engine_prompt_logprobs
-        if request.echoes_prompt_logprobs or choice % request.num_candidates == 0
+        if request.echoes_prompt_logprobs or choice_index % request.num_candidates == 0
         else None,
         grammar=None if prepared.grammar is None else prepared.grammar.grammar,
         reasoning=prepared.reasoning,
@@ -41,11 +45,11 @@ def build_sampling_params(
 
 
 def end_token_ids(request: GenerationRequest, eos_token_ids: Sequence[int]) -> set[int]:
-    ends = [] if request.ignore_eos else eos_token_ids
-    return {*ends, *(request.stop_token_ids or [])}
+    model_end_ids = [] if request.ignore_eos else eos_token_ids
+    return {*model_end_ids, *(request.stop_token_ids or [])}
 
 
-def _first_given(by_client: NumberT | None, by_model: NumberT | None, otherwise: NumberT) -> NumberT:
-    if by_client is not None:
-        return by_client
-    return otherwise if by_model is None else by_model
+def _first_given(requested: NumberT | None, model_default: NumberT | None, default: NumberT) -> NumberT:
+    if requested is not None:
+        return requested
+    return default if model_default is None else model_default

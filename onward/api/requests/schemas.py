@@ -159,23 +159,23 @@ class GenerationRequest(StructuredOutputFields, frozen=True, kw_only=True):
 
     def prior_token_ids(self) -> list[list[int]]:
         """The tokens so far, one list per choice."""
-        given = self.resumed_tokens or []
+        values = self.resumed_tokens or []
         if self.num_choices == 1:
-            return [[one for one in given if isinstance(one, int)]]
-        return [one for one in given if isinstance(one, list)] or [[] for _ in range(self.num_choices)]
+            return [[item for item in values if isinstance(item, int)]]
+        return [item for item in values if isinstance(item, list)] or [[] for _ in range(self.num_choices)]
 
     def prior_finish_reasons(self) -> list[str | None]:
         """How each choice has ended in an earlier answer, if it has."""
-        given = self.generated_finish_reasons or [None] * self.num_choices
+        finish_reasons = self.generated_finish_reasons or [None] * self.num_choices
         return [
             None if reason in INCOMPLETE_REASONS else "stop" if reason == TOOL_CALLS_REASON else reason
-            for reason in given
+            for reason in finish_reasons
         ]
 
     def rescore_positions(self) -> list[int | None]:
         """For each choice the first position to be scored again, if there is one."""
-        given = self.rescore_from
-        starts = given if isinstance(given, list) else [given] * self.num_choices
+        rescore_from = self.rescore_from
+        starts = rescore_from if isinstance(rescore_from, list) else [rescore_from] * self.num_choices
         lengths = map(len, self.prior_token_ids())
         return [None if start == length else start for start, length in zip(starts, lengths, strict=True)]
 
@@ -270,12 +270,12 @@ class CompletionRequest(TextGenerationRequest, frozen=True, kw_only=True):
     @property
     def has_prompt_list(self) -> bool:
         """Be it a single one: what is wrong with it has a place in the list."""
-        given = getattr(self, self.prompt_field)
-        return isinstance(given, list) and bool(given) and isinstance(given[0], (str, list))
+        prompt = getattr(self, self.prompt_field)
+        return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list))
 
     def prompts(self) -> list[str | list[int]]:
-        given = getattr(self, self.prompt_field)
-        return given if self.has_prompt_list else [given]
+        prompt = getattr(self, self.prompt_field)
+        return prompt if self.has_prompt_list else [prompt]
 
     def prompt_path(self, index: int) -> str:
         return f"{self.prompt_field}[{index}]" if self.has_prompt_list else self.prompt_field

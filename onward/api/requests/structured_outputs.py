@@ -64,44 +64,44 @@ def requested_grammar(fields: StructuredOutputFields) -> RequestedGrammar | None
     return found[0] if found else None
 
 
-def _from_response_format(given: dict[str, Any] | None) -> list[RequestedGrammar]:
-    if given is None:
+def _from_response_format(response_format: dict[str, Any] | None) -> list[RequestedGrammar]:
+    if response_format is None:
         return []
-    kind = given.get("type")
+    kind = response_format.get("type")
     if kind in _FORMAT_FIELDS:
-        for name in sorted(given.keys() - {"type", *_FORMAT_FIELDS[kind]}):
-            if given[name] is not None:
+        for name in sorted(response_format.keys() - {"type", *_FORMAT_FIELDS[kind]}):
+            if response_format[name] is not None:
                 raise field_error(f"response_format.{name[:MAX_NAME_LENGTH]}", f"is not a field of the type {kind}")
     if kind == "text":
         return []
     if kind == "json_object":
-        if given.get("schema") is not None:
-            return [_schema(given["schema"], "response_format.schema")]
+        if response_format.get("schema") is not None:
+            return [_schema(response_format["schema"], "response_format.schema")]
         return [RequestedGrammar(Grammar("json_object"), "response_format")]
     if kind == "json_schema":
-        return [_from_json_schema(given.get("json_schema"), "response_format.json_schema")]
+        return [_from_json_schema(response_format.get("json_schema"), "response_format.json_schema")]
     if kind == "structural_tag":
-        tags = {name: value for name, value in given.items() if name != "type"}
+        tags = {name: value for name, value in response_format.items() if name != "type"}
         return [_structural_tag(tags, "response_format")]
     raise field_error("response_format.type", f"must be one of {', '.join(RESPONSE_FORMATS)}")
 
 
-def _from_json_schema(given: Any, path: str) -> RequestedGrammar:
-    if not isinstance(given, dict):
+def _from_json_schema(json_schema: Any, path: str) -> RequestedGrammar:
+    if not isinstance(json_schema, dict):
         raise field_error(path, "is required: an object with name and schema")
-    name = given.get("name")
+    name = json_schema.get("name")
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_LENGTH:
         raise field_error(f"{path}.name", f"is required: a string of 1 to {MAX_NAME_LENGTH} characters")
-    if not isinstance(given.get("strict"), bool | None):
+    if not isinstance(json_schema.get("strict"), bool | None):
         raise field_error(f"{path}.strict", "must be true or false")
     # With or without `strict`, what we promise we can keep.
-    if given.get("schema") is None:
+    if json_schema.get("schema") is None:
         raise field_error(f"{path}.schema", "is required: a JSON schema")
-    return _schema(given["schema"], f"{path}.schema")
+    return _schema(json_schema["schema"], f"{path}.schema")
 
 
 def _from_guided_fields(fields: StructuredOutputFields) -> list[RequestedGrammar]:
-    return _by_name(
+    return _read_fields(
         {
             "guided_json": (_schema, fields.guided_json),
             "guided_regex": (_regex, fields.guided_regex),
@@ -115,12 +115,12 @@ def _from_guided_fields(fields: StructuredOutputFields) -> list[RequestedGrammar
     )
 
 
-def _from_structured_outputs(given: dict[str, Any] | None) -> list[RequestedGrammar]:
+def _from_structured_outputs(fields: dict[str, Any] | None) -> list[RequestedGrammar]:
     """The form in which newer servers group the fields."""
-    if given is None:
+    if fields is None:
         return []
     path = "structured_outputs"
-    known = {
+    readers = {
         "json": _schema,
         "regex": _regex,
         "choice": _choice,
@@ -128,17 +128,19 @@ def _from_structured_outputs(given: dict[str, Any] | None) -> list[RequestedGram
         "json_object": _json_object,
         "structural_tag": _structural_tag,
     }
-    if given.get("whitespace_pattern") is not None:
+    if fields.get("whitespace_pattern") is not None:
         raise _no_whitespace(f"{path}.whitespace_pattern")
-    for name, value in given.items():
-        if name not in known and value not in (None, False):
-            raise field_error(f"{path}.{name}", f"is not known; there are {', '.join(known)}")
-    return _by_name({f"{path}.{name}": (read, given.get(name)) for name, read in known.items()})
+    for name, value in fields.items():
+        if name not in readers and value not in (None, False):
+            raise field_error(f"{path}.{name}", f"is not known; there are {', '.join(readers)}")
+    return _read_fields({f"{path}.{name}": (reader, fields.get(name)) for name, reader in readers.items()})
 
 
-def _by_name(readers: dict[str, tuple[Callable[[Any, str], RequestedGrammar], Any]]) -> list[RequestedGrammar]:
-    given = {path: (read, value) for path, (read, value) in readers.items() if value is not None}
-    return [read(value, path) for path, (read, value) in given.items() if (read, value) != (_json_object, False)]
+def _read_fields(readers: dict[str, tuple[Callable[[Any, str], RequestedGrammar], Any]]) -> list[RequestedGrammar]:
+    present = {path: (reader, value) for path, (reader, value) in readers.items() if value is not None}
+    return [
+        reader(value, path) for path, (reader, value) in present.items() if (reader, value) != (_json_object, False)
+    ]
 
 
 def _schema(value: Any, path: str) -> RequestedGrammar:
@@ -149,24 +151,24 @@ def _schema(value: Any, path: str) -> RequestedGrammar:
             raise field_error(path, f"is not JSON: {error}") from error
     if not isinstance(value, dict | bool):
         raise field_error(path, "must be a JSON schema: an object, true or false")
-    return _within_bounds(Grammar("json_schema", _json(value, path)), path)
+    return _checked_size(Grammar("json_schema", _json(value, path)), path)
 
 
 def _regex(value: Any, path: str) -> RequestedGrammar:
-    return _within_bounds(Grammar("regex", _text(value, path)), path)
+    return _checked_size(Grammar("regex", _text(value, path)), path)
 
 
 def _grammar(value: Any, path: str) -> RequestedGrammar:
-    return _within_bounds(Grammar("grammar", _text(value, path)), path)
+    return _checked_size(Grammar("grammar", _text(value, path)), path)
 
 
 def _choice(value: Any, path: str) -> RequestedGrammar:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_GUIDED_CHOICES:
         raise field_error(path, f"must be a list of 1 to {MAX_GUIDED_CHOICES} strings")
-    for index, one in enumerate(value):
-        if not isinstance(one, str) or not one:
+    for index, choice in enumerate(value):
+        if not isinstance(choice, str) or not choice:
             raise field_error(f"{path}[{index}]", "must be a string that is not empty")
-    return _within_bounds(Grammar("choice", _json(value, path)), path)
+    return _checked_size(Grammar("choice", _json(value, path)), path)
 
 
 def _json_object(value: Any, path: str) -> RequestedGrammar:
@@ -183,7 +185,7 @@ def _structural_tag(value: Any, path: str) -> RequestedGrammar:
             raise field_error(path, f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise field_error(path, "must be an object with structures and triggers")
-    return _within_bounds(Grammar("structural_tag", _json(value, path)), path)
+    return _checked_size(Grammar("structural_tag", _json(value, path)), path)
 
 
 def _text(value: Any, path: str) -> str:
@@ -199,7 +201,7 @@ def _json(value: Any, path: str) -> str:
         raise field_error(path, "cannot be written as JSON") from error
 
 
-def _within_bounds(grammar: Grammar, path: str) -> RequestedGrammar:
+def _checked_size(grammar: Grammar, path: str) -> RequestedGrammar:
     try:
         size = len(grammar.source.encode())
     except UnicodeEncodeError as error:

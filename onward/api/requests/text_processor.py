@@ -24,28 +24,28 @@ from onward.web.template_sandbox_child import RenderJob
 
 
 class TextProcessor:
-    """`jails`: where templates of clients are rendered."""
+    """`sandboxes`: where templates of clients are rendered."""
 
     def __init__(
         self,
-        text: TokenizerFiles,
+        files: TokenizerFiles,
         sandboxes: TemplateSandboxPool | None = None,
-        new_gate: Callable[[TokenizerFiles, Tokenizer | None], GrammarValidator] = GrammarValidator,
+        make_validator: Callable[[TokenizerFiles, Tokenizer | None], GrammarValidator] = GrammarValidator,
         tool_call_parser: ToolCallParser = "auto",
         reasoning_parser: ReasoningParser = "auto",
         max_tokens: int | None = None,
     ) -> None:
         """`max_tokens`: of the model's context. Texts that are far longer are refused before they are tokenized."""
         self.max_tokens = max_tokens
-        self.prompt_tokenizer = PromptTokenizer(text)
-        self._text = text
+        self.prompt_tokenizer = PromptTokenizer(files)
+        self._files = files
         self._sandboxes = sandboxes
         self._tokenizer = self.prompt_tokenizer.tokenizer
         self._table = self._tokenizer.table if self._tokenizer else TokenTable([])
         self.token_strings = TokenStrings(self._table)
-        self.grammar_validator = new_gate(text, self._tokenizer)
+        self.grammar_validator = make_validator(files, self._tokenizer)
         self.message_parsers = MessageParserFactory(
-            text.chat_template, self._tokenizer, tool_call_parser, reasoning_parser
+            files.chat_template, self._tokenizer, tool_call_parser, reasoning_parser
         )
         self._marked_table = with_visible_markers(self._table, self.message_parsers.markers)
 
@@ -55,14 +55,16 @@ class TextProcessor:
         return self.tokenize_messages(request.messages, template_options(request), request.chat_template, created_s)
 
     def tokenize_messages(
-        self, messages: Sequence[ChatMessage], rendering: TemplateOptions, template: str | None, created_s: int
+        self, messages: Sequence[ChatMessage], options: TemplateOptions, template: str | None, created_s: int
     ) -> list[int]:
         """`template`: the client's own."""
-        by = None if template is None else self._sandboxed_renderer(template, created_s)
-        return self.prompt_tokenizer.tokenize_chat(messages, created_s, rendering, by, self.max_tokens)
+        renderer = None if template is None else self._sandboxed_renderer(template, created_s)
+        return self.prompt_tokenizer.tokenize_chat(messages, created_s, options, renderer, self.max_tokens)
 
     def tokenize_completion(self, request: CompletionRequest) -> list[list[int]]:
-        return [self.tokenize_prompt(one, request.prompt_path(index)) for index, one in enumerate(request.prompts())]
+        return [
+            self.tokenize_prompt(prompt, request.prompt_path(index)) for index, prompt in enumerate(request.prompts())
+        ]
 
     def tokenize_prompt(self, prompt: str | list[int], path: str) -> list[int]:
         if isinstance(prompt, list):
@@ -70,7 +72,7 @@ class TextProcessor:
         try:
             return self.prompt_tokenizer.tokenize_text(prompt, self.max_tokens)
         except InvalidRequest as error:
-            raise _of_field(error, path) from error
+            raise _with_field_path(error, path) from error
 
     def tokenize_text(self, text: str, path: str, *, add_special_tokens: bool) -> list[int]:
         """Of a text that need not be a prompt: it may be empty."""
@@ -79,24 +81,24 @@ class TextProcessor:
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, max_tokens=self.max_tokens)
         except InvalidRequest as error:
-            raise _of_field(error, path) from error
+            raise _with_field_path(error, path) from error
 
     def _sandboxed_renderer(self, source: str, created_s: int) -> TemplateRenderer:
-        jails, text = self._sandboxes, self._text
-        assert jails is not None, "checked with the request"
+        sandboxes, files = self._sandboxes, self._files
+        assert sandboxes is not None, "checked with the request"
 
-        def render(messages: list[Message], rendering: TemplateOptions) -> str:
+        def render(messages: list[Message], options: TemplateOptions) -> str:
             job = RenderJob(
                 source,
                 [dict(message) for message in messages],
                 created_s,
-                text.bos_token,
-                text.eos_token,
-                rendering.adds_generation_prompt,
-                tools=rendering.tools,
-                variables=rendering.variables,
+                files.bos_token,
+                files.eos_token,
+                options.adds_generation_prompt,
+                tools=options.tools,
+                variables=options.variables,
             )
-            return jails.render(job)
+            return sandboxes.render(job)
 
         return TemplateRenderer.from_source(source, render)
 
@@ -110,15 +112,17 @@ class TextProcessor:
         return TextOffsets(self._table, skip_special_tokens=not with_special)
 
     def new_text_stream(self, stop: list[str], sampling: SamplingParams, include_stop: bool = False) -> TextStream:
-        return self._new_text(self._table, stop, sampling, include_stop)
+        return self._make_text_stream(self._table, stop, sampling, include_stop)
 
     def new_text_stream_with_markers(
         self, stop: list[str], sampling: SamplingParams, include_stop: bool = False
     ) -> TextStream:
         """For who takes it apart: with the marks around calls and thoughts."""
-        return self._new_text(self._marked_table, stop, sampling, include_stop)
+        return self._make_text_stream(self._marked_table, stop, sampling, include_stop)
 
-    def _new_text(self, table: TokenTable, stop: list[str], sampling: SamplingParams, include_stop: bool) -> TextStream:
+    def _make_text_stream(
+        self, table: TokenTable, stop: list[str], sampling: SamplingParams, include_stop: bool
+    ) -> TextStream:
         if stop and self._tokenizer is None:
             raise field_error(
                 "stop", "this model has no tokenizer, so there is no text to find it in; use stop_token_ids"
@@ -132,5 +136,5 @@ class TextProcessor:
         )
 
 
-def _of_field(error: InvalidRequest, path: str) -> InvalidRequest:
+def _with_field_path(error: InvalidRequest, path: str) -> InvalidRequest:
     return InvalidRequest(f"{path}: {error.message.removeprefix('prompt: ')}", code=error.code, param=path)

@@ -31,7 +31,7 @@ def tool_call_grammar(plan: ResolvedTools) -> Grammar | None:
         "type": "array",
         "minItems": 1,
         "items": {"anyOf": [_call(index, tool) for index, tool in enumerate(tools)]},
-        "$defs": {_place(index): _with_moved_refs(_schema(tool), index) for index, tool in enumerate(tools)},
+        "$defs": {_definition_name(index): _with_moved_refs(_schema(tool), index) for index, tool in enumerate(tools)},
     }
     if plan.max_calls is not None:
         schema["maxItems"] = plan.max_calls
@@ -42,14 +42,14 @@ def tool_call_grammar(plan: ResolvedTools) -> Grammar | None:
     return Grammar("json_schema", source)
 
 
-def output_grammar(request: StructuredOutputFields, plan: ResolvedTools) -> RequestedGrammar | None:
+def output_grammar(request: StructuredOutputFields, tools: ResolvedTools) -> RequestedGrammar | None:
     """What an answer must look like, be it by the request's own words or because it must call."""
-    wanted, calls = requested_grammar(request), tool_call_grammar(plan)
-    if wanted is not None and plan.tool_choice != "none":
+    requested, call_grammar = requested_grammar(request), tool_call_grammar(tools)
+    if requested is not None and tools.tool_choice != "none":
         raise field_error(
-            wanted.field_path, "not allowed with tools that may be called; tool_choice none forbids calls"
+            requested.field_path, "not allowed with tools that may be called; tool_choice none forbids calls"
         )
-    return wanted if calls is None else RequestedGrammar(calls, "tools")
+    return requested if call_grammar is None else RequestedGrammar(call_grammar, "tools")
 
 
 def _call(index: int, tool: Tool) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _call(index: int, tool: Tool) -> dict[str, Any]:
         "type": "object",
         "properties": {
             "name": {"const": tool.function.name},
-            "parameters": {"$ref": f"#/$defs/{_place(index)}"},
+            "parameters": {"$ref": f"#/$defs/{_definition_name(index)}"},
         },
         "required": ["name", "parameters"],
         "additionalProperties": False,
@@ -69,14 +69,14 @@ def _schema(tool: Tool) -> dict[str, Any]:
     return ANYTHING | (tool.function.parameters or {})
 
 
-def _place(index: int) -> str:
+def _definition_name(index: int) -> str:
     return f"tool_{index}"
 
 
 def _with_moved_refs(schema: Any, index: int) -> Any:
     """The schema with references into itself that hold where it stands now."""
     if isinstance(schema, list):
-        return [_with_moved_refs(one, index) for one in schema]
+        return [_with_moved_refs(item, index) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {keyword: _moved_value(keyword, value, index) for keyword, value in schema.items()}
@@ -86,7 +86,7 @@ def _moved_value(keyword: str, value: Any, index: int) -> Any:
     if keyword in _DATA_KEYWORDS:
         return value
     if keyword == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-        return f"#/$defs/{_place(index)}{value[1:]}"
+        return f"#/$defs/{_definition_name(index)}{value[1:]}"
     if keyword in _MAPS_OF_SCHEMAS and isinstance(value, dict):
         # The names in here are not keywords, whatever they look like.
         return {name: _with_moved_refs(inner, index) for name, inner in value.items()}

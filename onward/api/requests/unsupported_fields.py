@@ -211,33 +211,35 @@ _IGNORED_FIELDS = frozenset(
 )
 
 
-def check_field_names(fields: dict[str, msgspec.Raw], body: bytes, own: Collection[str]) -> tuple[str, ...]:
-    """Refuses fields that ask for something that this server does not do. Returns the names that it does not know. `own`:
-    the fields that the endpoint acts on."""
-    special_tokens = {_SPECIAL_TOKENS: (False,) if "messages" in own else (True,)}
-    return _unknown(fields, body, own, _NO_EFFECT_VALUES | special_tokens)
+def check_field_names(fields: dict[str, msgspec.Raw], body: bytes, supported: Collection[str]) -> tuple[str, ...]:
+    """Refuses fields that ask for something that this server does not do. Returns the names that it does not know.
+    `supported`: the fields that the endpoint acts on."""
+    special_tokens = {_SPECIAL_TOKENS: (False,) if "messages" in supported else (True,)}
+    return _unknown(fields, body, supported, _NO_EFFECT_VALUES | special_tokens)
 
 
-def check_embedding_field_names(fields: dict[str, msgspec.Raw], body: bytes, own: Collection[str]) -> tuple[str, ...]:
-    return _unknown(fields, body, own, _EMBEDDING_NO_EFFECT_VALUES)
+def check_embedding_field_names(
+    fields: dict[str, msgspec.Raw], body: bytes, supported: Collection[str]
+) -> tuple[str, ...]:
+    return _unknown(fields, body, supported, _EMBEDDING_NO_EFFECT_VALUES)
 
 
 def _unknown(
-    fields: dict[str, msgspec.Raw], body: bytes, own: Collection[str], inert: dict[str, tuple[Any, ...]]
+    fields: dict[str, msgspec.Raw], body: bytes, supported: Collection[str], inert_values: dict[str, tuple[Any, ...]]
 ) -> tuple[str, ...]:
-    for name in sorted((fields.keys() & inert.keys()).difference(own)):
-        _refuse_unless_inert(name, decode_raw(fields[name], body), inert[name])
-    return tuple(sorted(fields.keys() - inert.keys() - _IGNORED_FIELDS - set(own)))
+    for name in sorted((fields.keys() & inert_values.keys()).difference(supported)):
+        _refuse_unless_inert(name, decode_raw(fields[name], body), inert_values[name])
+    return tuple(sorted(fields.keys() - inert_values.keys() - _IGNORED_FIELDS - set(supported)))
 
 
-def _refuse_unless_inert(name: str, value: Any, inert: tuple[Any, ...]) -> None:
+def _refuse_unless_inert(name: str, value: Any, inert_values: tuple[Any, ...]) -> None:
     # `False == 0`, so the type is compared too, except between the two kinds of number.
-    for one in inert:
-        if value == one and isinstance(value, bool) == isinstance(one, bool):
+    for inert_value in inert_values:
+        if value == inert_value and isinstance(value, bool) == isinstance(inert_value, bool):
             return
     if value is not None:
-        otherwise = f"not supported by this server; use {_REPLACEMENTS[name]}" if name in _REPLACEMENTS else None
-        raise field_error(name, _WHY.get(name) or otherwise or "not supported by this server")
+        replacement = f"not supported by this server; use {_REPLACEMENTS[name]}" if name in _REPLACEMENTS else None
+        raise field_error(name, _WHY.get(name) or replacement or "not supported by this server")
 
 
 def reject_unknown_fields(names: Sequence[str]) -> None:
@@ -250,8 +252,8 @@ def reject_unknown_fields(names: Sequence[str]) -> None:
 
 def format_names(names: Sequence[str]) -> str:
     """A list of names for a header or a log line: printable, and bounded in number and length."""
-    shown = [quote(name[:MAX_NAME_LENGTH].encode("utf-8", "replace"), safe="") for name in names[:MAX_NAMED]]
-    return ", ".join(shown + ([f"and {len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []))
+    quoted = [quote(name[:MAX_NAME_LENGTH].encode("utf-8", "replace"), safe="") for name in names[:MAX_NAMED]]
+    return ", ".join(quoted + ([f"and {len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []))
 
 
 def ignored_fields_header(names: Sequence[str]) -> dict[str, str]:

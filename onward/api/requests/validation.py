@@ -36,20 +36,20 @@ FINISH_REASONS = ("stop", "length", TOOL_CALLS_REASON, PD_RESCHEDULE, ABORT)
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
-def check_chat(request: ChatCompletionRequest, bounds: ValidationContext) -> None:
-    _check_shared_fields(request, bounds)
+def check_chat(request: ChatCompletionRequest, context: ValidationContext) -> None:
+    _check_shared_fields(request, context)
     _check_at_least("max_completion_tokens", request.max_completion_tokens, 1)
     check_number("top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
     if request.top_logprobs and not request.logprobs:
         raise field_error("top_logprobs", "only allowed with logprobs: true")
     check_number("thinking_budget", request.thinking_budget, 0, MAX_THINKING_BUDGET)
-    check_chat_template(request, bounds)
+    check_chat_template(request, context)
     request.resolved_tools()  # which checks its fields
     if request.prompt_token_ids is None:
         check_messages(request.messages)
     else:
         _check_exclusive("prompt_token_ids", "messages", bool(request.messages))
-        check_prompt_ids("prompt_token_ids", request.prompt_token_ids, bounds)
+        check_prompt_ids("prompt_token_ids", request.prompt_token_ids, context)
 
 
 class _HasTemplateFields(Protocol):
@@ -61,20 +61,20 @@ class _HasTemplateFields(Protocol):
     def chat_template(self) -> str | None: ...
 
 
-def check_chat_template(request: _HasTemplateFields, bounds: ValidationContext) -> None:
+def check_chat_template(request: _HasTemplateFields, context: ValidationContext) -> None:
     if request.continue_final_message and request.add_generation_prompt:
         raise field_error("add_generation_prompt", "must not be true with continue_final_message: true")
-    if request.chat_template is not None and not bounds.allows_client_templates:
+    if request.chat_template is not None and not context.allows_client_templates:
         raise field_error(
             "chat_template", "not allowed here; the operator can allow it by --trust-request-chat-template"
         )
 
 
-def check_completion(request: CompletionRequest, bounds: ValidationContext) -> None:
-    check_number("n", request.n, 1, bounds.max_choices)
-    check_number("best_of", request.best_of, request.num_returned, bounds.max_choices)
-    _check_prompts(request, bounds)
-    _check_shared_fields(request, bounds)
+def check_completion(request: CompletionRequest, context: ValidationContext) -> None:
+    check_number("n", request.n, 1, context.max_choices)
+    check_number("best_of", request.best_of, request.num_returned, context.max_choices)
+    _check_prompts(request, context)
+    _check_shared_fields(request, context)
     check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     if request.echoes_prompt_logprobs and request.prompt_logprobs is not None:
         raise field_error("prompt_logprobs", "not allowed with echo and logprobs, which tell those of the prompt too")
@@ -84,40 +84,40 @@ def check_completion(request: CompletionRequest, bounds: ValidationContext) -> N
         raise field_error("best_of", f"must be n with {request.resumed_field}")
 
 
-def check_tokens(request: GenerateRequest, bounds: ValidationContext) -> None:
-    _check_shared_fields(request, bounds)
+def check_tokens(request: GenerateRequest, context: ValidationContext) -> None:
+    _check_shared_fields(request, context)
     check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
-    check_prompt_ids("prompt_token_ids", request.prompt_token_ids, bounds)
+    check_prompt_ids("prompt_token_ids", request.prompt_token_ids, context)
 
 
-def _check_prompts(request: CompletionRequest, bounds: ValidationContext) -> None:
+def _check_prompts(request: CompletionRequest, context: ValidationContext) -> None:
     if request.prompt_token_ids is not None:
         _check_exclusive("prompt_token_ids", "prompt", request.prompt is not None)
     elif request.prompt is None:
         raise field_error("prompt", "is required")
     prompts = request.prompts()
-    num_each = request.num_candidates
-    if len(prompts) * num_each > MAX_CHOICES:
-        problem = f"at most {MAX_CHOICES} choices in all, got {len(prompts)} prompts of {num_each}"
+    num_candidates = request.num_candidates
+    if len(prompts) * num_candidates > MAX_CHOICES:
+        problem = f"at most {MAX_CHOICES} choices in all, got {len(prompts)} prompts of {num_candidates}"
         raise field_error(request.prompt_field, problem)
     for index, prompt in enumerate(prompts):
         path = request.prompt_path(index)
         if type(prompt) is not type(prompts[0]):
             raise field_error(path, "must be as the first one: a text, or a list of token ids")
-        check_prompt(path, prompt, bounds)
+        check_prompt(path, prompt, context)
 
 
-def check_prompt(path: str, prompt: str | list[int], bounds: ValidationContext) -> None:
+def check_prompt(path: str, prompt: str | list[int], context: ValidationContext) -> None:
     if isinstance(prompt, list):
-        check_prompt_ids(path, prompt, bounds)
+        check_prompt_ids(path, prompt, context)
     elif not prompt:
         raise field_error(path, "must not be empty")
 
 
-def check_prompt_ids(path: str, token_ids: list[int], bounds: ValidationContext) -> None:
+def check_prompt_ids(path: str, token_ids: list[int], context: ValidationContext) -> None:
     if not token_ids:
         raise field_error(path, "must not be empty")
-    check_token_ids(path, token_ids, bounds)
+    check_token_ids(path, token_ids, context)
 
 
 def _check_exclusive(name: str, other: str, has_other: bool) -> None:
@@ -135,7 +135,7 @@ def _check_stream_options(request: GenerationRequest) -> None:
         raise field_error("stream_options.continuous_usage_stats", "only allowed with include_usage: true")
 
 
-def _check_shared_fields(request: GenerationRequest, bounds: ValidationContext) -> None:
+def _check_shared_fields(request: GenerationRequest, context: ValidationContext) -> None:
     _check_at_least("max_tokens", request.max_tokens, 1)
     check_number("temperature", request.temperature, 0, 2)
     check_number("top_p", request.top_p, 0, 1)
@@ -152,7 +152,7 @@ def _check_shared_fields(request: GenerationRequest, bounds: ValidationContext) 
     check_number("seed", request.seed, -(2**63), 2**63 - 1)
     check_number("priority", request.priority, -(2**31), 2**31 - 1)
     check_number("deadline_ms", request.deadline_ms, 1, MAX_DEADLINE_MS)
-    check_number("n", request.n, 1, bounds.max_choices)
+    check_number("n", request.n, 1, context.max_choices)
     _check_at_least("min_tokens", request.min_tokens, 0)
     limit = request.max_output_tokens
     if limit is not None and request.min_tokens is not None and request.min_tokens > limit:
@@ -161,10 +161,10 @@ def _check_shared_fields(request: GenerationRequest, bounds: ValidationContext) 
     _check_stream_options(request)
     if request.cache_salt is not None and len(request.cache_salt) > MAX_CACHE_SALT_LENGTH:
         raise field_error("cache_salt", f"at most {MAX_CACHE_SALT_LENGTH} characters")
-    _check_logit_bias(request.logit_bias or {}, bounds)
+    _check_logit_bias(request.logit_bias or {}, context)
     check_bad_words(request.bad_words or [])
-    _check_stops(request, bounds)
-    _check_generated(request, bounds)
+    _check_stops(request, context)
+    _check_generated(request, context)
     _check_finish_reasons(request)
     _check_rescore_from(request)
     _check_speculative(request)
@@ -177,18 +177,18 @@ def _check_speculative(request: GenerationRequest) -> None:
         raise field_error("return_speculative_stats", "in a stream only with stream_options.include_usage: true")
 
 
-def _check_logit_bias(biases: dict[str, float], bounds: ValidationContext) -> None:
+def _check_logit_bias(biases: dict[str, float], context: ValidationContext) -> None:
     if len(biases) > MAX_LOGIT_BIASES:
         raise field_error("logit_bias", f"at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}")
     for key, bias in biases.items():
         path = f"logit_bias[{short_repr(key)}]"
         # One way to write each id, so that none can be given twice.
-        if not (_TOKEN_ID.fullmatch(key) and int(key) < bounds.vocab_size):
-            raise field_error(path, f"{_token_id_rule(bounds)}, written as a number, got {short_repr(key)}")
+        if not (_TOKEN_ID.fullmatch(key) and int(key) < context.vocab_size):
+            raise field_error(path, f"{_token_id_rule(context)}, written as a number, got {short_repr(key)}")
         check_number(path, bias, -100, 100)
 
 
-def _check_stops(request: GenerationRequest, bounds: ValidationContext) -> None:
+def _check_stops(request: GenerationRequest, context: ValidationContext) -> None:
     strings = request.stop_strings()
     if len(strings) > MAX_STOP_STRINGS:
         raise field_error("stop", f"at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
@@ -196,64 +196,68 @@ def _check_stops(request: GenerationRequest, bounds: ValidationContext) -> None:
         if not 1 <= len(string) <= MAX_STOP_LENGTH:
             path = "stop" if isinstance(request.stop, str) else f"stop[{index}]"
             raise field_error(path, f"must have 1 to {MAX_STOP_LENGTH} characters, got {len(string)}")
-    ids = request.stop_token_ids or []
-    if len(ids) > MAX_STOP_TOKEN_IDS:
-        raise field_error("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(ids)}")
-    check_token_ids("stop_token_ids", ids, bounds)
+    token_ids = request.stop_token_ids or []
+    if len(token_ids) > MAX_STOP_TOKEN_IDS:
+        raise field_error("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(token_ids)}")
+    check_token_ids("stop_token_ids", token_ids, context)
 
 
-def _check_generated(request: GenerationRequest, bounds: ValidationContext) -> None:
-    given, path = request.resumed_tokens, request.resumed_field
-    if given is None:
+def _check_generated(request: GenerationRequest, context: ValidationContext) -> None:
+    resumed, path = request.resumed_tokens, request.resumed_field
+    if resumed is None:
         return
-    if request.completion_token_ids not in (None, given):
+    if request.completion_token_ids not in (None, resumed):
         raise field_error("completion_token_ids", "must equal generated_token_ids where a request has both")
     if request.num_choices == 1:
-        check_token_ids(path, given, bounds)
+        check_token_ids(path, resumed, context)
         return
-    if len(given) != request.num_choices:
-        raise field_error(path, f"must be one list per choice ({request.num_choices}), got {len(given)}")
-    for index, one in enumerate(given):
-        if isinstance(one, int):
+    if len(resumed) != request.num_choices:
+        raise field_error(path, f"must be one list per choice ({request.num_choices}), got {len(resumed)}")
+    for index, choice_token_ids in enumerate(resumed):
+        if isinstance(choice_token_ids, int):
             raise field_error(f"{path}[{index}]", "must be a list of token ids, as there are several choices")
-        check_token_ids(f"{path}[{index}]", one, bounds)
+        check_token_ids(f"{path}[{index}]", choice_token_ids, context)
 
 
 def _check_finish_reasons(request: GenerationRequest) -> None:
-    given, path = request.generated_finish_reasons, "generated_finish_reasons"
-    if given is None:
+    finish_reasons, path = request.generated_finish_reasons, "generated_finish_reasons"
+    if finish_reasons is None:
         return
     if request.resumed_tokens is None:
         raise field_error(path, "only allowed with generated_token_ids")
-    if len(given) != request.num_choices:
-        raise field_error(path, f"must be one per choice ({request.num_choices}), got {len(given)}")
-    for index, reason in enumerate(given):
+    if len(finish_reasons) != request.num_choices:
+        raise field_error(path, f"must be one per choice ({request.num_choices}), got {len(finish_reasons)}")
+    for index, reason in enumerate(finish_reasons):
         if reason is not None and reason not in FINISH_REASONS:
             allowed = ", ".join(FINISH_REASONS)
             raise field_error(f"{path}[{index}]", f"must be null or one of {allowed}, got {short_repr(reason)}")
 
 
 def _check_rescore_from(request: GenerationRequest) -> None:
-    given, path = request.rescore_from, "rescore_from"
-    if given is None:
+    rescore_from, path = request.rescore_from, "rescore_from"
+    if rescore_from is None:
         return
     if request.resumed_tokens is None or request.num_logprobs is None:
         raise field_error(path, "only allowed with generated_token_ids and logprobs")
-    if isinstance(given, list) and len(given) != request.num_choices:
-        raise field_error(path, f"must be one position, or one per choice ({request.num_choices}), got {len(given)}")
+    if isinstance(rescore_from, list) and len(rescore_from) != request.num_choices:
+        raise field_error(
+            path, f"must be one position, or one per choice ({request.num_choices}), got {len(rescore_from)}"
+        )
     for index, token_ids in enumerate(request.prior_token_ids()):
-        each, start = (f"{path}[{index}]", given[index]) if isinstance(given, list) else (path, given)
-        check_number(each, start, 0, len(token_ids))
+        field_path, start = (
+            (f"{path}[{index}]", rescore_from[index]) if isinstance(rescore_from, list) else (path, rescore_from)
+        )
+        check_number(field_path, start, 0, len(token_ids))
 
 
-def check_token_ids(path: str, ids: list[Any], bounds: ValidationContext) -> None:
-    for index, one in enumerate(ids):
-        if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < bounds.vocab_size:
-            raise field_error(f"{path}[{index}]", f"{_token_id_rule(bounds)}, got {short_repr(one)}")
+def check_token_ids(path: str, token_ids: list[Any], context: ValidationContext) -> None:
+    for index, token_id in enumerate(token_ids):
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < context.vocab_size:
+            raise field_error(f"{path}[{index}]", f"{_token_id_rule(context)}, got {short_repr(token_id)}")
 
 
-def _token_id_rule(bounds: ValidationContext) -> str:
-    return f"must be a token id between 0 and {bounds.vocab_size - 1} (the vocabulary)"
+def _token_id_rule(context: ValidationContext) -> str:
+    return f"must be a token id between 0 and {context.vocab_size - 1} (the vocabulary)"
 
 
 def check_messages(messages: list[ChatMessage]) -> None:

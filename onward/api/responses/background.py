@@ -16,38 +16,38 @@ _logger = logging.getLogger(__name__)
 
 
 class BackgroundResponses:
-    def __init__(self, generator: GenerationRunner, streams: StreamRegistry, tasks: TaskPool) -> None:
-        self._generator = generator
+    def __init__(self, runner: GenerationRunner, streams: StreamRegistry, tasks: TaskPool) -> None:
+        self._runner = runner
         self._streams = streams
         self._tasks = tasks
 
     async def start(self, prepared: PreparedRequest) -> None:
         """Until the engine has taken it. Raises what it is refused by."""
-        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = self._tasks.start(self._run(prepared, taken), prepared.attempt.caller)
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = self._tasks.start(self._run(prepared, accepted), prepared.attempt.caller)
         try:
-            await asyncio.shield(taken)
+            await asyncio.shield(accepted)
         except asyncio.CancelledError:
             task.cancel()  # its client has gone before it could learn what to ask for
             raise
 
-    async def _run(self, prepared: PreparedRequest, taken: "asyncio.Future[None]") -> None:
-        def begun(stream: LiveStream) -> None:
+    async def _run(self, prepared: PreparedRequest, accepted: "asyncio.Future[None]") -> None:
+        def on_accepted(stream: LiveStream) -> None:
             self._streams.store_started(stream)
-            taken.set_result(None)
+            accepted.set_result(None)
 
         try:
-            await self._generator.run(prepared, _discard_messages, begun)
+            await self._runner.run(prepared, _discard_messages, on_accepted)
         except (OnwardError, RequestFailed) as refused:
             # Later ones are a part of its record.
-            if not taken.done():
-                taken.set_exception(refused)
+            if not accepted.done():
+                accepted.set_exception(refused)
         except Exception:
             _logger.exception("a background response failed by a fault of ours")
-            if not taken.done():
-                taken.set_exception(RequestFailed(INTERNAL_ERROR))
+            if not accepted.done():
+                accepted.set_exception(RequestFailed(INTERNAL_ERROR))
         finally:
-            taken.cancel()
+            accepted.cancel()
 
 
 async def _discard_messages(_: Message) -> None:

@@ -53,14 +53,14 @@ class ResponseChatRequest(ChatCompletionRequest, frozen=True, kw_only=True):
         return bool(self.body.background)
 
 
-def decode_response(body: bytes, bounds: ValidationContext) -> ResponseChatRequest:
+def decode_response(body: bytes, context: ValidationContext) -> ResponseChatRequest:
     check_fields(decode_fields(body), body)
-    said = decode(body, _decoder)
-    check_model(said.model, bounds)
-    _check(said)
-    request = _to_chat_request(said)
+    create_request = decode(body, _decoder)
+    check_model(create_request.model, context)
+    _check(create_request)
+    request = _to_chat_request(create_request)
     try:
-        check_chat(request, bounds)
+        check_chat(request, context)
     except ClientError as error:
         raise with_response_field_names(error) from error
     return request
@@ -71,54 +71,56 @@ def with_response_field_names(error: ClientError) -> ClientError:
     param = error.param
     if param is None or isinstance(error, UnsupportedField):
         return error
-    for pattern, own in _ITS_WORDS:
+    for pattern, replacement in _ITS_WORDS:
         if pattern.search(param):
-            told = pattern.sub(own, param)
-            message = told + error.message.removeprefix(param) if error.message.startswith(param) else error.message
-            return type(error)(message, code=error.code, param=told)
+            new_param = pattern.sub(replacement, param)
+            message = (
+                new_param + error.message.removeprefix(param) if error.message.startswith(param) else error.message
+            )
+            return type(error)(message, code=error.code, param=new_param)
     return error
 
 
-def _to_chat_request(said: CreateResponseRequest) -> ResponseChatRequest:
-    own = {name: getattr(said, name) for name in ExtensionFields.__struct_fields__}
+def _to_chat_request(create_request: CreateResponseRequest) -> ResponseChatRequest:
+    extension_fields = {name: getattr(create_request, name) for name in ExtensionFields.__struct_fields__}
     return ResponseChatRequest(
-        body=said,
-        model=said.model,
-        messages=items_to_messages(said.context, said.input, said.instructions),
-        stream=said.stream,
-        max_completion_tokens=said.max_output_tokens,
-        temperature=said.temperature,
-        top_p=said.top_p,
-        logprobs=LOGPROBS in (said.include or []),
-        top_logprobs=said.top_logprobs,
-        tools=to_chat_tools(said.tools),
-        tool_choice=to_chat_tool_choice(said.tool_choice),
-        parallel_tool_calls=said.parallel_tool_calls,
-        response_format=_response_format(said),
-        reasoning_effort=cast(ReasoningEffort | None, said.reasoning and said.reasoning.effort),
-        **own,
+        body=create_request,
+        model=create_request.model,
+        messages=items_to_messages(create_request.context, create_request.input, create_request.instructions),
+        stream=create_request.stream,
+        max_completion_tokens=create_request.max_output_tokens,
+        temperature=create_request.temperature,
+        top_p=create_request.top_p,
+        logprobs=LOGPROBS in (create_request.include or []),
+        top_logprobs=create_request.top_logprobs,
+        tools=to_chat_tools(create_request.tools),
+        tool_choice=to_chat_tool_choice(create_request.tool_choice),
+        parallel_tool_calls=create_request.parallel_tool_calls,
+        response_format=_response_format(create_request),
+        reasoning_effort=cast(ReasoningEffort | None, create_request.reasoning and create_request.reasoning.effort),
+        **extension_fields,
     )
 
 
-def _check(said: CreateResponseRequest) -> None:
-    for index, one in enumerate(said.include or []):
-        if one != LOGPROBS:
-            raise field_error(f"include[{index}]", f"only {LOGPROBS!r} is supported, got {short_repr(one)}")
-    check_number("top_logprobs", said.top_logprobs, 0, MAX_LOGPROBS)
-    if said.top_logprobs and LOGPROBS not in (said.include or []):
+def _check(create_request: CreateResponseRequest) -> None:
+    for index, item in enumerate(create_request.include or []):
+        if item != LOGPROBS:
+            raise field_error(f"include[{index}]", f"only {LOGPROBS!r} is supported, got {short_repr(item)}")
+    check_number("top_logprobs", create_request.top_logprobs, 0, MAX_LOGPROBS)
+    if create_request.top_logprobs and LOGPROBS not in (create_request.include or []):
         raise field_error("top_logprobs", f"only allowed with include: [{LOGPROBS!r}]")
-    if said.truncation == "auto":
+    if create_request.truncation == "auto":
         raise field_error("truncation", "only 'disabled' is supported: nothing of the input is left out")
-    if said.background and not said.is_stored:
+    if create_request.background and not create_request.is_stored:
         raise field_error("background", "only allowed with store: true, or nobody could ask for the answer")
-    if said.stream_options is not None and not said.stream:
+    if create_request.stream_options is not None and not create_request.stream:
         raise field_error("stream_options", "only allowed with stream: true")
-    _check_reasoning(said)
-    _check_metadata(said.metadata or {})
+    _check_reasoning(create_request)
+    _check_metadata(create_request.metadata or {})
 
 
-def _check_reasoning(said: CreateResponseRequest) -> None:
-    reasoning = said.reasoning
+def _check_reasoning(create_request: CreateResponseRequest) -> None:
+    reasoning = create_request.reasoning
     if reasoning is None:
         return
     if reasoning.effort is not None and reasoning.effort not in EFFORTS:
@@ -142,19 +144,19 @@ def _check_metadata(metadata: dict[str, str]) -> None:
             raise field_error(f"metadata.{key}", f"at most {MAX_METADATA_VALUE} characters, got {len(value)}")
 
 
-def _response_format(said: CreateResponseRequest) -> dict[str, Any] | None:
-    if said.text is None:
+def _response_format(create_request: CreateResponseRequest) -> dict[str, Any] | None:
+    if create_request.text is None:
         return None
-    if said.text.verbosity not in (None, "medium"):
+    if create_request.text.verbosity not in (None, "medium"):
         raise field_error("text.verbosity", "only 'medium' is supported")
-    given = said.text.format
-    if given is None:
+    text_format = create_request.text.format
+    if text_format is None:
         return None
-    kind = given.get("type")
+    kind = text_format.get("type")
     if kind not in _FORMATS:
         raise field_error("text.format.type", f"must be one of {', '.join(_FORMATS)}, got {short_repr(kind)}")
-    for name in given.keys() - _FORMAT_FIELDS:
+    for name in text_format.keys() - _FORMAT_FIELDS:
         raise field_error(f"text.format.{name}", "is not known")
     if kind != "json_schema":
         return {"type": kind}
-    return {"type": kind, "json_schema": {name: value for name, value in given.items() if name != "type"}}
+    return {"type": kind, "json_schema": {name: value for name, value in text_format.items() if name != "type"}}

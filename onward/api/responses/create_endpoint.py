@@ -23,47 +23,47 @@ class CreateResponseEndpoint(GenerationEndpoint):
 
     def __init__(
         self,
-        generator: GenerationRunner,
-        backend: ApiServices,
+        runner: GenerationRunner,
+        services: ApiServices,
         streams: StreamRegistry,
-        stored: InstanceResponseStore,
+        response_store: InstanceResponseStore,
         background: BackgroundResponses,
     ) -> None:
-        super().__init__(generator, backend, streams)
-        self._stored = stored
+        super().__init__(runner, services, streams)
+        self._response_store = response_store
         self._background = background
-        self._max_body_bytes = backend.config.max_body_bytes
+        self._max_body_bytes = services.config.max_body_bytes
 
-    async def generate(self, identity: RequestContext, body: bytes, cursor: Cursor | None, send: Send) -> None:
+    async def generate(self, context: RequestContext, body: bytes, cursor: Cursor | None, send: Send) -> None:
         if cursor is not None:
-            await super().generate(identity, body, cursor, send)
+            await super().generate(context, body, cursor, send)
             return
-        jobs, whole = self.generator.builder, await self.with_previous_items(identity, body)
-        prepared = await self.generator.prepare(
-            identity.caller.name, whole, partial(jobs.prepare_client_request, identity, whole)
+        builder, full_body = self.runner.builder, await self.with_previous_items(context, body)
+        prepared = await self.runner.prepare(
+            context.caller.name, full_body, partial(builder.prepare_client_request, context, full_body)
         )
-        del body, whole  # the attempt has it without whitespace
+        del body, full_body  # the attempt has it without whitespace
         if not prepared.request.is_background:
-            await self.generator.run(prepared, send)
+            await self.runner.run(prepared, send)
             return
         await self._background.start(prepared)
-        response_id = jobs.object_header(prepared.attempt).id
+        response_id = builder.object_header(prepared.attempt).id
         if prepared.request.stream:
-            await stream_stored_response(self._stored, identity.caller, response_id, -1, send)
+            await stream_stored_response(self._response_store, context.caller, response_id, -1, send)
         else:
-            record = await self._stored.find(identity.caller, response_id)
-            await asgi.respond(send, 200, await self._stored.show(record))
+            record = await self._response_store.find(context.caller, response_id)
+            await asgi.respond(send, 200, await self._response_store.show(record))
 
-    async def tell_end(self, record: StreamRecord, cursor: Cursor, send: Send) -> None:
+    async def send_cancelled(self, record: StreamRecord, cursor: Cursor, send: Send) -> None:
         if record.attempt.seed != cursor.seed or len(cursor.choices) != 1:
             raise STREAM_UNKNOWN
-        [place] = cursor.choices
-        rest = b"" if place.finish_reason is not None else await self._stored.rest(record, place.position)
+        [position] = cursor.choices
+        rest = b"" if position.finish_reason is not None else await self._response_store.rest(record, position.position)
         await send(asgi.start_message(200, sse.HEADERS))
-        await send(asgi.body_message(rest, more=False))
+        await send(asgi.body_message(rest, more_body=False))
 
-    def is_same_request(self, known: bytes, body: bytes) -> bool:
-        return is_same_request(known, body)
+    def is_same_request(self, known_body: bytes, body: bytes) -> bool:
+        return is_same_request(known_body, body)
 
-    async def with_previous_items(self, identity: RequestContext, body: bytes) -> bytes:
-        return await with_previous_response(self._stored, identity.caller, body, self._max_body_bytes)
+    async def with_previous_items(self, context: RequestContext, body: bytes) -> bytes:
+        return await with_previous_response(self._response_store, context.caller, body, self._max_body_bytes)

@@ -59,15 +59,19 @@ class _PendingEnd:
 
 class ResponseEventBuilder:
     def __init__(
-        self, head: ObjectHeader, request: ResponseChatRequest, story: OutputItemBuilder, usage_of_tokens: UsageFunction
+        self,
+        header: ObjectHeader,
+        request: ResponseChatRequest,
+        item_builder: OutputItemBuilder,
+        usage_of: UsageFunction,
     ) -> None:
         self.status: ResponseStatus = "in_progress"
         self.num_events = 0
-        self._head, self._request, self._items, self._usage_of = head, request, story, usage_of_tokens
+        self._header, self._request, self._items, self._usage_of = header, request, item_builder, usage_of
         self._num_tokens = 0
         self._pending_steps: deque[tuple[TokenEvents, int] | _PendingEnd] = deque()
-        self._scores: deque[TokenLogprobs] = deque()
-        self._needs_scores = request.num_logprobs is not None
+        self._logprobs: deque[TokenLogprobs] = deque()
+        self._needs_logprobs = request.num_logprobs is not None
         self._error: ErrorInfo | None = None
         self._is_too_long = False
 
@@ -79,21 +83,21 @@ class ResponseEventBuilder:
         response = self.response()
         return [self._numbered((name, {"response": response})) for name in ("response.created", "response.in_progress")]
 
-    def apply(self, piece: ChoiceUpdate) -> list[EventGroup]:
-        self._scores.extend(piece.logprobs or ())
-        steps = piece.events or []
+    def apply(self, update: ChoiceUpdate) -> list[EventGroup]:
+        self._logprobs.extend(update.logprobs or ())
+        steps = update.events or []
         tokens = [step for step in steps if isinstance(step, TokenEvents)]
-        self._pending_steps.extend(zip(tokens, piece.token_ids, strict=True))
+        self._pending_steps.extend(zip(tokens, update.token_ids, strict=True))
         ends = [step for step in steps if isinstance(step, EndEvents)]
-        if piece.finish_reason is not None:
+        if update.finish_reason is not None:
             self._pending_steps.append(
-                _PendingEnd(ends[-1] if ends else EndEvents(()), piece.finish_reason, piece.error)
+                _PendingEnd(ends[-1] if ends else EndEvents(()), update.finish_reason, update.error)
             )
         return self._groups()
 
     def flush_without_logprobs(self) -> list[EventGroup]:
         """None will come: what waits for them is told without."""
-        self._needs_scores = False
+        self._needs_logprobs = False
         return self._groups()
 
     def fail(self, error: ErrorInfo) -> ResponseEvent:
@@ -115,7 +119,7 @@ class ResponseEventBuilder:
             response_usage(self._usage_of(self._num_tokens), self._items.num_reasoning_tokens) if self.is_over else None
         )
         details = {"reason": "max_output_tokens"} if self._is_too_long else None
-        return response_fields(self._head, self._request) | {
+        return response_fields(self._header, self._request) | {
             "status": self.status,
             "error": None if self._error is None else response_error_fields(self._error),
             "incomplete_details": details,
@@ -128,23 +132,23 @@ class ResponseEventBuilder:
         while self._pending_steps and groups[-1].finish_reason is None:
             group, step = groups[-1], self._pending_steps[0]
             if isinstance(step, _PendingEnd):
-                self._end(group, step)
-            elif self._needs_scores and not self._scores:
+                self._apply_end(group, step)
+            elif self._needs_logprobs and not self._logprobs:
                 break
             else:
-                self._token(group, *step)
+                self._apply_token(group, *step)
                 if group.events:
                     groups.append(EventGroup())
             self._pending_steps.popleft()
         return groups if groups[-1].token_ids or groups[-1].finish_reason is not None else groups[:-1]
 
-    def _token(self, group: EventGroup, step: TokenEvents, token_id: int) -> None:
-        score = self._scores.popleft() if self._scores else None
-        group.events += map(self._numbered, self._items.token(step, token_id, score))
+    def _apply_token(self, group: EventGroup, step: TokenEvents, token_id: int) -> None:
+        logprobs = self._logprobs.popleft() if self._logprobs else None
+        group.events += map(self._numbered, self._items.token(step, token_id, logprobs))
         group.token_ids.append(token_id)
         self._num_tokens += 1
 
-    def _end(self, group: EventGroup, end: _PendingEnd) -> None:
+    def _apply_end(self, group: EventGroup, end: _PendingEnd) -> None:
         group.finish_reason = end.reason
         if end.reason == ABORT:
             group.events.append(self.cancel())
@@ -158,20 +162,20 @@ class ResponseEventBuilder:
         self.status = "incomplete" if self._is_too_long else "completed"
         group.events.append(self._numbered((f"response.{self.status}", {"response": self.response()})))
 
-    def _numbered(self, told: EventFields) -> ResponseEvent:
-        name, fields = told
+    def _numbered(self, event: EventFields) -> ResponseEvent:
+        name, fields = event
         number = self.num_events
         self.num_events += 1
         return ResponseEvent(number, name, _encode({"type": name, "sequence_number": number} | fields))
 
 
 def make_event_builder(
-    head: ObjectHeader,
+    header: ObjectHeader,
     request: ResponseChatRequest,
     request_id: str,
     id_style: IdStyle,
-    names: TokenStrings,
-    usage_of_tokens: UsageFunction,
+    token_strings: TokenStrings,
+    usage_of: UsageFunction,
 ) -> ResponseEventBuilder:
-    story = OutputItemBuilder(request_id, id_style, names if request.num_logprobs is not None else None)
-    return ResponseEventBuilder(head, request, story, usage_of_tokens)
+    item_builder = OutputItemBuilder(request_id, id_style, token_strings if request.num_logprobs is not None else None)
+    return ResponseEventBuilder(header, request, item_builder, usage_of)

@@ -36,14 +36,14 @@ EventFields = tuple[str, dict[str, Any]]
 
 
 class OutputItemBuilder:
-    """`names`: where logprobs are asked for."""
+    """`token_strings`: where logprobs are asked for."""
 
-    def __init__(self, request_id: str, id_style: IdStyle, names: TokenStrings | None) -> None:
+    def __init__(self, request_id: str, id_style: IdStyle, token_strings: TokenStrings | None) -> None:
         self.items: list[OutputItem] = []
         self.num_reasoning_tokens = 0
         self._request_id = request_id
         self._id_style: IdStyle = id_style
-        self._names = names
+        self._token_strings = token_strings
         self._open: OutputItem | None = None
         self._calls: dict[int, FunctionCallItem] = {}
         self._held_whitespace = ""
@@ -55,23 +55,25 @@ class OutputItemBuilder:
     def output(self) -> list[dict[str, Any]]:
         return [item.as_json() for item in self.items]
 
-    def token(self, step: TokenEvents, token_id: int, score: TokenLogprobs | None) -> list[EventFields]:
-        if self._names is not None and score is not None:
-            self._pending_logprobs += logprobs_json.chat_logprobs(self._names, [token_id], [score])["content"]
-        told = [one for event in step.events for one in self._apply_event(event)]
+    def token(self, step: TokenEvents, token_id: int, logprobs: TokenLogprobs | None) -> list[EventFields]:
+        if self._token_strings is not None and logprobs is not None:
+            self._pending_logprobs += logprobs_json.chat_logprobs(self._token_strings, [token_id], [logprobs])[
+                "content"
+            ]
+        events = [fields for event in step.events for fields in self._apply_event(event)]
         if step.events and not isinstance(step.events[-1], ContentText):
             self._pending_logprobs = []  # it was a thought, or a part of a call, or a mark around them
         if self._is_thinking(step):
             self.num_reasoning_tokens += 1
-        return told
+        return events
 
     def end(self, step: EndEvents, reason: str) -> list[EventFields]:
         """How an output has ended that was not cut."""
-        told = [one for event in step.events for one in self._apply_event(event)]
+        events = [fields for event in step.events for fields in self._apply_event(event)]
         if not self.items:
-            told += self._open_item(self._new_text(self._held_kind))
-            told += self._delta(self._held_whitespace) if self._held_whitespace else []
-        return told + self._close_item("incomplete" if reason == "length" else "completed")
+            events += self._open_item(self._new_text(self._held_kind))
+            events += self._delta(self._held_whitespace) if self._held_whitespace else []
+        return events + self._close_item("incomplete" if reason == "length" else "completed")
 
     def mark_incomplete(self) -> None:
         """It will not go on."""
@@ -103,26 +105,28 @@ class OutputItemBuilder:
     def _add_text(self, text: str, kind: type[TextItem]) -> list[EventFields]:
         if isinstance(self._open, kind):
             return self._delta(text)
-        told = self._close_item("completed")
+        events = self._close_item("completed")
         self._held_whitespace = self._held_whitespace + text if self._held_kind is kind else text
         self._held_kind = kind
         if not self._held_whitespace.strip():
-            return told
-        return told + self._open_item(self._new_text(kind)) + self._delta(self._held_whitespace)
+            return events
+        return events + self._open_item(self._new_text(kind)) + self._delta(self._held_whitespace)
 
     def _new_text(self, kind: type[TextItem]) -> TextItem:
         index = len(self.items)
         if kind is ReasoningItem:
             return ReasoningItem(f"rs_{self._request_id}_{index}", index)
-        return MessageItem(f"msg_{self._request_id}_{index}", index, has_logprobs=self._names is not None)
+        return MessageItem(f"msg_{self._request_id}_{index}", index, has_logprobs=self._token_strings is not None)
 
     def _open_item(self, item: OutputItem) -> list[EventFields]:
         self.items.append(item)
         self._open = item
-        told: list[EventFields] = [("response.output_item.added", {"output_index": item.index, "item": item.as_json()})]
+        events: list[EventFields] = [
+            ("response.output_item.added", {"output_index": item.index, "item": item.as_json()})
+        ]
         if not isinstance(item, FunctionCallItem):
-            told.append(("response.content_part.added", self._content_position(item) | {"part": item.part()}))
-        return told
+            events.append(("response.content_part.added", self._content_position(item) | {"part": item.part()}))
+        return events
 
     def _delta(self, text: str) -> list[EventFields]:
         """Of the text that is open."""
@@ -138,13 +142,15 @@ class OutputItemBuilder:
         return [(item.delta, fields)]
 
     def _start_call(self, index: int, name: str) -> list[EventFields]:
-        told = self._close_item("completed")
+        events = self._close_item("completed")
         del self._pending_logprobs[:-1]
         self._held_whitespace, self._held_kind = "", MessageItem
-        place = len(self.items)
+        output_index = len(self.items)
         call_id = tool_call_id(self._request_id, 0, index, self._id_style)
-        call = self._calls[index] = FunctionCallItem(f"fc_{self._request_id}_{place}", place, call_id, name)
-        return told + self._open_item(call)
+        call = self._calls[index] = FunctionCallItem(
+            f"fc_{self._request_id}_{output_index}", output_index, call_id, name
+        )
+        return events + self._open_item(call)
 
     def _add_arguments(self, call: FunctionCallItem, delta: str) -> list[EventFields]:
         if not delta:
@@ -161,18 +167,18 @@ class OutputItemBuilder:
         if item is None:
             return []
         item.status = status
-        told: list[EventFields]
+        events: list[EventFields]
         if isinstance(item, FunctionCallItem):
-            told = [("response.function_call_arguments.done", _of_item(item) | {"arguments": item.text})]
+            events = [("response.function_call_arguments.done", _of_item(item) | {"arguments": item.text})]
         else:
             done = self._content_position(item) | {"text": item.text}
             if isinstance(item, MessageItem):
                 done["logprobs"] = _brief(item.logprobs)
-            told = [
+            events = [
                 (item.done, done),
                 ("response.content_part.done", self._content_position(item) | {"part": item.part()}),
             ]
-        return [*told, ("response.output_item.done", {"output_index": item.index, "item": item.as_json()})]
+        return [*events, ("response.output_item.done", {"output_index": item.index, "item": item.as_json()})]
 
     def _content_position(self, item: TextItem) -> dict[str, Any]:
         return _of_item(item) | {"content_index": 0}
@@ -182,13 +188,13 @@ def _of_item(item: OutputItem) -> dict[str, Any]:
     return {"item_id": item.id, "output_index": item.index}
 
 
-def _brief(scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _brief(logprobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """As events have them: without bytes."""
     return [
         {
-            "token": one["token"],
-            "logprob": one["logprob"],
-            "top_logprobs": [{"token": top["token"], "logprob": top["logprob"]} for top in one["top_logprobs"]],
+            "token": entry["token"],
+            "logprob": entry["logprob"],
+            "top_logprobs": [{"token": top["token"], "logprob": top["logprob"]} for top in entry["top_logprobs"]],
         }
-        for one in scores
+        for entry in logprobs
     ]

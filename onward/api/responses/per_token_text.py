@@ -9,43 +9,43 @@ from onward.text.message_events import ContentText, EndEvents, MessageEvent, Tok
 class PerTokenTextStream:
     """Around any other. Its events are one `TokenEvents` for each token and an `EndEvents`."""
 
-    __slots__ = ("_steps", "_text")
+    __slots__ = ("_steps", "_stream")
 
-    def __init__(self, text: OutputTextStream) -> None:
-        self._text = text
+    def __init__(self, stream: OutputTextStream) -> None:
+        self._stream = stream
         self._steps: list[MessageEvent] = []
 
     @property
     def stopped(self) -> bool:
-        return self._text.stopped
+        return self._stream.stopped
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        return self._text.num_reasoning_tokens
+        return self._stream.num_reasoning_tokens
 
     @property
     def num_tool_calls(self) -> int:
-        return self._text.num_tool_calls
+        return self._stream.num_tool_calls
 
     def push(self, token_id: int) -> str:
-        said = self._text.push(token_id)
-        self._steps.append(TokenEvents(self._told(said)))
-        return said
+        text = self._stream.push(token_id)
+        self._steps.append(TokenEvents(self._message_events(text)))
+        return text
 
     def finish(self, reason: str) -> str:
-        said = self._text.finish(reason)
-        self._steps.append(EndEvents(self._told(said)))
-        return said
+        text = self._stream.finish(reason)
+        self._steps.append(EndEvents(self._message_events(text)))
+        return text
 
     def num_emitted_tokens(self, token_ids: Sequence[int]) -> int:
-        return self._text.num_emitted_tokens(token_ids)
+        return self._stream.num_emitted_tokens(token_ids)
 
     def take_events(self) -> list[MessageEvent]:
         steps, self._steps = self._steps, []
         return steps
 
-    def _told(self, said: str) -> tuple[MessageEvent, ...]:
-        events = self._text.take_events()
+    def _message_events(self, text: str) -> tuple[MessageEvent, ...]:
+        events = self._stream.take_events()
         if events is not None:
             return tuple(events)
-        return (ContentText(said),) if said else ()
+        return (ContentText(text),) if text else ()

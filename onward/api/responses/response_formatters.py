@@ -16,10 +16,10 @@ from onward.proto.engine import ErrorInfo
 from onward.web import sse
 
 
-def make_response_formatter(job: ActiveRequest) -> StreamFormatter:
-    if not job.prepared.is_routed:
-        return ResponseFormatter(job)
-    return RoutedBodyFormatter(job) if job.prepared.returns_whole_body else RoutedResponseFormatter(job)
+def make_response_formatter(active: ActiveRequest) -> StreamFormatter:
+    if not active.prepared.is_routed:
+        return ResponseFormatter(active)
+    return RoutedBodyFormatter(active) if active.prepared.returns_whole_body else RoutedResponseFormatter(active)
 
 
 def event_bytes(event: ResponseEvent, cursor: str | None = None) -> bytes:
@@ -31,46 +31,48 @@ class ResponseFormatter:
     """The last event says that it is the last."""
     has_sequence_numbers = True
 
-    def __init__(self, job: ActiveRequest) -> None:
-        assert isinstance(job.writer, ResponseJsonWriter)
-        self._job = job
-        self._teller: ResponseEventBuilder = job.writer.event_builder(job.header, job.output.usage)
-        given = prior_choices(job.prepared)[0]
-        self._num_told = len(given.token_ids)
+    def __init__(self, active: ActiveRequest) -> None:
+        assert isinstance(active.writer, ResponseJsonWriter)
+        self._active = active
+        self._event_builder: ResponseEventBuilder = active.writer.event_builder(active.header, active.output.usage)
+        prior = prior_choices(active.prepared)[0]
+        self._num_sent = len(prior.token_ids)
         """Tokens whose events the reader has had, in an earlier attempt."""
-        self._end_is_told = given.finish_reason is not None
-        self._num_heard = 0
-        self._cursors = CursorTracker(job.prepared.attempt, [self._num_told], [ChoiceCursor(self._num_told)])
+        self._is_end_sent = prior.finish_reason is not None
+        self._num_applied = 0
+        self._cursors = CursorTracker(active.prepared.attempt, [self._num_sent], [ChoiceCursor(self._num_sent)])
 
     def format_opening(self) -> list[bytes]:
-        opening = [self.format_held(event) for event in self._teller.opening()]
-        replayed = self.format_updates(self._job.replayed_updates)
-        return replayed if self._job.prepared.is_resumed else opening + replayed
+        opening = [self.format_held(event) for event in self._event_builder.opening()]
+        replayed = self.format_updates(self._active.replayed_updates)
+        return replayed if self._active.prepared.is_resumed else opening + replayed
 
-    def format_updates(self, pieces: list[ChoiceUpdate]) -> list[bytes]:
-        told: list[bytes] = []
-        for piece in pieces:
-            for group in self._teller.apply(piece):
-                told += self._format_group(group, is_known=piece.is_known_to_reader)
-        return told
+    def format_updates(self, updates: list[ChoiceUpdate]) -> list[bytes]:
+        events: list[bytes] = []
+        for update in updates:
+            for group in self._event_builder.apply(update):
+                events += self._format_group(group, is_known=update.is_known_to_reader)
+        return events
 
     def format_end(self) -> list[bytes]:
         """What has waited for scores that did not come."""
         return [
-            one for group in self._teller.flush_without_logprobs() for one in self._format_group(group, is_known=False)
+            event
+            for group in self._event_builder.flush_without_logprobs()
+            for event in self._format_group(group, is_known=False)
         ]
 
     def format_error(self, info: ErrorInfo) -> list[bytes]:
         # Tokens that wait for their scores come before the failure: it has the number and the output that follow from them.
-        return [*self.format_end(), event_bytes(self._teller.fail(info))]
+        return [*self.format_end(), event_bytes(self._event_builder.fail(info))]
 
     def _format_group(self, group: EventGroup, *, is_known: bool) -> list[bytes]:
-        num_known = max(0, self._num_told - self._num_heard)
-        self._num_heard += len(group.token_ids)
-        new, reason = group.token_ids[num_known:], group.finish_reason
-        if not new and (reason is None or self._end_is_told):
+        num_known = max(0, self._num_sent - self._num_applied)
+        self._num_applied += len(group.token_ids)
+        new_token_ids, finish_reason = group.token_ids[num_known:], group.finish_reason
+        if not new_token_ids and (finish_reason is None or self._is_end_sent):
             return []
-        cursor = self._cursors.advance(ChoiceUpdate(0, new, "", reason))
+        cursor = self._cursors.advance(ChoiceUpdate(0, new_token_ids, "", finish_reason))
         assert cursor is not None, "it has tokens or an end that nobody has been told"
         if is_known or not group.events:
             return self.format_silent_tokens(cursor)
@@ -92,12 +94,12 @@ class RoutedResponseFormatter(ResponseFormatter):
     terminator = sse.DONE
     has_sequence_numbers = False
 
-    def __init__(self, job: ActiveRequest) -> None:
-        super().__init__(job)
-        self._facts = PromptUsageEvent(job)
+    def __init__(self, active: ActiveRequest) -> None:
+        super().__init__(active)
+        self._prompt_usage = PromptUsageEvent(active)
 
-    def format_updates(self, pieces: list[ChoiceUpdate]) -> list[bytes]:
-        return self._facts.event_before(pieces) + super().format_updates(pieces)
+    def format_updates(self, updates: list[ChoiceUpdate]) -> list[bytes]:
+        return self._prompt_usage.event_before(updates) + super().format_updates(updates)
 
     def format_error(self, info: ErrorInfo) -> list[bytes]:
         return [sse.error_event(info)]

@@ -1,4 +1,4 @@
-"""Writes the answer to one request for a response: as a whole here, as a stream by `form`."""
+"""Writes the answer to one request for a response: as a whole here, as a stream by `response_formatters`."""
 
 from typing import Any
 
@@ -20,40 +20,42 @@ class ResponseJsonWriter:
     chunk_object = "response"
     has_extra_choice_fields = False
 
-    def __init__(self, prompts: TextProcessor, prepared: PreparedRequest) -> None:
+    def __init__(self, text_processor: TextProcessor, prepared: PreparedRequest) -> None:
         assert isinstance(prepared.request, ResponseChatRequest)
         self._request = prepared.request
         self._request_id = prepared.attempt.request_id
-        self._id_style: IdStyle = prompts.message_parsers.id_style
-        self._names = prompts.token_strings
+        self._id_style: IdStyle = text_processor.message_parsers.id_style
+        self._token_strings = text_processor.token_strings
 
-    def event_builder(self, head: ObjectHeader, usage_of_tokens: UsageFunction) -> ResponseEventBuilder:
-        return make_event_builder(head, self._request, self._request_id, self._id_style, self._names, usage_of_tokens)
+    def event_builder(self, header: ObjectHeader, usage_of: UsageFunction) -> ResponseEventBuilder:
+        return make_event_builder(
+            header, self._request, self._request_id, self._id_style, self._token_strings, usage_of
+        )
 
     def whole_body(
-        self, head: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, beside: dict[str, Any]
+        self, header: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, extra_fields: dict[str, Any]
     ) -> bytes:
-        teller = self.event_builder(head, lambda _: usage)
-        teller.apply(choices[0])
-        teller.flush_without_logprobs()
+        builder = self.event_builder(header, lambda _: usage)
+        builder.apply(choices[0])
+        builder.flush_without_logprobs()
         if choices[0].finish_reason is None and choices[0].error is not None:
-            teller.fail(choices[0].error)
-        return msgspec.json.encode(teller.response())
+            builder.fail(choices[0].error)
+        return msgspec.json.encode(builder.response())
 
     def opening_chunk(self, choice: int) -> OpeningChunk | None:
         return None
 
-    def content_json(self, piece: ChoiceUpdate) -> bytes:
+    def content_json(self, update: ChoiceUpdate) -> bytes:
         raise AssertionError("a response has no chunks")
 
-    def client_finish_reason(self, piece: ChoiceUpdate) -> str | None:
-        return piece.finish_reason
+    def client_finish_reason(self, update: ChoiceUpdate) -> str | None:
+        return update.finish_reason
 
-    def logprobs(self, piece: ChoiceUpdate) -> Any:
+    def logprobs(self, update: ChoiceUpdate) -> Any:
         return None
 
-    def extra_choice_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+    def extra_choice_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
         return {}
 
-    def extra_top_level_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
+    def extra_top_level_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
         return {}

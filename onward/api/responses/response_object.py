@@ -7,29 +7,29 @@ from onward.api.lifecycle.request_output import TokenUsage
 from onward.api.responses.chat_request import ResponseChatRequest
 
 
-def response_fields(head: ObjectHeader, request: ResponseChatRequest) -> dict[str, Any]:
+def response_fields(header: ObjectHeader, request: ResponseChatRequest) -> dict[str, Any]:
     """All but those that change while the answer is made."""
-    said = request.body
+    body = request.body
     return {
-        "id": head.id,
+        "id": header.id,
         "object": "response",
-        "created_at": head.created_s,
-        "background": bool(said.background),
-        "instructions": said.instructions,
-        "max_output_tokens": said.max_output_tokens,
-        "model": head.model,
-        "parallel_tool_calls": said.parallel_tool_calls is not False,
-        "previous_response_id": said.previous_response_id,
+        "created_at": header.created_s,
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "model": header.model,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": request.reasoning_effort, "summary": None},
-        "temperature": 1.0 if said.temperature is None else said.temperature,
-        "text": {"format": {"type": "text"} if said.text is None or said.text.format is None else said.text.format},
-        "tool_choice": "auto" if said.tool_choice is None else said.tool_choice,
-        "tools": said.tools or [],
-        "top_logprobs": said.top_logprobs or 0,
-        "top_p": 1.0 if said.top_p is None else said.top_p,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": {"type": "text"} if body.text is None or body.text.format is None else body.text.format},
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",
-        "user": said.user,
-        "metadata": said.metadata or {},
+        "user": body.user,
+        "metadata": body.metadata or {},
     }
 
 

@@ -36,14 +36,14 @@ class InstanceResponseStore:
 
     def __init__(
         self,
-        generator: GenerationRunner,
-        backend: ApiServices,
+        runner: GenerationRunner,
+        services: ApiServices,
         streams: StreamRegistry,
         background: BackgroundResponses,
     ) -> None:
-        self._jobs = generator.builder
-        self._generator, self._background = generator, background
-        self._backend, self._streams = backend, streams
+        self._builder = runner.builder
+        self._runner, self._background = runner, background
+        self._services, self._streams = services, streams
 
     async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> StreamRecord:
         """The caller's own, if it is there to be asked for."""
@@ -62,12 +62,12 @@ class InstanceResponseStore:
     async def _any_view(self, record: StreamRecord) -> ResponseView:
         """Of a response that need not be stored, for the client that it is written to."""
         attempt = record.attempt
-        return await self._backend.executors.text.run(
-            attempt.caller, lambda: ResponseView(self._jobs, record), len(attempt.body)
+        return await self._services.executors.text.run(
+            attempt.caller, lambda: ResponseView(self._builder, record), len(attempt.body)
         )
 
     def now_s(self) -> float:
-        return self._backend.clock.now_s()
+        return self._services.clock.now_s()
 
     def reader(self) -> "InstanceResponseReader":
         return InstanceResponseReader(self)
@@ -78,15 +78,15 @@ class InstanceResponseStore:
     async def whole(self, record: StreamRecord) -> bytes:
         return msgspec.json.encode((await self._any_view(record)).response(record))
 
-    async def rest(self, record: StreamRecord, num_told: int | None) -> bytes:
+    async def rest(self, record: StreamRecord, num_sent_tokens: int | None) -> bytes:
         """The events of a response that is over, behind those that this number of tokens has brought about. None: all."""
         assert record.is_finished
         events = (await self._any_view(record)).events
         num_known = 0
-        if num_told is not None:
+        if num_sent_tokens is not None:
             # Cancelled there, its last event has the number of the first one that the client does not have.
-            known = await self._any_view(cut_at(record, num_told))
-            num_known = len(known.events) - 1
+            known_view = await self._any_view(cut_at(record, num_sent_tokens))
+            num_known = len(known_view.events) - 1
         return b"".join(map(event_bytes, events[num_known:]))
 
     async def input_items(self, record: StreamRecord, query: Mapping[str, str]) -> bytes:
@@ -108,9 +108,9 @@ class InstanceResponseStore:
         attempt = msgspec.structs.replace(
             attempt, attempt_epoch=min(attempt.attempt_epoch + 1, MAX_ATTEMPT), is_final=True
         )
-        started_at_s = self._backend.clock.now_s()
-        prepared = await self._generator.prepare(
-            attempt.caller, attempt.body, lambda: self._jobs.prepare_attempt(attempt, started_at_s, is_routed=False)
+        started_at_s = self._services.clock.now_s()
+        prepared = await self._runner.prepare(
+            attempt.caller, attempt.body, lambda: self._builder.prepare_attempt(attempt, started_at_s, is_routed=False)
         )
         if prepared.request.is_stored:
             # What a router or a client has left is kept for a short time only, and an engine may take longer to come.
@@ -119,8 +119,8 @@ class InstanceResponseStore:
             # its slot back, so it is admitted like a new request.
             attempt = msgspec.structs.replace(prepared.attempt, was_accepted=prepared.request.is_background)
             prepared = dataclasses.replace(prepared, attempt=attempt)
-            beginning = self._backend.tasks.start(self._restart(prepared, record), attempt.caller)
-            await asyncio.wait((beginning,), timeout=RESUME_WAIT_S)
+            task = self._services.tasks.start(self._restart(prepared, record), attempt.caller)
+            await asyncio.wait((task,), timeout=RESUME_WAIT_S)
 
     async def _restart(self, prepared: PreparedRequest, record: StreamRecord) -> None:
         try:
@@ -146,12 +146,12 @@ class InstanceResponseStore:
     async def delete(self, record: StreamRecord) -> None:
         await self._streams.delete(record)
         name, caller = record.attempt.request_id, record.attempt.caller
-        await self._backend.engine_client.abort_by_name([name], abort_all=False, caller=caller)
+        await self._services.engine_client.abort_by_name([name], abort_all=False, caller=caller)
 
 
 def cut_at(record: StreamRecord, num_tokens: int) -> StreamRecord:
     """As if it had been cancelled there."""
-    choices = [ChoiceSnapshot(one.token_ids[:num_tokens]) for one in record.attempt.choices]
+    choices = [ChoiceSnapshot(choice.token_ids[:num_tokens]) for choice in record.attempt.choices]
     attempt = msgspec.structs.replace(record.attempt, choices=choices)
     return StreamRecord(attempt=attempt, logprobs=record.logprobs[:num_tokens], is_cancelled=True)
 
@@ -159,13 +159,13 @@ def cut_at(record: StreamRecord, num_tokens: int) -> StreamRecord:
 class InstanceResponseReader:
     """Makes the events of one response, from record to record, without beginning at its first token each time."""
 
-    def __init__(self, stored: InstanceResponseStore) -> None:
-        self._stored = stored
+    def __init__(self, store: InstanceResponseStore) -> None:
+        self._store = store
         self._view: ResponseView | None = None
 
     async def events(self, record: StreamRecord, after: int) -> bytes:
         if self._view is None:
-            self._view = await self._stored.view(record)
+            self._view = await self._store.view(record)
         else:
             self._view.apply(record)
         return b"".join(map(event_bytes, self._view.events[after + 1 :]))

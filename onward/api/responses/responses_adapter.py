@@ -27,12 +27,12 @@ class ResponsesAdapter:
     id_prefix = PREFIX
     returns_text = True
 
-    def __init__(self, prompts: TextProcessor) -> None:
-        self._prompts = prompts
-        self._chat = ChatAdapter(prompts)
+    def __init__(self, text_processor: TextProcessor) -> None:
+        self._text_processor = text_processor
+        self._chat = ChatAdapter(text_processor)
 
-    def decode(self, body: bytes, bounds: ValidationContext) -> tuple[ResponseChatRequest, tuple[str, ...]]:
-        return decode_response(body, bounds), ()
+    def decode(self, body: bytes, context: ValidationContext) -> tuple[ResponseChatRequest, tuple[str, ...]]:
+        return decode_response(body, context), ()
 
     def tokenize_prompts(self, request: ChatCompletionRequest, created_s: int) -> list[list[int]]:
         return self._chat.tokenize_prompts(request, created_s)
@@ -49,17 +49,17 @@ class ResponsesAdapter:
         return PerTokenTextStream(self._chat.new_text_stream(prepared, sampling))
 
     def json_writer(self, prepared: PreparedRequest) -> ResponseJsonWriter:
-        return ResponseJsonWriter(self._prompts, prepared)
+        return ResponseJsonWriter(self._text_processor, prepared)
 
 
 class ResponseRequestBuilder(RequestBuilder):
     """Jobs whose complaints name the fields of a response, and not those of the chat that it is."""
 
     def prepare_client_request(
-        self, identity: RequestContext, body: bytes, cursor: Cursor | None = None
+        self, context: RequestContext, body: bytes, cursor: Cursor | None = None
     ) -> PreparedRequest | DeferredRender[PreparedRequest]:
         with _response_field_names():
-            return super().prepare_client_request(identity, body, cursor)
+            return super().prepare_client_request(context, body, cursor)
 
     def prepare_attempt(
         self, attempt: Attempt, started_at_s: float, *, is_routed: bool

@@ -16,34 +16,36 @@ MAX_OTHER_BYTES = 64 << 20
 
 
 class RoutedResponseEndpoint:
-    def __init__(self, stored: InstanceResponseStore, proven: ClusterAuth, max_body_bytes: int) -> None:
-        self._stored = stored
-        self._proven = proven
+    def __init__(self, response_store: InstanceResponseStore, cluster_auth: ClusterAuth, max_body_bytes: int) -> None:
+        self._response_store = response_store
+        self._cluster_auth = cluster_auth
         self._max_bytes = max_body_bytes + MAX_OTHER_BYTES
         self._decoder = msgspec.msgpack.Decoder(QueryResponse)
 
     async def query_response(self, request: Request) -> Response:
-        asked = decode_cluster_message(self._decoder, await self._proven.authenticated_body(request, self._max_bytes))
-        check_schema(asked.record.attempt)
-        record = asked.record
-        if asked.action == "keep":
-            kept = await self._stored.store(record)
-            return Response(msgspec.msgpack.encode(kept), media_type=MSGPACK)
-        if asked.action == "delete":
-            await self._stored.delete(record)
+        query = decode_cluster_message(
+            self._decoder, await self._cluster_auth.authenticated_body(request, self._max_bytes)
+        )
+        check_schema(query.record.attempt)
+        record = query.record
+        if query.action == "keep":
+            stored_record = await self._response_store.store(record)
+            return Response(msgspec.msgpack.encode(stored_record), media_type=MSGPACK)
+        if query.action == "delete":
+            await self._response_store.delete(record)
             return json_response({})
-        if asked.action == "take_up":
-            await self._stored.resume(record)
+        if query.action == "take_up":
+            await self._response_store.resume(record)
             return json_response({})
-        if asked.action == "events":
-            events = await self._stored.reader().events(record, asked.after_event)
+        if query.action == "events":
+            events = await self._response_store.reader().events(record, query.after_event)
             return Response(events, media_type=EVENTS)
-        if asked.action == "rest":
-            return Response(await self._stored.rest(record, asked.num_told), media_type=EVENTS)
-        if asked.action == "whole":
-            return Response(await self._stored.whole(record), media_type=JSON)
-        if asked.action == "input_items":
-            return Response(await self._stored.input_items(record, asked.query), media_type=JSON)
-        if asked.action == "context":
-            return Response(await self._stored.context(record), media_type=JSON)
-        return Response(await self._stored.show(record), media_type=JSON)
+        if query.action == "rest":
+            return Response(await self._response_store.rest(record, query.num_told), media_type=EVENTS)
+        if query.action == "whole":
+            return Response(await self._response_store.whole(record), media_type=JSON)
+        if query.action == "input_items":
+            return Response(await self._response_store.input_items(record, query.query), media_type=JSON)
+        if query.action == "context":
+            return Response(await self._response_store.context(record), media_type=JSON)
+        return Response(await self._response_store.show(record), media_type=JSON)

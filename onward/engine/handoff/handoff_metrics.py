@@ -9,12 +9,12 @@ Tally = Callable[[], dict[str, int]]
 
 class HandoffMetrics:
     def __init__(self, registry: Registry, *, decode_states: Tally, prefill_states: Tally, leases: Tally) -> None:
-        def handovers() -> dict[LabelValues, float]:
+        def handoff_states() -> dict[LabelValues, float]:
             decode = {("decode", state): float(n) for state, n in decode_states().items()}
             return decode | {("prefill", state): float(n) for state, n in prefill_states().items()}
 
         registry.gauge(
-            "onward_pd_handovers", "Hand-overs under way, by our side of them.", ["side", "state"], handovers
+            "onward_pd_handovers", "Hand-overs under way, by our side of them.", ["side", "state"], handoff_states
         )
         registry.gauge(
             "onward_pd_leases",

@@ -2,8 +2,8 @@
 
     WorkCame -> queue -> there is room: offer -> Granted: compute and push -> token drawn and all sent: ready -> Finished
 
-The protocol is `pd.handoff.PrefillSide`; the prompt is a request like any other in the scheduler; this keeps a job for
-each. A job outlives its request: what a transfer reads stays *sending* until the peer has taken it or the transfer is
+The protocol is `pd.handoff.PrefillSide`; the prompt is a request like any other in the scheduler; this keeps a task for
+each. A task outlives its request: what a transfer reads stays *sending* until the peer has taken it or the transfer is
 known to be quiet. We decide nothing about the token: the peer's own stages do. No I/O: what is to be sent is in `drain`.
 """
 
@@ -77,7 +77,7 @@ class PrefillService:
         self._config, self._scheduler, self._tokens, self._outbox = config, scheduler, tokens, outbox
         self._live, self._limits, self._metrics, self._layout = live, limits, metrics, worker.kv_layout
         self._engine_incarnation = incarnation
-        self._num_renewals = 0
+        self._num_kv_resets = 0
         self._side = PrefillSide(
             self.incarnation, HandoffTimeouts(config.lease_s, config.offer_hold_s, config.handoff_timeout_s)
         )
@@ -92,33 +92,35 @@ class PrefillService:
     @property
     def incarnation(self) -> str:
         """Of our KV memory: it is what peers have to do with."""
-        return f"{self._engine_incarnation}.{self._num_renewals}"
+        return f"{self._engine_incarnation}.{self._num_kv_resets}"
 
     @property
     def idle(self) -> bool:
         return not self._tasks and not self._stopping and self._side.idle
 
     def count_by_state(self) -> dict[str, int]:
-        sending = sum(job.block_ids is not None for job in self._tasks.values()) + len(self._stopping)
+        sending = sum(task.block_ids is not None for task in self._tasks.values()) + len(self._stopping)
         return self._side.count_by_state() | {"sending": sending}
 
-    def receive(self, decode: str, message: ToPrefill, now_s: float) -> None:
+    def receive(self, decode_incarnation: str, message: ToPrefill, now_s: float) -> None:
         if isinstance(message, Ping):
-            self._pongs.append((decode, Pong(self.incarnation)))
+            self._pongs.append((decode_incarnation, Pong(self.incarnation)))
             return
-        self._side.receive(decode, message, now_s)
+        self._side.receive(decode_incarnation, message, now_s)
         self._process_events(now_s)
 
     def receive_kv_report(self, report: KvReport, now_s: float) -> None:
-        job = self._by_lease.get(report.lease_id)
+        task = self._by_lease.get(report.lease_id)
         match report:
-            case PushComplete() if job is not None:
-                job.sent = report
-                self._metrics.bytes.inc(job.backend, "out", by=report.num_bytes)
-                self._metrics.seconds.inc(job.backend, "out", by=report.seconds)
-                self._ready_if_complete(job, now_s)
-            case PushFailed() if job is not None:
-                self._fail(job, PdError("pd_transfer_failed", report.message, stage="transfer"), now_s, quiet=True)
+            case PushComplete() if task is not None:
+                task.sent = report
+                self._metrics.bytes.inc(task.backend, "out", by=report.num_bytes)
+                self._metrics.seconds.inc(task.backend, "out", by=report.seconds)
+                self._ready_if_complete(task, now_s)
+            case PushFailed() if task is not None:
+                self._fail(
+                    task, PdError("pd_transfer_failed", report.message, stage="transfer"), now_s, is_quiesced=True
+                )
             case PushComplete() | PushFailed() | PushQuiesced():
                 self._on_push_stopped(report.lease_id)
             case _:
@@ -141,15 +143,15 @@ class PrefillService:
         """Our KV memory is gone: whatever peers were to get from it is over. Those who were being computed when the
         worker died are told so: the prompt may have been the cause."""
         self._collect_results(now_s)
-        crashed = {r.handoff for step in self._scheduler.steps_in_flight for r in step.runs}
+        crashed = {request.handoff for step in self._scheduler.steps_in_flight for request in step.runs}
         error = PdError("pd_prefill_failed", "the worker died over this prompt", stage=WORKER_CRASH_STAGE)
-        for job in [job for key, job in self._tasks.items() if key in crashed]:
-            self._fail(job, error, now_s, quiet=True)
-        self._num_renewals += 1
+        for task in [task for key, task in self._tasks.items() if key in crashed]:
+            self._fail(task, error, now_s, is_quiesced=True)
+        self._num_kv_resets += 1
         self._side.reset(self.incarnation, now_s)
         self._process_events(now_s)
-        for job, _ in self._stopping.values():
-            self._release_blocks(job)
+        for task, _ in self._stopping.values():
+            self._release_blocks(task)
         self._stopping.clear()
         self._commands.clear()
 
@@ -171,18 +173,18 @@ class PrefillService:
             if isinstance(event, PrefillRequested):
                 self._on_prefill_requested(event.key, event.prefill, now_s)
                 continue
-            job = self._tasks.get(event.key)
-            if job is None:
+            task = self._tasks.get(event.key)
+            if task is None:
                 continue  # what came before in this turn has ended it
             match event:
                 case GrantReceived():
-                    self._on_granted(job, event.grant, now_s)
+                    self._on_granted(task, event.grant, now_s)
                 case HandoffCompleted():
                     self._metrics.ended.inc("prefill", "taken")
-                    self._tokens.record_finish(job.request, FinishReason.HANDED_OFF, now_s)
-                    self._end_task(job, now_s, quiet=True)
+                    self._tokens.record_finish(task.request, FinishReason.HANDED_OFF, now_s)
+                    self._end_task(task, now_s, is_quiesced=True)
                 case HandoffCancelled():
-                    self._on_cancelled(job, event.error, now_s)
+                    self._on_cancelled(task, event.error, now_s)
 
     def _on_prefill_requested(self, key: HandoffKey, prefill: PrefillRequest, now_s: float) -> None:
         try:
@@ -210,91 +212,91 @@ class PrefillService:
 
     def _fail_unfinished(self, now_s: float) -> None:
         """All but what lies ready for the peer to take: that needs our worker no more."""
-        for job in [job for job in self._tasks.values() if job.result is None or job.sent is None]:
-            self._fail(job, _worker_silent(), now_s)
+        for task in [task for task in self._tasks.values() if task.result is None or task.sent is None]:
+            self._fail(task, _worker_silent(), now_s)
 
     def _refuse(self, request_id: str, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
         self._metrics.refusals.inc("prefill", error.code)
         _log_failed(request_id, key, error)
         self._side.refuse(key, error, now_s)
 
-    def _on_granted(self, job: PeerPrefillTask, grant: LeaseGrant, now_s: float) -> None:
-        request, size = job.request, self._limits.block_size
-        first_block, rest = divmod(grant.num_cached_tokens, size)
-        if rest or first_block + len(grant.block_ids) != len(request.block_ids):
+    def _on_granted(self, task: PeerPrefillTask, grant: LeaseGrant, now_s: float) -> None:
+        request, block_size = task.request, self._limits.block_size
+        first_block, remainder = divmod(grant.num_cached_tokens, block_size)
+        if remainder or first_block + len(grant.block_ids) != len(request.block_ids):
             self._fail(
-                job, PdError("pd_layout_mismatch", "the granted blocks do not fit the prompt", stage="offer"), now_s
+                task, PdError("pd_layout_mismatch", "the granted blocks do not fit the prompt", stage="offer"), now_s
             )
             return
-        job.lease_id, job.block_ids, job.backend = grant.lease_id, list(request.block_ids), grant.endpoint.backend
-        self._by_lease[grant.lease_id] = job
+        task.lease_id, task.block_ids, task.backend = grant.lease_id, list(request.block_ids), grant.endpoint.backend
+        self._by_lease[grant.lease_id] = task
         push = KvPush(grant.lease_id, grant.endpoint, first_block, grant.block_ids, grant.checksums)
         self._scheduler.offers.start_push(request, push, now_s)
 
-    def _on_cancelled(self, job: PeerPrefillTask, error: ErrorInfo, now_s: float) -> None:
-        self._record_failure(job.request.request_id, job.key, error)
-        self._record_undelivered(job, error.code, now_s)
-        self._end_task(job, now_s, quiet=False)
+    def _on_cancelled(self, task: PeerPrefillTask, error: ErrorInfo, now_s: float) -> None:
+        self._record_failure(task.request.request_id, task.key, error)
+        self._record_undelivered(task, error.code, now_s)
+        self._end_task(task, now_s, is_quiesced=False)
 
     def _collect_results(self, now_s: float) -> None:
         """What the token stages say of the prompts that we compute for others."""
         for result in self._outbox.take_peer_prefill_results():
             assert result.request.handoff is not None, "a prompt computed for a peer belongs to a handoff"
-            job = self._tasks.get(result.request.handoff)
-            if job is None:
+            task = self._tasks.get(result.request.handoff)
+            if task is None:
                 continue
             if result.error is not None:
                 error = PdError("pd_prefill_failed", f"{result.error.message} ({result.error.code})", stage="prefill")
-                self._fail(job, error, now_s)
+                self._fail(task, error, now_s)
             elif result.token_ids:
-                job.result = result
-                self._ready_if_complete(job, now_s)
+                task.result = result
+                self._ready_if_complete(task, now_s)
 
-    def _ready_if_complete(self, job: PeerPrefillTask, now_s: float) -> None:
+    def _ready_if_complete(self, task: PeerPrefillTask, now_s: float) -> None:
         """Both the token and the word that every block has been written: nothing will follow."""
-        if job.result is None or job.sent is None:
+        if task.result is None or task.sent is None:
             return
         self._side.ready(
-            job.key,
-            job.result.token_ids,
-            job.request.num_cached_tokens or 0,
-            job.result.logprobs,
-            job.result.prompt_logprobs,
-            job.sent.checksums,
+            task.key,
+            task.result.token_ids,
+            task.request.num_cached_tokens or 0,
+            task.result.logprobs,
+            task.result.prompt_logprobs,
+            task.sent.checksums,
             now_s,
-            grammar_done=job.result.grammar_done,
-            draft_token_ids=job.result.draft_token_ids,
+            grammar_done=task.result.grammar_done,
+            draft_token_ids=task.result.draft_token_ids,
         )
 
-    def _fail(self, job: PeerPrefillTask, error: OnwardError, now_s: float, *, quiet: bool = False) -> None:
-        info = admission.to_error_info(error)
-        self._record_failure(job.request.request_id, job.key, info)
-        self._record_undelivered(job, error.code, now_s)
-        self._side.fail(job.key, info, now_s)
-        self._end_task(job, now_s, quiet=quiet)
+    def _fail(self, task: PeerPrefillTask, error: OnwardError, now_s: float, *, is_quiesced: bool = False) -> None:
+        error_info = admission.to_error_info(error)
+        self._record_failure(task.request.request_id, task.key, error_info)
+        self._record_undelivered(task, error.code, now_s)
+        self._side.fail(task.key, error_info, now_s)
+        self._end_task(task, now_s, is_quiesced=is_quiesced)
 
     def _record_failure(self, request_id: str, key: HandoffKey, error: ErrorInfo) -> None:
         self._metrics.ended.inc("prefill", error.code)
         _log_failed(request_id, key, error)
 
-    def _record_undelivered(self, job: PeerPrefillTask, error_code: str, now_s: float) -> None:
+    def _record_undelivered(self, task: PeerPrefillTask, error_code: str, now_s: float) -> None:
         """Its token was sampled, and the peer never had its KV."""
-        if job.request.finish_reason is FinishReason.HANDED_OFF:
-            self._tokens.record_finish(job.request, FinishReason.ERROR, now_s, error_code)
+        if task.request.finish_reason is FinishReason.HANDED_OFF:
+            self._tokens.record_finish(task.request, FinishReason.ERROR, now_s, error_code)
 
-    def _end_task(self, job: PeerPrefillTask, now_s: float, *, quiet: bool) -> None:
-        """Forgets the job. Its blocks stay in the transfer's hands until that is quiet."""
-        del self._tasks[job.key]
-        if job.request.status is not RequestStatus.FINISHED:
-            self._tokens.finish(job.request, FinishReason.ABORT, now_s)
-        if job.lease_id is None:
+    def _end_task(self, task: PeerPrefillTask, now_s: float, *, is_quiesced: bool) -> None:
+        """Forgets the task. Its blocks stay in the transfer's hands until that is quiet."""
+        del self._tasks[task.key]
+        if task.request.status is not RequestStatus.FINISHED:
+            self._tokens.finish(task.request, FinishReason.ABORT, now_s)
+        if task.lease_id is None:
             return
-        del self._by_lease[job.lease_id]
-        if quiet or job.sent is not None:
-            self._release_blocks(job)
+        del self._by_lease[task.lease_id]
+        if is_quiesced or task.sent is not None:
+            self._release_blocks(task)
         else:
-            self._stopping[job.lease_id] = (job, now_s)
-            self._commands.append(StopPush(job.lease_id))
+            self._stopping[task.lease_id] = (task, now_s)
+            self._commands.append(StopPush(task.lease_id))
 
     def _on_push_stopped(self, lease_id: str) -> None:
         if stopping := self._stopping.pop(lease_id, None):
@@ -302,10 +304,10 @@ class PrefillService:
         else:
             self._metrics.unexpected_reports.inc()
 
-    def _release_blocks(self, job: PeerPrefillTask) -> None:
-        if job.block_ids is not None:
-            self._scheduler.release_pushed_blocks(job.block_ids)
-            job.block_ids = None
+    def _release_blocks(self, task: PeerPrefillTask) -> None:
+        if task.block_ids is not None:
+            self._scheduler.release_pushed_blocks(task.block_ids)
+            task.block_ids = None
 
 
 def _log_failed(request_id: str, key: HandoffKey, error: ErrorInfo) -> None:

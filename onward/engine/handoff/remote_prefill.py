@@ -4,7 +4,7 @@
                               │ ^                                │
                a failure: next peer, or compute it here <────────┘ (the lease is taken back)
 
-The protocol itself is `pd.handoff.DecodeSide`; blocks are the scheduler's; this joins the two, and keeps an errand for
+The protocol itself is `pd.handoff.DecodeSide`; blocks are the scheduler's; this joins the two, and keeps a task for
 each request that is out. No I/O: what is to be sent is in `drain`.
 """
 
@@ -68,7 +68,7 @@ class RemotePrefillTask:
     started_s: float
     peer_address: str | None = None
     handoff_id: int | None = None
-    asked_s: float = 0.0
+    requested_s: float = 0.0
     attempts: Counter[str] = field(default_factory=Counter)
     num_heartbeats: int = 0
     """How often its peer has said that it is still at work, while it was the peer's turn."""
@@ -103,9 +103,9 @@ class RemotePrefillClient:
         self._peers = PrefillPeers(config.prefill_peers)
         self._tasks: dict[Request, RemotePrefillTask] = {}
         self._num_prompt_tokens_out = 0
-        self._by_handover: dict[int, RemotePrefillTask] = {}
+        self._by_handoff_id: dict[int, RemotePrefillTask] = {}
         self._by_peer: dict[str, dict[int, RemotePrefillTask]] = {}
-        """By address, then by hand-over: what is under way there."""
+        """Tasks under way at each peer, by address and handoff id."""
         self._awaiting_peer: dict[frozenset[str], dict[Request, RemotePrefillTask]] = {}
         """By the peers that they wait for: one look at a peer answers for all of them."""
         self._give_up_timers: Timers[Request] = Timers()
@@ -117,7 +117,7 @@ class RemotePrefillClient:
         self._revoked_s: dict[str, float] = {}
         self._commands: list[KvCommand] = []
         self._pings: list[tuple[str, ToPrefill]] = []
-        self._next_look_s = 0.0
+        self._next_retry_s = 0.0
 
     @property
     def addresses(self) -> frozenset[str]:
@@ -145,8 +145,8 @@ class RemotePrefillClient:
 
     def route_new_requests(self, now_s: float) -> None:
         """Decides where the prompts of those that are new in the queue are computed."""
-        undecided, self._scheduler.unrouted = self._scheduler.unrouted, []
-        for request in undecided:
+        unrouted, self._scheduler.unrouted = self._scheduler.unrouted, []
+        for request in unrouted:
             if request.status is not RequestStatus.WAITING or request.handoff is not None:
                 continue
             if scheduling_policy.should_prefill_locally(
@@ -160,9 +160,9 @@ class RemotePrefillClient:
             self._scheduler.start_remote_prefill(request)
             if request.scheduled_s is None:
                 request.scheduled_s = now_s
-            errand = self._tasks[request] = RemotePrefillTask(request, now_s)
+            task = self._tasks[request] = RemotePrefillTask(request, now_s)
             self._num_prompt_tokens_out += request.num_prompt
-            self._ask_next_peer(errand, now_s)
+            self._ask_next_peer(task, now_s)
 
     def receive(self, peer: str, message: ToDecode, now_s: float) -> None:
         if peer not in self._peers:
@@ -170,24 +170,24 @@ class RemotePrefillClient:
         self._peers.mark_reachable(peer)
         if isinstance(message, HandoffHeartbeat):
             self._count_heartbeats(message)
-        if isinstance(message, PrefillDone) and (errand := self._by_handover.get(message.handoff_id)):
-            errand.ready_s = errand.ready_s if errand.ready_s is not None else now_s
+        if isinstance(message, PrefillDone) and (task := self._by_handoff_id.get(message.handoff_id)):
+            task.ready_s = task.ready_s if task.ready_s is not None else now_s
         if not isinstance(message, Pong):
             self._side.receive(peer, message, now_s)
-        elif before := self._peers.update_incarnation(peer, message.incarnation, now_s):
+        elif previous_incarnation := self._peers.update_incarnation(peer, message.incarnation, now_s):
             # One that has started anew knows nothing of what its predecessor was asked.
-            self._side.receive(peer, PeerGone(before), now_s)
+            self._side.receive(peer, PeerGone(previous_incarnation), now_s)
         self._process_events(now_s)
 
     def num_peer_heartbeats(self, request: Request) -> int:
         """Grows as long as somebody works for this one, though nothing of it is here yet."""
-        errand = self._tasks.get(request)
-        return errand.num_heartbeats if errand else 0
+        task = self._tasks.get(request)
+        return task.num_heartbeats if task else 0
 
     @property
     def worker_due_since_s(self) -> float | None:
-        """Since when our own worker is due: to open the door for a peer, or to count what one has written."""
-        ready_s = (errand.ready_s for errand in self._by_lease.values() if errand.ready_s is not None)
+        """Since when our own worker is due: to open a lease for a peer, or to count what one has written."""
+        ready_s = (task.ready_s for task in self._by_lease.values() if task.ready_s is not None)
         return min((*self._lease_opened_s.values(), *ready_s), default=None)
 
     def on_peer_send(self, peer: str, ok: bool, now_s: float) -> None:
@@ -234,11 +234,11 @@ class RemotePrefillClient:
     def on_worker_lost(self, now_s: float) -> None:
         """Our KV memory is gone, and all leases on it. Those who had one ask again."""
         self._cancel_abandoned(now_s)
-        for errand in [e for e in self._tasks.values() if e.request.status is RequestStatus.GRANTED]:
-            self._cancel_handoff(errand, now_s)
-            self._leases.revoke(errand.request)
-            errand.request.set_status(RequestStatus.ASKED)
-            self._wait_for_blocks(errand)
+        for task in [task for task in self._tasks.values() if task.request.status is RequestStatus.GRANTED]:
+            self._cancel_handoff(task, now_s)
+            self._leases.revoke(task.request)
+            task.request.set_status(RequestStatus.ASKED)
+            self._wait_for_blocks(task)
         self._endpoint = None
         self._by_lease.clear()
         self._lease_opened_s.clear()
@@ -270,62 +270,62 @@ class RemotePrefillClient:
     def _process_events(self, now_s: float) -> None:
         self._cancel_abandoned(now_s)  # what a peer says of them comes too late
         for event in self._side.take_events():
-            errand = self._by_handover.get(event.handoff_id)
-            if errand is None:
+            task = self._by_handoff_id.get(event.handoff_id)
+            if task is None:
                 continue  # what came before in this turn has ended it
             match event:
                 case OfferReceived():
-                    self._on_offer(errand, event, now_s)
+                    self._on_offer(task, event, now_s)
                 case KvArrived():
-                    self._on_arrived(errand, event.ready, now_s)
+                    self._on_arrived(task, event.ready, now_s)
                 case HandoffFailed():
-                    self._on_handoff_failed(errand, event.error, now_s)
+                    self._on_handoff_failed(task, event.error, now_s)
 
-    def _on_offer(self, errand: RemotePrefillTask, event: OfferReceived, now_s: float) -> None:
+    def _on_offer(self, task: RemotePrefillTask, event: OfferReceived, now_s: float) -> None:
         self._metrics.offers.inc("decode")
-        wanted = self._scheduler.pool.num_blocks_for(len(errand.request.token_ids))
-        if event.num_blocks != wanted:
-            message = f"{event.num_blocks} blocks were asked for where {wanted} are needed"
+        num_needed_blocks = self._scheduler.pool.num_blocks_for(len(task.request.token_ids))
+        if event.num_blocks != num_needed_blocks:
+            message = f"{event.num_blocks} blocks were asked for where {num_needed_blocks} are needed"
             error = handoff_errors.layout_mismatch(message)
             self._metrics.refusals.inc("decode", error.code)
             self._side.refuse(event.handoff_id, error, now_s)
-            self._on_handoff_failed(errand, error, now_s)
+            self._on_handoff_failed(task, error, now_s)
             return
-        at_once = self._endpoint is not None and self._scheduler.leaves_room_for_earlier(errand.request)
-        self._leases.request_blocks(errand.request, at_once=at_once)
+        at_once = self._endpoint is not None and self._scheduler.leaves_room_for_earlier(task.request)
+        self._leases.request_blocks(task.request, at_once=at_once)
         self._queue_lease_commands(now_s)
 
     def _send_grant(self, lease_id: str, now_s: float) -> None:
-        """The data plane's door is open: now the peer may be told."""
-        errand = self._by_lease.get(lease_id)
-        if errand is None or errand.handoff_id is None:
+        """The worker expects the writes, so the grant can be sent to the peer."""
+        task = self._by_lease.get(lease_id)
+        if task is None or task.handoff_id is None:
             self._metrics.unexpected_reports.inc()
             return
-        lease, endpoint = errand.request.lease, self._endpoint
+        lease, endpoint = task.request.lease, self._endpoint
         assert lease is not None, "a request whose lease is open holds it"
         assert endpoint is not None, "a worker that opens leases has an endpoint"
         num_cached = lease.first_block * self._scheduler.pool.block_size
         granted = GrantedLease(lease_id, endpoint, num_cached, lease.block_ids, self._config.kv_checksums)
-        self._side.grant(errand.handoff_id, granted, now_s)
+        self._side.grant(task.handoff_id, granted, now_s)
         self._metrics.grants.inc()
 
-    def _on_arrived(self, errand: RemotePrefillTask, ready: PrefillDone, now_s: float) -> None:
-        request, lease = errand.request, errand.request.lease
+    def _on_arrived(self, task: RemotePrefillTask, ready: PrefillDone, now_s: float) -> None:
+        request, lease = task.request, task.request.lease
         if lease is None or not ready.token_ids or not self._in_vocabulary(ready.token_ids):
             error = PdError("pd_transfer_failed", "what the prefill instance sent cannot be used", stage="transfer")
-            self._on_handoff_failed(errand, admission.to_error_info(error), now_s)
+            self._on_handoff_failed(task, admission.to_error_info(error), now_s)
             return
-        self._end_handoff(errand)
-        self._end_task(errand)
+        self._end_handoff(task)
+        self._end_task(task)
         self._commands.append(EndLease(lease.lease_id))
         self._metrics.ended.inc("decode", "arrived")
-        self._metrics.latency.observe(now_s - errand.asked_s)
+        self._metrics.latency.observe(now_s - task.requested_s)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(ready.num_cached_tokens, request.num_prompt)
         self._leases.complete(request, now_s)
         request.peer_draft_token_ids = ready.draft_token_ids[: request.max_drafts]
         assert request.slot is not None, "it has arrived in one"
-        drawn = SlotTokens(
+        sampled = SlotTokens(
             request.slot,
             request.slot_epoch,
             request.num_generated,
@@ -335,116 +335,118 @@ class RemotePrefillClient:
             ready.prompt_logprobs,
             ready.grammar_done,
         )
-        self._tokens.commit_peer_tokens(request, drawn, now_s)
+        self._tokens.commit_peer_tokens(request, sampled, now_s)
 
     def _in_vocabulary(self, token_ids: list[int]) -> bool:
         return min(token_ids) >= 0 and max(token_ids) < self._vocab_size
 
-    def _on_handoff_failed(self, errand: RemotePrefillTask, error: ErrorInfo, now_s: float) -> None:
-        """A hand-over has failed. The request has not."""
-        request = errand.request
+    def _on_handoff_failed(self, task: RemotePrefillTask, error: ErrorInfo, now_s: float) -> None:
+        """A handoff has failed; the request goes on with another peer or locally."""
+        request = task.request
         log.info(
             log_event(
                 "hand-over failed",
                 side="decode",
                 id=request.request_id,
-                peer=errand.peer_address,
+                peer=task.peer_address,
                 code=error.code,
                 stage=error.stage or "-",
                 error=error.message,
             )
         )
         self._metrics.ended.inc("decode", error.code)
-        self._end_handoff(errand)
+        self._end_handoff(task)
         self._leases.withdraw_request(request)
         if request.status is RequestStatus.GRANTED:
             self._leases.revoke(request)
             request.set_status(RequestStatus.ASKED)
-        errand.error = error
+        task.error = error
         if error.code == "pd_no_decode_blocks":
             self._metrics.refusals.inc("decode", error.code)
-            self._on_no_local_blocks(errand, error, now_s)
+            self._on_no_local_blocks(task, error, now_s)
             return
-        if error.stage == WORKER_CRASH_STAGE and self._charge_crash(errand, now_s):
+        if error.stage == WORKER_CRASH_STAGE and self._charge_crash(task, now_s):
             return
-        self._peers.pause_after(error, errand.peer_address, now_s)
-        self._ask_next_peer(errand, now_s)
+        self._peers.pause_after(error, task.peer_address, now_s)
+        self._ask_next_peer(task, now_s)
 
-    def _on_no_local_blocks(self, errand: RemotePrefillTask, error: ErrorInfo, now_s: float) -> None:
+    def _on_no_local_blocks(self, task: RemotePrefillTask, error: ErrorInfo, now_s: float) -> None:
         """No peer's fault: there is no room here. Whoever can go elsewhere does."""
-        if errand.request.can_reschedule:
-            self._end_task(errand)
-            self._tokens.reschedule(errand.request, error, now_s)
+        if task.request.can_reschedule:
+            self._end_task(task)
+            self._tokens.reschedule(task.request, error, now_s)
         else:
-            self._wait_for_blocks(errand)
+            self._wait_for_blocks(task)
 
-    def _wait_for_blocks(self, errand: RemotePrefillTask) -> None:
-        if not errand.awaits_blocks:
-            errand.awaits_blocks = True
-            self._awaiting_blocks.add(errand.request)
-        self._leases.mark_short_of_blocks(errand.request)
+    def _wait_for_blocks(self, task: RemotePrefillTask) -> None:
+        if not task.awaits_blocks:
+            task.awaits_blocks = True
+            self._awaiting_blocks.add(task.request)
+        self._leases.mark_short_of_blocks(task.request)
 
-    def _charge_crash(self, errand: RemotePrefillTask, now_s: float) -> bool:
+    def _charge_crash(self, task: RemotePrefillTask, now_s: float) -> bool:
         """A peer's worker died over this prompt. True if that was once too often."""
-        request = errand.request
+        request = task.request
         request.crash_charges += 1
         request.crash_charge_position = request.num_generated
         if request.crash_charges < scheduling_policy.MAX_CRASH_CHARGES:
             return False
-        self._end_task(errand)
+        self._end_task(task)
         message = f"workers died {request.crash_charges} times while running this request"
         self._tokens.fail(request, admission.to_error_info(CrashedWorker(message)), now_s)
         return True
 
-    def _ask_next_peer(self, errand: RemotePrefillTask, now_s: float) -> None:
-        views = self._peer_candidates(errand, now_s)
+    def _ask_next_peer(self, task: RemotePrefillTask, now_s: float) -> None:
+        candidates = self._peer_candidates(task, now_s)
         may_fall_back = self._config.local_prefill
-        chosen = scheduling_policy.choose_prefill_peer(views, may_fall_back=may_fall_back)
-        if chosen is not None:
-            if errand.attempts:
+        peer = scheduling_policy.choose_prefill_peer(candidates, may_fall_back=may_fall_back)
+        if peer is not None:
+            if task.attempts:
                 self._metrics.fallbacks.inc("peer")
-            self._ask_peer(errand, chosen.address, now_s)
+            self._ask_peer(task, peer.address, now_s)
         elif may_fall_back:
             self._metrics.fallbacks.inc("local")
-            self._end_task(errand)
-            self._scheduler.fall_back_to_local_prefill(errand.request)
-        elif now_s >= self._give_up_at_s(errand) or not scheduling_policy.can_retry_later(views):
-            self._give_up(errand, now_s)
+            self._end_task(task)
+            self._scheduler.fall_back_to_local_prefill(task.request)
+        elif now_s >= self._give_up_at_s(task) or not scheduling_policy.can_retry_later(candidates):
+            self._give_up(task, now_s)
         else:
-            self._wait_for_peer(errand, views)
+            self._wait_for_peer(task, candidates)
 
-    def _wait_for_peer(self, errand: RemotePrefillTask, views: list[scheduling_policy.PrefillPeerCandidate]) -> None:
-        errand.awaited_peers = frozenset(view.address for view in views if scheduling_policy.can_retry_later([view]))
-        self._awaiting_peer.setdefault(errand.awaited_peers, {})[errand.request] = errand
-        self._give_up_timers.set_earliest(errand.request, self._give_up_at_s(errand))
+    def _wait_for_peer(self, task: RemotePrefillTask, candidates: list[scheduling_policy.PrefillPeerCandidate]) -> None:
+        task.awaited_peers = frozenset(
+            candidate.address for candidate in candidates if scheduling_policy.can_retry_later([candidate])
+        )
+        self._awaiting_peer.setdefault(task.awaited_peers, {})[task.request] = task
+        self._give_up_timers.set_earliest(task.request, self._give_up_at_s(task))
 
-    def _give_up_at_s(self, errand: RemotePrefillTask) -> float:
-        return errand.started_s + self._config.handoff_timeout_s
+    def _give_up_at_s(self, task: RemotePrefillTask) -> float:
+        return task.started_s + self._config.handoff_timeout_s
 
-    def _peer_candidates(self, errand: RemotePrefillTask, now_s: float) -> list[scheduling_policy.PrefillPeerCandidate]:
+    def _peer_candidates(self, task: RemotePrefillTask, now_s: float) -> list[scheduling_policy.PrefillPeerCandidate]:
         """The peers that this one may be sent to, as the choice sees them."""
-        named = errand.request.prefill_peers or self._config.prefill_peers
-        for address in named:
+        addresses = task.request.prefill_peers or self._config.prefill_peers
+        for address in addresses:
             self._peers.add(address, now_s)
         return [
             scheduling_policy.PrefillPeerCandidate(
                 address,
                 len(self._by_peer.get(address, ())),
-                errand.attempts[address],
+                task.attempts[address],
                 self._peers.is_available(address, now_s),
             )
-            for address in named
+            for address in addresses
         ]
 
-    def _ask_peer(self, errand: RemotePrefillTask, address: str, now_s: float) -> None:
-        request = errand.request
-        errand.peer_address, errand.handoff_id, errand.asked_s = address, self._side.next_handoff_id(), now_s
-        errand.ready_s = None
-        errand.attempts[address] += 1
-        self._by_handover[errand.handoff_id] = errand
-        self._by_peer.setdefault(address, {})[errand.handoff_id] = errand
+    def _ask_peer(self, task: RemotePrefillTask, address: str, now_s: float) -> None:
+        request = task.request
+        task.peer_address, task.handoff_id, task.requested_s = address, self._side.next_handoff_id(), now_s
+        task.ready_s = None
+        task.attempts[address] += 1
+        self._by_handoff_id[task.handoff_id] = task
+        self._by_peer.setdefault(address, {})[task.handoff_id] = task
         prefill = PrefillRequest(
-            handoff_id=errand.handoff_id,
+            handoff_id=task.handoff_id,
             kv_layout=self._layout,
             request_id=request.request_id,
             token_ids=list(request.token_ids),
@@ -467,117 +469,120 @@ class RemotePrefillClient:
             request, admission.to_error_info(PdError("pd_preempted", message, stage="decode")), now_s
         )
 
-    def _give_up(self, errand: RemotePrefillTask, now_s: float) -> None:
+    def _give_up(self, task: RemotePrefillTask, now_s: float) -> None:
         """Nobody could compute it, and we may not. The layer above may know someone who can."""
         self._metrics.fallbacks.inc("none")
-        self._end_task(errand)
-        cause = (
-            errand.error.message.removeprefix("PD Error: ") if errand.error else "no prefill instance can be reached"
-        )
-        code = "pd_preempted" if errand.request.num_generated else "pd_prefill_failed"
+        self._end_task(task)
+        cause = task.error.message.removeprefix("PD Error: ") if task.error else "no prefill instance can be reached"
+        code = "pd_preempted" if task.request.num_generated else "pd_prefill_failed"
         error = PdError(
             code, f"no prefill instance could compute the prompt ({cause})", stage="prefill", retry_after_s=1.0
         )
-        self._tokens.reschedule(errand.request, admission.to_error_info(error), now_s)
+        self._tokens.reschedule(task.request, admission.to_error_info(error), now_s)
 
     def _count_heartbeats(self, heartbeat: HandoffHeartbeat) -> None:
         """Of work that the peer is at. Where it waits for our worker its word says nothing of whether that lives."""
-        for number in heartbeat.handoff_ids:
-            errand = self._by_handover.get(number)
-            if errand is not None and errand.ready_s is None:
-                errand.num_heartbeats += 1
+        for handoff_id in heartbeat.handoff_ids:
+            task = self._by_handoff_id.get(handoff_id)
+            if task is not None and task.ready_s is None:
+                task.num_heartbeats += 1
 
     def _cancel_abandoned(self, now_s: float) -> None:
         abandoned, self._leases.abandoned_requests = self._leases.abandoned_requests, []
         for request in abandoned:
-            errand = self._tasks.get(request)
-            if errand is None:
+            task = self._tasks.get(request)
+            if task is None:
                 continue
-            self._cancel_handoff(errand, now_s)
+            self._cancel_handoff(task, now_s)
             if request.status is RequestStatus.FINISHED:
-                self._end_task(errand)
+                self._end_task(task)
             else:
-                self._wait_for_blocks(errand)  # its blocks went to somebody who comes before it
+                self._wait_for_blocks(task)  # its blocks went to somebody who comes before it
 
-    def _cancel_handoff(self, errand: RemotePrefillTask, now_s: float) -> None:
-        if errand.handoff_id is not None:
-            self._side.cancel(errand.handoff_id, CANCELLED_BY_DECODE, now_s)
+    def _cancel_handoff(self, task: RemotePrefillTask, now_s: float) -> None:
+        if task.handoff_id is not None:
+            self._side.cancel(task.handoff_id, CANCELLED_BY_DECODE, now_s)
             self._metrics.ended.inc("decode", "withdrawn")
-        self._end_handoff(errand)
+        self._end_handoff(task)
 
-    def _end_handoff(self, errand: RemotePrefillTask) -> None:
-        """The hand-over is over; the errand may go on with another one."""
-        if errand.handoff_id is not None:
-            del self._by_handover[errand.handoff_id]
-            assert errand.peer_address is not None, "a hand-over has a peer"
-            del self._by_peer[errand.peer_address][errand.handoff_id]
-            if not self._by_peer[errand.peer_address]:
-                del self._by_peer[errand.peer_address]
-        if errand.request.lease is not None:
-            self._by_lease.pop(errand.request.lease.lease_id, None)
-        errand.handoff_id = None
+    def _end_handoff(self, task: RemotePrefillTask) -> None:
+        """Ends the handoff; the task may start another one."""
+        if task.handoff_id is not None:
+            del self._by_handoff_id[task.handoff_id]
+            assert task.peer_address is not None, "a handoff has a peer"
+            del self._by_peer[task.peer_address][task.handoff_id]
+            if not self._by_peer[task.peer_address]:
+                del self._by_peer[task.peer_address]
+        if task.request.lease is not None:
+            self._by_lease.pop(task.request.lease.lease_id, None)
+        task.handoff_id = None
 
-    def _end_task(self, errand: RemotePrefillTask) -> None:
+    def _end_task(self, task: RemotePrefillTask) -> None:
         """The request is out no longer: its prompt is here, is computed here, or is wanted no more."""
-        self._stop_waiting(errand)
-        self._num_prompt_tokens_out -= errand.request.num_prompt
-        del self._tasks[errand.request]
+        self._stop_waiting(task)
+        self._num_prompt_tokens_out -= task.request.num_prompt
+        del self._tasks[task.request]
 
-    def _stop_waiting(self, errand: RemotePrefillTask) -> None:
-        if errand.awaits_blocks:
-            errand.awaits_blocks = False
-            self._awaiting_blocks.remove(errand.request)
-        if errand.awaited_peers is not None:
-            waiting = self._awaiting_peer[errand.awaited_peers]
-            del waiting[errand.request]
+    def _stop_waiting(self, task: RemotePrefillTask) -> None:
+        if task.awaits_blocks:
+            task.awaits_blocks = False
+            self._awaiting_blocks.remove(task.request)
+        if task.awaited_peers is not None:
+            waiting = self._awaiting_peer[task.awaited_peers]
+            del waiting[task.request]
             if not waiting:
-                del self._awaiting_peer[errand.awaited_peers]
-            errand.awaited_peers = None
-            self._give_up_timers.cancel(errand.request)
+                del self._awaiting_peer[task.awaited_peers]
+            task.awaited_peers = None
+            self._give_up_timers.cancel(task.request)
 
     def _cancel_at_unreachable_peers(self, now_s: float) -> None:
         """What such a peer has only been asked for goes elsewhere. What it may write is under a lease, and ends with it."""
-        away = self._peers.unavailable(now_s)
-        under_way = [errand for peer in sorted(away) for errand in self._by_peer.get(peer, {}).values()]
-        for errand in under_way:
-            if errand.request.status is RequestStatus.ASKED and errand.handoff_id is not None:
+        unavailable_peers = self._peers.unavailable(now_s)
+        affected = [task for peer in sorted(unavailable_peers) for task in self._by_peer.get(peer, {}).values()]
+        for task in affected:
+            if task.request.status is RequestStatus.ASKED and task.handoff_id is not None:
                 error = PdError(
-                    "pd_prefill_failed", f"{errand.peer_address} cannot be reached, or is left alone", stage="prefill"
+                    "pd_prefill_failed", f"{task.peer_address} cannot be reached, or is left alone", stage="prefill"
                 )
-                self._side.cancel(errand.handoff_id, admission.to_error_info(error), now_s)
-                self._on_handoff_failed(errand, admission.to_error_info(error), now_s)
+                self._side.cancel(task.handoff_id, admission.to_error_info(error), now_s)
+                self._on_handoff_failed(task, admission.to_error_info(error), now_s)
 
     def _retry_waiting(self, now_s: float) -> None:
-        if now_s < self._next_look_s:
+        if now_s < self._next_retry_s:
             return
-        self._next_look_s = now_s + RETRY_INTERVAL_S
+        self._next_retry_s = now_s + RETRY_INTERVAL_S
         overdue = [self._tasks[request] for request in self._give_up_timers.take_due(now_s)]
-        back = [peers for peers in self._awaiting_peer if any(self._peers.is_available(p, now_s) for p in peers)]
-        for errand in dict.fromkeys(overdue + [one for peers in back for one in self._awaiting_peer[peers].values()]):
-            self._stop_waiting(errand)
-            self._ask_next_peer(errand, now_s)
+        available_peer_sets = [
+            peers for peers in self._awaiting_peer if any(self._peers.is_available(p, now_s) for p in peers)
+        ]
+        for task in dict.fromkeys(
+            overdue
+            + [waiting_task for peers in available_peer_sets for waiting_task in self._awaiting_peer[peers].values()]
+        ):
+            self._stop_waiting(task)
+            self._ask_next_peer(task, now_s)
         self._retry_first_waiting_for_blocks(now_s)
 
     def _retry_first_waiting_for_blocks(self, now_s: float) -> None:
         """One at a time, in the queue's order: all of them together would find the same few blocks."""
-        first = self._awaiting_blocks.first()
-        if first is None or self._endpoint is None or not self._scheduler.allocator.can_allocate(first):
+        first_request = self._awaiting_blocks.first()
+        if first_request is None or self._endpoint is None or not self._scheduler.allocator.can_allocate(first_request):
             return
-        if not self._scheduler.leaves_room_for_earlier(first):
+        if not self._scheduler.leaves_room_for_earlier(first_request):
             return
-        errand = self._tasks[first]
-        self._stop_waiting(errand)
-        errand.attempts.clear()
-        self._ask_next_peer(errand, now_s)
+        task = self._tasks[first_request]
+        self._stop_waiting(task)
+        task.attempts.clear()
+        self._ask_next_peer(task, now_s)
 
     def _queue_lease_commands(self, now_s: float) -> None:
         leases, self._leases.unannounced_grants = self._leases.unannounced_grants, []
         for request in leases:
-            if request.lease is not None and (errand := self._tasks.get(request)) is not None:
-                self._by_lease[request.lease.lease_id] = errand
+            if request.lease is not None and (task := self._tasks.get(request)) is not None:
+                self._by_lease[request.lease.lease_id] = task
                 self._lease_opened_s[request.lease.lease_id] = now_s
-                expect = ExpectWrites(request.lease.lease_id, request.lease.block_ids, self._config.kv_checksums)
-                self._commands.append(expect)
+                command = ExpectWrites(request.lease.lease_id, request.lease.block_ids, self._config.kv_checksums)
+                self._commands.append(command)
         revoked, self._leases.unannounced_revocations = self._leases.unannounced_revocations, []
         for lease_id in revoked:
             self._by_lease.pop(lease_id, None)

@@ -146,21 +146,21 @@ class RecordingEngineCore(EngineCore):
     ) -> None:
         super().__init__(config, incarnation, worker)
         self._writer = writer
-        disguise = None if config.record_tokens else TokenAnonymizer(worker.vocab_size)
-        self._hide: Callable[[Any], Any] = disguise.anonymize if disguise else lambda message: message
+        anonymizer = None if config.record_tokens else TokenAnonymizer(worker.vocab_size)
+        self._hide: Callable[[Any], Any] = anonymizer.anonymize if anonymizer else lambda message: message
         writer.write(
             RecordingHeader(
                 SCHEMA_VERSION, __version__, incarnation, config, worker, wall_s, has_real_tokens=config.record_tokens
             )
         )
 
-    def receive_from_api(self, owner: str, message: ToEngine, now_s: float) -> None:
-        self._writer.write(ApiMessageRecord(now_s, owner, self._hide(message)))
-        self._record_crash(super().receive_from_api, owner, message, now_s)
+    def receive_from_api(self, api_id: str, message: ToEngine, now_s: float) -> None:
+        self._writer.write(ApiMessageRecord(now_s, api_id, self._hide(message)))
+        self._record_crash(super().receive_from_api, api_id, message, now_s)
 
-    def on_api_lost(self, owner: str, now_s: float) -> None:
-        self._writer.write(ApiLostRecord(now_s, owner))
-        self._record_crash(super().on_api_lost, owner, now_s)
+    def on_api_lost(self, api_id: str, now_s: float) -> None:
+        self._writer.write(ApiLostRecord(now_s, api_id))
+        self._record_crash(super().on_api_lost, api_id, now_s)
 
     def receive_from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
         self._writer.write(PrefillMessageRecord(now_s, peer, self._hide(message)))
@@ -207,7 +207,7 @@ class RecordingEngineCore(EngineCore):
 
     def take_api_messages(self) -> list[tuple[str, FromEngine]]:
         messages = super().take_api_messages()
-        self._writer.write(ApiOutboxRecord([(owner, self._hide(message)) for owner, message in messages]))
+        self._writer.write(ApiOutboxRecord([(api_id, self._hide(message)) for api_id, message in messages]))
         return messages
 
     def take_handoff_messages(self) -> HandoffOutbox:

@@ -77,16 +77,16 @@ class RecordingWriter:
     def write(self, record: object) -> None:
         if self._ended:
             return
-        at = len(self._buffer)
+        offset = len(self._buffer)
         self._buffer += bytes(_RECORD_HEADER.size)
         try:
             self._encoder.encode_into(record, self._buffer, -1)
         except Exception as fault:  # whatever it is: what cannot be recorded is served all the same
-            del self._buffer[at:]
+            del self._buffer[offset:]
             self._queue_chunk(MAX_WAIT_S)
             self._give_up(f"a {type(record).__name__} cannot be encoded: {fault!r}")
             return
-        _RECORD_HEADER.pack_into(self._buffer, at, len(self._buffer) - at - _RECORD_HEADER.size)
+        _RECORD_HEADER.pack_into(self._buffer, offset, len(self._buffer) - offset - _RECORD_HEADER.size)
         if len(self._buffer) >= CHUNK_BYTES:
             self._queue_chunk(MAX_WAIT_S)
 
@@ -180,7 +180,7 @@ class RecordingReader:
             raise InvalidRequest(f"cannot read {self._path}: {fault.strerror}", param="file") from fault
 
     def _next_chunk(self, file: BinaryIO) -> bytes | None:
-        at = file.tell()
+        offset = file.tell()
         header = file.read(_CHUNK_HEADER.size)
         if not header:
             return None
@@ -188,18 +188,18 @@ class RecordingReader:
         packed = file.read(length) if length <= MAX_CHUNK_BYTES else b""
         if len(header) < _CHUNK_HEADER.size or (len(packed) < length <= MAX_CHUNK_BYTES):
             self.truncated = True
-            self.fault = f"the file ends in the middle of the chunk at byte {at}"
+            self.fault = f"the file ends in the middle of the chunk at byte {offset}"
             return None
         if length > MAX_CHUNK_BYTES or zlib.crc32(packed) != checksum:
-            self.fault = f"the chunk at byte {at} is damaged"
+            self.fault = f"the chunk at byte {offset} is damaged"
             return None
         return zlib.decompress(packed)
 
 
 def _split(chunk: memoryview) -> Iterator[memoryview]:
-    at = 0
-    while at < len(chunk):
-        (length,) = _RECORD_HEADER.unpack_from(chunk, at)
-        at += _RECORD_HEADER.size
-        yield chunk[at : at + length]
-        at += length
+    offset = 0
+    while offset < len(chunk):
+        (length,) = _RECORD_HEADER.unpack_from(chunk, offset)
+        offset += _RECORD_HEADER.size
+        yield chunk[offset : offset + length]
+        offset += length

@@ -64,9 +64,9 @@ class ReplayResult:
 
 
 class Replayer:
-    def __init__(self, begun: RecordingHeader) -> None:
-        self.outcome = ReplayResult(begun)
-        self._core = EngineCore(begun.config, begun.incarnation, begun.worker)
+    def __init__(self, header: RecordingHeader) -> None:
+        self.outcome = ReplayResult(header)
+        self._core = EngineCore(header.config, header.incarnation, header.worker)
         self._first_s: float | None = None
         self._step = 0
         self._fault: Exception | None = None
@@ -126,8 +126,10 @@ class Replayer:
             case ApiOutboxRecord():
                 return self._compare("messages", record.messages, self._as_recorded(core.take_api_messages()))
             case HandoffOutboxRecord():
-                again = core.take_handoff_messages()
-                replayed = HandoffOutboxRecord(again.to_prefill, again.to_decode, again.kv_commands)
+                handoff_messages = core.take_handoff_messages()
+                replayed = HandoffOutboxRecord(
+                    handoff_messages.to_prefill, handoff_messages.to_decode, handoff_messages.kv_commands
+                )
                 return self._compare("hand-overs", record, replayed)
             case CloseRecord():
                 core.close()
@@ -139,7 +141,7 @@ class Replayer:
         """Names of blocks are hashes of the tokens, so a disguised recording has others in their place."""
         if self.outcome.begun.has_real_tokens:
             return messages
-        return [(owner, anonymize_block_hashes(message)) for owner, message in messages]
+        return [(api_id, anonymize_block_hashes(message)) for api_id, message in messages]
 
     def _compare(self, what: str, recorded: object, replayed: object) -> ReplayDifference | None:
         self.outcome.num_answers += 1
@@ -160,12 +162,12 @@ def replay(records: Iterable[memoryview | bytes]) -> ReplayResult:
     """Takes encoded records. A recording begins with what the core was made from."""
     encoded = iter(records)
     first = next(encoded, None)
-    begun = None if first is None else _decode(_with_new_names(first))
-    if not isinstance(begun, RecordingHeader):
+    header = None if first is None else _decode(_with_new_names(first))
+    if not isinstance(header, RecordingHeader):
         raise InvalidRequest("the recording has no beginning")
-    if begun.schema_version not in READABLE_SCHEMAS:
-        raise InvalidRequest(f"the recording speaks schema {begun.schema_version}, this version {SCHEMA_VERSION}")
-    run = Replayer(begun)
+    if header.schema_version not in READABLE_SCHEMAS:
+        raise InvalidRequest(f"the recording speaks schema {header.schema_version}, this version {SCHEMA_VERSION}")
+    run = Replayer(header)
     if not any(run.replay_record(_decode(record)) for record in encoded):
         run.finish()
     return run.outcome

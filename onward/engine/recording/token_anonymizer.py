@@ -108,12 +108,12 @@ class TokenAnonymizer:
             reasoning=None if sampling.reasoning is None else self._thinking(sampling.reasoning),
         )
 
-    def _thinking(self, rule: ReasoningParams) -> ReasoningParams:
+    def _thinking(self, params: ReasoningParams) -> ReasoningParams:
         return replace(
-            rule,
-            begin_token_ids=tuple(self.token_ids(rule.begin_token_ids)),
-            end_token_ids=tuple(self.token_ids(rule.end_token_ids)),
-            forced_prefix_token_ids=tuple(self.token_ids(rule.forced_prefix_token_ids)),
+            params,
+            begin_token_ids=tuple(self.token_ids(params.begin_token_ids)),
+            end_token_ids=tuple(self.token_ids(params.end_token_ids)),
+            forced_prefix_token_ids=tuple(self.token_ids(params.forced_prefix_token_ids)),
         )
 
     def _event(self, event: SlotEvent) -> SlotEvent:
@@ -158,7 +158,7 @@ class TokenAnonymizer:
     def _logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
         if logprobs is None:
             return None
-        return [replace(one, top=self._weighted(one.top)) for one in logprobs]
+        return [replace(logprob, top=self._weighted(logprob.top)) for logprob in logprobs]
 
     def _weighted(self, pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
         return list(zip(self.token_ids([token for token, _ in pairs]), [weight for _, weight in pairs], strict=True))
@@ -175,9 +175,10 @@ def anonymize_block_hashes(message: Message) -> Message:
     tokens up to its block, so anybody could hash a guessed prompt and compare."""
     if not isinstance(message, KvEventsReply):
         return message
-    places: dict[bytes, bytes] = {}
+    block_numbers: dict[bytes, bytes] = {}
     changes = [
-        (known, places.setdefault(name, len(places).to_bytes(4, "big"))) for known, name in message.events.changes
+        (known, block_numbers.setdefault(name, len(block_numbers).to_bytes(4, "big")))
+        for known, name in message.events.changes
     ]
     return replace(message, events=replace(message.events, changes=changes))
 

@@ -13,8 +13,8 @@ from onward.engine.scheduling.slot_allocator import SlotAllocator, clear_allocat
 
 
 class BlockLeases:
-    def __init__(self, seating: SlotAllocator, prefix: str) -> None:
-        self._seating, self._prefix = seating, prefix
+    def __init__(self, allocator: SlotAllocator, prefix: str) -> None:
+        self._allocator, self._prefix = allocator, prefix
         self._next_number = 1
         self.awaiting_blocks = RequestQueue()
         """A peer could compute these now, and asks for blocks."""
@@ -38,7 +38,7 @@ class BlockLeases:
 
     def reset(self) -> None:
         """The memory is gone: nothing of it can be in anybody's hands."""
-        assert not self._seating.awaiting_kv, "hand-overs end before the memory does"
+        assert not self._allocator.awaiting_kv, "hand-overs end before the memory does"
         self.unannounced_grants.clear()
         self.quarantined.clear()
         self.overdue.clear()
@@ -69,40 +69,42 @@ class BlockLeases:
 
     def grant(self, request: Request) -> bool:
         """Gives an asked request its place: cached blocks are pinned, the others are for the peer to write."""
-        seating = self._seating
-        room = seating.plan_allocation(request)
-        if not room.fits or not seating.slots.num_free:
+        allocator = self._allocator
+        allocation = allocator.plan_allocation(request)
+        if not allocation.fits or not allocator.slots.num_free:
             return False
         self._short_of_blocks.discard(request)
-        seating.allocate(request, room)
+        allocator.allocate(request, allocation)
         request.lease = BlockLease(
-            f"{self._prefix}-{self._next_number}", room.num_cached_blocks, request.block_ids[room.num_cached_blocks :]
+            f"{self._prefix}-{self._next_number}",
+            allocation.num_cached_blocks,
+            request.block_ids[allocation.num_cached_blocks :],
         )
         self._next_number += 1
-        seating.pool.start_lease(request.lease.block_ids)
+        allocator.pool.start_lease(request.lease.block_ids)
         request.set_status(RequestStatus.GRANTED)
-        seating.awaiting_kv.add(request)
+        allocator.awaiting_kv.add(request)
         self.unannounced_grants.append(request)
         return True
 
     def complete(self, request: Request, now_s: float) -> None:
         """The KV of the whole list is in the leased blocks."""
         assert request.lease is not None, "what arrives was granted"
-        self._seating.pool.end_lease(request.lease.block_ids)
+        self._allocator.pool.end_lease(request.lease.block_ids)
         request.lease = None
-        self._seating.awaiting_kv.remove(request)
+        self._allocator.awaiting_kv.remove(request)
         request.num_computed = len(request.token_ids)
-        self._seating.start_running(request, now_s)
+        self._allocator.start_running(request, now_s)
 
     def revoke(self, request: Request) -> None:
         """The peer is out. What it may still write is quarantined until it is known to be quiet."""
-        lease, slot, seating = request.lease, request.slot, self._seating
+        lease, slot, allocator = request.lease, request.slot, self._allocator
         assert lease is not None, "a granted request has a lease"
         assert slot is not None, "a granted request has a slot"
-        seating.awaiting_kv.remove(request)
-        seating.slots.release(slot, None)
-        seating.pool.release(request.block_ids[: lease.first_block], None)
-        seating.pool.start_quarantine(lease.block_ids)
+        allocator.awaiting_kv.remove(request)
+        allocator.slots.release(slot, None)
+        allocator.pool.release(request.block_ids[: lease.first_block], None)
+        allocator.pool.start_quarantine(lease.block_ids)
         self.quarantined[lease.lease_id] = lease.block_ids
         self.unannounced_revocations.append(lease.lease_id)
         request.lease = None
@@ -111,4 +113,4 @@ class BlockLeases:
     def end_quarantine(self, lease_id: str) -> None:
         self.overdue.discard(lease_id)
         if blocks := self.quarantined.pop(lease_id, None):
-            self._seating.pool.end_quarantine(blocks)
+            self._allocator.pool.end_quarantine(blocks)

@@ -109,37 +109,37 @@ class BlockPool:
             self._ref_counts[block] = 1
         return taken
 
-    def count_cached_prefix(self, names: Sequence[BlockHash]) -> tuple[int, int]:
+    def count_cached_prefix(self, block_hashes: Sequence[BlockHash]) -> tuple[int, int]:
         """How many leading blocks are known and usable, and how many of those now count as available."""
         hits = available = 0
-        for name in names:
-            block = self._by_hash.get(name)
+        for block_hash in block_hashes:
+            block = self._by_hash.get(block_hash)
             if block is None:
                 break
             hits += 1
             available += block in self._cached
         return hits, available
 
-    def acquire_cached(self, names: Sequence[BlockHash]) -> list[int]:
+    def acquire_cached(self, block_hashes: Sequence[BlockHash]) -> list[int]:
         """Takes a share of known blocks, all of which `count_cached_prefix` has just counted.
 
         A fence is no obstacle: a block with a name is computed to its end, and steps in flight write behind that.
         """
-        blocks = self.find_cached(names)
+        blocks = self.find_cached(block_hashes)
         for block in blocks:
             self._cached.pop(block, None)
             self._fenced.pop(block, None)
             self._ref_counts[block] += 1
         return blocks
 
-    def cache_block(self, block: int, name: BlockHash) -> None:
+    def cache_block(self, block: int, block_hash: BlockHash) -> None:
         """Gives a fully computed block its name. The first block with a name keeps it; a twin stays anonymous."""
         assert self._ref_counts[block] > 0, "only an owner knows what it computed"
-        if name not in self._by_hash and self._block_hash[block] is None:
-            self._by_hash[name] = block
-            self._block_hash[block] = name
+        if block_hash not in self._by_hash and self._block_hash[block] is None:
+            self._by_hash[block_hash] = block
+            self._block_hash[block] = block_hash
             if self._log is not None:
-                self._log.append(True, name)
+                self._log.append(True, block_hash)
 
     def release(self, blocks: Sequence[int], fence_step: int | None) -> None:
         """Gives up one share of each block. Until the result of `fence_step` is in, nobody may reuse them."""
@@ -197,9 +197,9 @@ class BlockPool:
                 del self._sending[block]
         self.release(blocks, fence_step)
 
-    def find_cached(self, names: Sequence[BlockHash]) -> list[int]:
+    def find_cached(self, block_hashes: Sequence[BlockHash]) -> list[int]:
         """The blocks of these names, all of which `count_cached_prefix` has just counted."""
-        return [self._by_hash[name] for name in names]
+        return [self._by_hash[block_hash] for block_hash in block_hashes]
 
     def estimate_reclaim(self, kept: Collection[int] = ()) -> "ReclaimEstimate":
         """Starts with what is available, or will be when its fence has passed, without the blocks in `kept`."""
@@ -224,9 +224,9 @@ class BlockPool:
             self._cached[block] = None
 
     def _drop_hash(self, block: int) -> None:
-        name = self._block_hash[block]
-        assert name is not None, "a cached block has a name"
-        del self._by_hash[name]
+        block_hash = self._block_hash[block]
+        assert block_hash is not None, "a cached block has a name"
+        del self._by_hash[block_hash]
         self._block_hash[block] = None
         if self._log is not None:
-            self._log.append(False, name)
+            self._log.append(False, block_hash)

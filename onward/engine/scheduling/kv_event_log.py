@@ -22,8 +22,8 @@ class KvEventLog:
         self._oldest_valid = 0
         """What came before belongs to memory that is gone."""
 
-    def append(self, known: bool, name: BlockHash) -> None:
-        self._changes.append((known, name))
+    def append(self, known: bool, block_hash: BlockHash) -> None:
+        self._changes.append((known, block_hash))
         self._next_number += 1
 
     def reset(self) -> None:
@@ -32,10 +32,10 @@ class KvEventLog:
         self._next_number += 1  # so that a reader who was up to date learns of it
         self._oldest_valid = self._next_number
 
-    def since(self, number: int, names: Iterable[BlockHash]) -> KvEvents:
-        """What a reader that expects `number` next must hear; `names` are all that are known now."""
+    def since(self, number: int, block_hashes: Iterable[BlockHash]) -> KvEvents:
+        """The changes from `number` on. `block_hashes` are all cached blocks, for a reader that needs a reset."""
         oldest = self._next_number - len(self._changes)
         if not max(oldest, self._oldest_valid) <= number <= self._next_number:
-            known = [(True, name) for name in names]
+            known = [(True, block_hash) for block_hash in block_hashes]
             return KvEvents(self._next_number - len(known), known, reset=True)
         return KvEvents(number, list(islice(self._changes, number - oldest, number - oldest + MAX_CHANGES_PER_ANSWER)))

@@ -13,21 +13,21 @@ from onward.proto.kv_transfer import KvPush
 
 
 class PrefillOffers:
-    def __init__(self, seating: SlotAllocator, tokens_per_step: int) -> None:
-        self._seating, self._tokens_per_step = seating, tokens_per_step
+    def __init__(self, allocator: SlotAllocator, tokens_per_step: int) -> None:
+        self._allocator, self._tokens_per_step = allocator, tokens_per_step
         self.offered: list[Request] = []
         self.unsent: list[Request] = []
         """Of those, the ones whose peer must still be told."""
 
-    def may_offer(self, handover: HandoffKey) -> bool:
+    def may_offer(self, key: HandoffKey) -> bool:
         """Just in time: a peer's memory is asked for only when what we compute, or it has been offered, is nearly done."""
-        offered = (r for r in self.offered if decode_instance_of(r) == handover.decode_incarnation)
-        computing = (r for r in self._seating.running if r.handoff is not None)
+        offered = (r for r in self.offered if decode_instance_of(r) == key.decode_incarnation)
+        computing = (r for r in self._allocator.running if r.handoff is not None)
         tokens_ahead = sum(len(r.token_ids) - r.planned_computed for r in [*offered, *computing])
         return scheduling_policy.may_offer(tokens_ahead, self._tokens_per_step)
 
-    def offer(self, request: Request, room: PlannedAllocation, now_s: float) -> None:
-        self._seating.allocate(request, room)
+    def offer(self, request: Request, allocation: PlannedAllocation, now_s: float) -> None:
+        self._allocator.allocate(request, allocation)
         request.scheduled_s = now_s
         request.set_status(RequestStatus.OFFERED)
         self.offered.append(request)
@@ -37,8 +37,8 @@ class PrefillOffers:
         """The peer has granted blocks: compute, and push. The transfer holds a share of what it reads."""
         self.offered.remove(request)
         request.push = push
-        self._seating.pool.start_sending(request.block_ids)
-        self._seating.start_running(request, now_s)
+        self._allocator.pool.start_sending(request.block_ids)
+        self._allocator.start_running(request, now_s)
 
 
 def decode_instance_of(request: Request) -> str | None:

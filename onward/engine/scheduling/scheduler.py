@@ -6,7 +6,7 @@
            3. requests for which a peer asks for blocks, if there is a slot and room
            4. waiting requests, as long as there is a slot, room and budget
 
-The scheduler decides; who has which slot and block is in `seating`, which blocks a peer may write in `leases`, and which
+The scheduler decides; who has which slot and block is in `allocator`, which blocks a peer may write in `leases`, and which
 prompts we compute for peers in `offers`. It knows nothing of what a token means, of clients, of protocols, or of wires.
 """
 
@@ -123,7 +123,7 @@ class Scheduler:
         self.waiting.add(request)
         if self.remote_prefill_enabled and request.handoff is None:
             if len(self.unrouted) >= MAX_FINISHED_UNROUTED + len(self.waiting):
-                self.unrouted = [one for one in self.unrouted if one.status is RequestStatus.WAITING]
+                self.unrouted = [queued for queued in self.unrouted if queued.status is RequestStatus.WAITING]
             self.unrouted.append(request)
 
     def begin_commit(self, step: int) -> None:
@@ -188,12 +188,12 @@ class Scheduler:
         """Whether it may have a slot and blocks here although others that come before it lack them: only if there is room
         for all. They are taken by two kinds, those in the queue and those whose KV a peer brings; neither passes by the
         other."""
-        return self.allocator.has_room_beside(request, self._in_line_before(request))
+        return self.allocator.has_room_with(request, self._in_line_before(request))
 
     def release_pushed_blocks(self, block_ids: list[int]) -> None:
         """A transfer reads these no more."""
-        newest = self.steps_in_flight[-1].step if self.steps_in_flight else None
-        self.pool.end_sending(block_ids, newest)
+        newest_step = self.steps_in_flight[-1].step if self.steps_in_flight else None
+        self.pool.end_sending(block_ids, newest_step)
 
     def publish_computed(self, request: Request) -> None:
         self.allocator.cache_computed_blocks(request)
@@ -243,8 +243,8 @@ class Scheduler:
         """Of the step that is about to be planned, drafts not counted."""
         to_plan = [r.num_plannable_tokens for r in self.running if r.status is RequestStatus.RUNNING]
         rows, limit = sum(to_plan), self.config.max_num_batched_tokens
-        next_in = self.waiting.first()
-        if next_in is not None and self.allocator.can_allocate(next_in):
+        next_request = self.waiting.first()
+        if next_request is not None and self.allocator.can_allocate(next_request):
             rows = limit  # prompts will fill it
         return scheduling_policy.StepLoad(min(rows, limit), limit - min(rows, limit), self.draft_cost)
 
@@ -288,8 +288,8 @@ class Scheduler:
         more = self.pool.num_blocks_for(end + num_drafts) - len(request.block_ids)
         if more <= max(0, missing) or more + len(self.running) <= self.pool.num_available:
             return more, num_drafts
-        room = (len(request.block_ids) + max(0, missing)) * self.pool.block_size - end
-        return missing, min(num_drafts, room)
+        num_free_tokens = (len(request.block_ids) + max(0, missing)) * self.pool.block_size - end
+        return missing, min(num_drafts, num_free_tokens)
 
     def _grant_waiting_leases(self, draft: StepPlanBuilder) -> None:
         for request in list(self.leases.awaiting_blocks):
@@ -304,10 +304,10 @@ class Scheduler:
 
     def _admit_waiting(self, draft: StepPlanBuilder, now_s: float, before: Request | None = None) -> None:
         """In the queue's order; with `before`, only those of a higher priority than that one."""
-        held_up: set[str] = set()
+        blocked_incarnations: set[str] = set()
         """Peers that must first answer for an earlier prompt. They hold up nobody else's."""
         while draft.token_budget and not draft.short_of_blocks and not draft.preempts:
-            request = self._next_waiting(draft, held_up)
+            request = self._next_waiting(draft, blocked_incarnations)
             if request is None or (before is not None and request.priority >= before.priority):
                 return
             if self._must_wait_for_isolation(request):
@@ -317,24 +317,24 @@ class Scheduler:
             if not self._admit(draft, request, now_s):
                 return
 
-    def _next_waiting(self, draft: StepPlanBuilder, held_up: set[str]) -> Request | None:
+    def _next_waiting(self, draft: StepPlanBuilder, blocked_incarnations: set[str]) -> Request | None:
         """The first in the queue, without requests whose peer must answer first (added to `held_up`) and requests that need
         rows with logits, if this step has no more of them. Both hold up no other request."""
         for request in self.waiting:
-            if decode_instance_of(request) in held_up:
+            if decode_instance_of(request) in blocked_incarnations:
                 continue
             if not draft.prompt_logprob_budget and request.first_logits_row is not None:
                 continue
             if request.handoff is None or self.offers.may_offer(request.handoff):
                 return request
-            held_up.add(request.handoff.decode_incarnation)
+            blocked_incarnations.add(request.handoff.decode_incarnation)
         return None
 
     def _admit(self, draft: StepPlanBuilder, request: Request, now_s: float) -> bool:
-        room = self._allocation_or_preempt(draft, request)
-        if room is None:
+        allocation = self._allocation_or_preempt(draft, request)
+        if allocation is None:
             return False
-        start = room.num_cached_blocks * self.pool.block_size
+        start = allocation.num_cached_blocks * self.pool.block_size
         num_tokens = scheduling_policy.chunk_size(len(request.token_ids) - start, draft.budget_for(request, start))
         if num_tokens == 0 or not self.leaves_room_for_earlier(request):
             return False
@@ -342,9 +342,9 @@ class Scheduler:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(start, request.num_prompt)
         if request.handoff is not None:
-            self.offers.offer(request, room, now_s)
+            self.offers.offer(request, allocation, now_s)
             return True
-        self.allocator.allocate(request, room)
+        self.allocator.allocate(request, allocation)
         self.allocator.start_running(request, now_s)
         draft.add_assign(request)
         draft.add_run(request, num_tokens, [])
@@ -355,9 +355,9 @@ class Scheduler:
         them in its turn, and the first of those whose prompts peers compute, since such a prompt may take long."""
         if not self.remote_prefill_enabled:
             return
-        key, short = scheduling_policy.queue_key(request), self.leases.first_short_of_blocks
-        if short is not None and scheduling_policy.queue_key(short) < key:
-            yield short
+        key, first_short = scheduling_policy.queue_key(request), self.leases.first_short_of_blocks
+        if first_short is not None and scheduling_policy.queue_key(first_short) < key:
+            yield first_short
         for waiting in self.waiting:
             if scheduling_policy.queue_key(waiting) >= key:
                 return
@@ -366,24 +366,24 @@ class Scheduler:
 
     def _allocation_or_preempt(self, draft: StepPlanBuilder, request: Request) -> PlannedAllocation | None:
         """The room for a waiting request. None if there is not enough; lower priorities may then be preempted for it."""
-        room = self.allocator.plan_allocation(request)
-        if room.fits and self.slots.num_free:
-            return room
-        self._preempt_to_admit(draft, request, room)
+        allocation = self.allocator.plan_allocation(request)
+        if allocation.fits and self.slots.num_free:
+            return allocation
+        self._preempt_to_admit(draft, request, allocation)
         return None
 
-    def _preempt_to_admit(self, draft: StepPlanBuilder, request: Request, room: PlannedAllocation) -> None:
+    def _preempt_to_admit(self, draft: StepPlanBuilder, request: Request, allocation: PlannedAllocation) -> None:
         """Asks for as much as `leaves_room_for_earlier` will: what is not enough for that would be taken in vain."""
-        kept = [
+        reserved_blocks = [
             self.allocator.plan_allocation(other).num_blocks_consumed + 1 for other in self._in_line_before(request)
         ]
         slots_coming = self.slots.num_free + self.slots.num_fenced + len(self.preempting)
-        slots_missing = max(0, 1 + len(kept) - slots_coming)
+        slots_missing = max(0, 1 + len(reserved_blocks) - slots_coming)
         shortage = scheduling_policy.CapacityShortage(
-            room.num_new_blocks + sum(kept), room.num_growth_blocks, slots_missing
+            allocation.num_new_blocks + sum(reserved_blocks), allocation.num_growth_blocks, slots_missing
         )
         # Blocks that the request would share are its own as soon as they are free.
-        shared = self.pool.find_cached(room.block_hashes[: room.num_cached_blocks])
+        shared = self.pool.find_cached(allocation.block_hashes[: allocation.num_cached_blocks])
         self._preempt_for(draft, request, shortage, shared, same_priority=False)
 
     def _preempt_for(

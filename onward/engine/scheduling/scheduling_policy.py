@@ -89,7 +89,7 @@ class StepLoad:
     """Of one more guess for everybody: a share of what the step takes anyhow."""
 
 
-def choose_num_drafts(limit: int, record: DraftAcceptance, load: StepLoad, num_given: int = 0) -> int:
+def choose_num_drafts(limit: int, acceptance: DraftAcceptance, load: StepLoad, num_given: int = 0) -> int:
     """How many tokens a request drafts in this step, at most `limit`. `num_given`: so many guesses of a peer are used
     instead of new ones, and cost no guessing.
 
@@ -100,11 +100,11 @@ def choose_num_drafts(limit: int, record: DraftAcceptance, load: StepLoad, num_g
     """
     limit = min(limit, load.num_draft_rows_left, num_given or limit)
     worth = load.num_rows / (load.num_rows + STEP_OVERHEAD_ROWS) + (0.0 if num_given else load.draft_cost)
-    count, likely = 0, record.acceptance_rate
-    while count < limit and likely > worth:
+    count, probability = 0, acceptance.acceptance_rate
+    while count < limit and probability > worth:
         count += 1
-        likely *= record.acceptance_rate
-    if not count and worth < 1 and record.tokens_since_draft * (1 - worth) >= PROBE_INTERVAL_TOKENS:
+        probability *= acceptance.acceptance_rate
+    if not count and worth < 1 and acceptance.tokens_since_draft * (1 - worth) >= PROBE_INTERVAL_TOKENS:
         return min(PROBE_DRAFTS, limit)
     return count
 

@@ -54,40 +54,57 @@ class SlotAllocator:
         # rows whose logits somebody wants.
         #   |-- hits: shared blocks --|-- needed: own blocks --|
         #   0              hits * block_size          blocks_for(len(token_ids))
-        size = self.pool.block_size
+        block_size = self.pool.block_size
         first_scored = request.first_scored_row
         cacheable = len(request.token_ids) - 1 if first_scored is None else first_scored
-        names = request.compute_block_hashes(size, cacheable // size if self._config.prefix_caching else 0)
-        hits, hits_available = self.pool.count_cached_prefix(names)
-        needed = self.pool.num_blocks_for(len(request.token_ids)) - hits
-        growing = len(self.running) + len(self.awaiting_kv)
-        enough = scheduling_policy.may_admit(needed, self.pool.num_available - hits_available, growing)
-        return PlannedAllocation(names, hits, needed, enough, needed + hits_available, growing)
+        block_hashes = request.compute_block_hashes(
+            block_size, cacheable // block_size if self._config.prefix_caching else 0
+        )
+        num_cached_blocks, num_available_hits = self.pool.count_cached_prefix(block_hashes)
+        num_new_blocks = self.pool.num_blocks_for(len(request.token_ids)) - num_cached_blocks
+        num_growth_blocks = len(self.running) + len(self.awaiting_kv)
+        fits = scheduling_policy.may_admit(
+            num_new_blocks, self.pool.num_available - num_available_hits, num_growth_blocks
+        )
+        return PlannedAllocation(
+            block_hashes,
+            num_cached_blocks,
+            num_new_blocks,
+            fits,
+            num_new_blocks + num_available_hits,
+            num_growth_blocks,
+        )
 
     def can_allocate(self, request: Request) -> bool:
         return self.slots.num_free > 0 and self.plan_allocation(request).fits
 
-    def has_room_beside(self, request: Request, others: Iterable[Request]) -> bool:
+    def has_room_with(self, request: Request, others: Iterable[Request]) -> bool:
         """A slot and blocks for all of them, and a block for each to grow into, but for the request itself. Looks at no
         more of the others than there are slots."""
-        slots, growing = self.slots.num_free - 1, len(self.running) + len(self.awaiting_kv)
-        taken = self.plan_allocation(request).num_blocks_consumed
+        num_free_slots, num_growth_blocks = self.slots.num_free - 1, len(self.running) + len(self.awaiting_kv)
+        num_blocks = self.plan_allocation(request).num_blocks_consumed
         for other in others:
-            slots, growing, taken = slots - 1, growing + 1, taken + self.plan_allocation(other).num_blocks_consumed
-            if slots < 0 or not scheduling_policy.may_admit(taken, self.pool.num_available, growing):
+            num_free_slots, num_growth_blocks, num_blocks = (
+                num_free_slots - 1,
+                num_growth_blocks + 1,
+                num_blocks + self.plan_allocation(other).num_blocks_consumed,
+            )
+            if num_free_slots < 0 or not scheduling_policy.may_admit(
+                num_blocks, self.pool.num_available, num_growth_blocks
+            ):
                 return False
         return True
 
     def num_uncached_tokens(self, request: Request) -> int:
         return len(request.token_ids) - self.plan_allocation(request).num_cached_blocks * self.pool.block_size
 
-    def allocate(self, request: Request, room: PlannedAllocation) -> None:
+    def allocate(self, request: Request, allocation: PlannedAllocation) -> None:
         """Takes a slot, shares of the cached blocks, and blocks of its own."""
-        request.block_ids = self.pool.acquire_cached(room.block_hashes[: room.num_cached_blocks]) + self.pool.allocate(
-            room.num_new_blocks
-        )
-        request.num_hashed_blocks = room.num_cached_blocks
-        request.num_computed = room.num_cached_blocks * self.pool.block_size
+        request.block_ids = self.pool.acquire_cached(
+            allocation.block_hashes[: allocation.num_cached_blocks]
+        ) + self.pool.allocate(allocation.num_new_blocks)
+        request.num_hashed_blocks = allocation.num_cached_blocks
+        request.num_computed = allocation.num_cached_blocks * self.pool.block_size
         request.slot = self.slots.take()
 
     def start_running(self, request: Request, now_s: float) -> None:
@@ -110,13 +127,13 @@ class SlotAllocator:
 
     def cache_computed_blocks(self, request: Request) -> None:
         """Names the blocks whose KV is computed to the end, so that others can share them."""
-        size, config = self.pool.block_size, self._config
-        tokens = request.num_computed if config.output_caching else min(request.num_computed, request.num_prompt)
-        num_full = tokens // size if config.prefix_caching else 0
+        block_size, config = self.pool.block_size, self._config
+        num_cacheable = request.num_computed if config.output_caching else min(request.num_computed, request.num_prompt)
+        num_full = num_cacheable // block_size if config.prefix_caching else 0
         if num_full > request.num_hashed_blocks:
-            names = request.compute_block_hashes(size, num_full)
+            block_hashes = request.compute_block_hashes(block_size, num_full)
             for index in range(request.num_hashed_blocks, num_full):
-                self.pool.cache_block(request.block_ids[index], names[index])
+                self.pool.cache_block(request.block_ids[index], block_hashes[index])
             request.num_hashed_blocks = num_full
 
 

@@ -17,13 +17,13 @@ class _CompileListener(event.Listener):
         self._progress, self._num_done = progress, 0
 
     def on_start(self, event: event.Event) -> None:
-        self._tell()
+        self._report()
 
     def on_end(self, event: event.Event) -> None:
         self._num_done += 1
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._progress(MESSAGE, min(0.99, self._num_done / _NUM_FUNCTIONS))
 
 

@@ -44,7 +44,9 @@ _KERNEL = Kernel(_sum_exp, CONTEXT)
 
 def exp_sum(logits: np.ndarray, peak: np.float32) -> float:
     """The sum of e to the power of each logit less `peak`. Small enough for the caller's thread alone."""
-    assert logits.dtype == np.float32 and logits.ndim == 1 and logits.flags.c_contiguous
+    assert logits.dtype == np.float32, "the kernel reads float32 logits"
+    assert logits.ndim == 1, "the sum is over one row of logits"
+    assert logits.flags.c_contiguous, "the kernel reads a contiguous row"
     context = np.zeros((), CONTEXT)
     context["size"], context["logits"], context["peak"] = len(logits), logits.ctypes.data, peak
     _KERNEL.run_on_caller(context)

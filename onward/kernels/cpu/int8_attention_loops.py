@@ -111,17 +111,19 @@ def int8_values(typing_context, level, rows, columns, records, first, num_record
                     load_value(builder, _step(builder, quad_ptr, 4 * LANES * c), I32X16, 1) for c in range(num_columns)
                 ]
                 for j in range(num_rows):
-                    place = _step(builder, _step(builder, weight_rows[j], loop.index, LANES), 4 * quad)
-                    four = _splat_four(builder, place)
+                    element_ptr = _step(builder, _step(builder, weight_rows[j], loop.index, LANES), 4 * quad)
+                    four = _splat_four(builder, element_ptr)
                     for c in range(num_columns):
                         cell = totals[j, c]
                         total = emit_dot(level.literal_value, builder, builder.load(cell), four, vectors[c])
                         builder.store(total, cell)
         for j, c in cells:
             scale = splat_value(builder, builder.load(_step(builder, scale_ptr, scales_step_, j)))
-            place = _step(builder, _step(builder, sum_ptr, dim, j), c * LANES)
+            element_ptr = _step(builder, _step(builder, sum_ptr, dim, j), c * LANES)
             value = builder.sitofp(builder.load(totals[j, c]), F32X16)
-            store_value(builder, place, fma_value(builder, value, scale, load_value(builder, place, F32X16)))
+            store_value(
+                builder, element_ptr, fma_value(builder, value, scale, load_value(builder, element_ptr, F32X16))
+            )
         return context.get_dummy_value()
 
     index = types.int64

@@ -103,10 +103,12 @@ def int8_tile(typing_context, level, is_nibbles, rows, weights, weights_at, tile
 
     def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
         names = ("weights", "inputs", "scales", "totals", "corrections", "out")
-        places = {"weights": 3, "inputs": 7, "scales": 9, "totals": 10, "corrections": 11, "out": 13}
+        arg_indices = {"weights": 3, "inputs": 7, "scales": 9, "totals": 10, "corrections": 11, "out": 13}
         starts = {"weights": 4, "inputs": 8, "scales": 12, "totals": 12, "corrections": 12, "out": 14}
         pointer = {
-            name: element_pointer(context, builder, sig.args[places[name]], args[places[name]], args[starts[name]])
+            name: element_pointer(
+                context, builder, sig.args[arg_indices[name]], args[arg_indices[name]], args[starts[name]]
+            )
             for name in names
         }
         stride, groups = args[5], args[6]
@@ -142,8 +144,8 @@ def int8_tile(typing_context, level, is_nibbles, rows, weights, weights_at, tile
                     total = builder.fadd(total, builder.fmul(offset, e.splat_at(total_rows[row], group)))
                 builder.store(total, sums[row, tile])
         for row, tile in e.cells:
-            place = e.offset(pointer["out"], (row * NUM_TILES + tile) * LANES)
-            store_value(builder, place, builder.load(sums[row, tile]))
+            out_ptr = e.offset(pointer["out"], (row * NUM_TILES + tile) * LANES)
+            store_value(builder, out_ptr, builder.load(sums[row, tile]))
         return context.get_dummy_value()
 
     index = types.intp

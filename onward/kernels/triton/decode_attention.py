@@ -205,9 +205,9 @@ def _decode_attention(
     value = tl.load(k_at + KV_HEADS * DIM + dims[None, :], mask=is_dim, other=0.0)
     if has_last:
         page = tl.load(table + position // PAGE).to(tl.int64)
-        place = kv + page * page_stride + (kv_head * PAGE + position % PAGE) * DIM + dims[None, :]
-        tl.store(place, key, mask=is_dim)
-        tl.store(place + value_offset, value, mask=is_dim)
+        key_ptrs = kv + page * page_stride + (kv_head * PAGE + position % PAGE) * DIM + dims[None, :]
+        tl.store(key_ptrs, key, mask=is_dim)
+        tl.store(key_ptrs + value_offset, value, mask=is_dim)
     is_out = (dims < DIM)[:, None] & (heads < GROUP)[None, :]
     at_out = heads[None, :] * DIM + dims[:, None]
     out += row.to(tl.int64) * out_stride + kv_head * GROUP * DIM

@@ -34,8 +34,8 @@ def _linear(
     num_columns = tl.cdiv(num_outputs, OUTPUTS)
     first_tile = tl.program_id(0) // (TOGETHER * num_columns) * TOGETHER
     height = tl.minimum(tl.cdiv(num_rows, ROWS) - first_tile, TOGETHER)
-    place = tl.program_id(0) % (TOGETHER * num_columns)
-    row, column = (first_tile + place % height) * ROWS, place // height * OUTPUTS
+    index_in_group = tl.program_id(0) % (TOGETHER * num_columns)
+    row, column = (first_tile + index_in_group % height) * ROWS, index_in_group // height * OUTPUTS
     if PDL:
         if LINES > 0:
             columns = (column + tl.arange(0, OUTPUTS)) % num_outputs

@@ -80,8 +80,8 @@ def record_variants() -> Iterator[set[Hashable]]:
 
 
 @contextmanager
-def compile_share(part: int, of: int) -> Iterator[None]:
-    token = _share.set(_CompileShare(part, of))
+def compile_share(part: int, num_parts: int) -> Iterator[None]:
+    token = _share.set(_CompileShare(part, num_parts))
     try:
         yield
     finally:

@@ -41,9 +41,9 @@ def _rotate_and_store(
     k_weights, k_partner_weights = load_norm(k_norm, DIM, WIDTH)
     key = rotated(k_at, one, k_weights, k_partner_weights, cos, signed_sin, eps, DIM, WIDTH, NORM)
     value = tl.load(k_at + KV_HEADS * DIM + dims[None, :], mask=is_dim, other=0.0)
-    place = kv + page * page_stride + (kv_head * PAGE + position % PAGE) * DIM + dims[None, :]
-    tl.store(place, key.to(kv.dtype.element_ty), mask=is_dim)
-    tl.store(place + value_offset, value, mask=is_dim)
+    key_ptrs = kv + page * page_stride + (kv_head * PAGE + position % PAGE) * DIM + dims[None, :]
+    tl.store(key_ptrs, key.to(kv.dtype.element_ty), mask=is_dim)
+    tl.store(key_ptrs + value_offset, value, mask=is_dim)
 
 
 def rotate_and_store(

@@ -20,9 +20,9 @@ class EagleLayer:
         """`weights` have EAGLE's names."""
         biases = [weights["fc.bias"]] if "fc.bias" in weights else []
         self._fc = Linear([weights["fc.weight"]], biases, torch.float32)
-        own = {f"model.{name}": tensor for name, tensor in weights.items()}
+        layer_weights = {f"model.{name}": tensor for name, tensor in weights.items()}
         has_norm = "layers.0.input_layernorm.weight" in weights
-        self._block = FloatDecoderLayer(0, own, config, attention, torch.float32, has_input_norm=has_norm)
+        self._block = FloatDecoderLayer(0, layer_weights, config, attention, torch.float32, has_input_norm=has_norm)
 
     @torch.inference_mode()
     def __call__(self, embedded: np.ndarray, hidden: np.ndarray, rows: ForwardBatch) -> np.ndarray:

@@ -47,14 +47,14 @@ class Int8EmbeddingAndHead:
         max_embedded: int,
         max_logits: int,
     ) -> None:
-        bare = msgspec.structs.replace(config, num_layers=0)
-        ends = {name: weights[name] for name in ("embed", "head") if name in weights}
-        ends["norm"] = np.ones(config.hidden_size, np.float32)
+        config_without_layers = msgspec.structs.replace(config, num_layers=0)
+        end_weights = {name: weights[name] for name in ("embed", "head") if name in weights}
+        end_weights["norm"] = np.ones(config.hidden_size, np.float32)
         self._eps = np.float32(config.rms_norm_eps)
         self._no_tables = np.zeros((1, 1), np.int32)
         self._model = Int8Model(
-            ends,
-            bare,
+            end_weights,
+            config_without_layers,
             RotaryTable.build(config.rope_theta, config.head_dim, 1, None),
             PagedKV(np.zeros(64, np.int8), 64, 16),
             AttentionScratch.allocate(config, 1, threads.size, TILE_SCRATCH),
@@ -75,10 +75,10 @@ class Int8EmbeddingAndHead:
         return logits
 
     def _rows(self, token_ids: np.ndarray, num_sampled: int) -> ForwardBatch:
-        nothing = np.zeros(len(token_ids), np.int32)
+        zeros = np.zeros(len(token_ids), np.int32)
         sampled = np.arange(num_sampled, dtype=np.int64)
         tiles = np.zeros((0, 4), np.int32)
-        return ForwardBatch(len(token_ids), token_ids, nothing, nothing, tiles, sampled, self._no_tables)
+        return ForwardBatch(len(token_ids), token_ids, zeros, zeros, tiles, sampled, self._no_tables)
 
 
 class FloatEmbeddingAndHead:

@@ -61,7 +61,7 @@ class Attention:
     def __init__(
         self, config: ModelConfig, rotary: RotaryTable, kv: PagedKV, scratch: AttentionScratch, threads: ThreadPool
     ) -> None:
-        self._kept = (rotary, kv, scratch)
+        self._references = (rotary, kv, scratch)
         self._width, self._layer_stride = config.num_heads * config.head_dim, kv.layer_stride
         self._threads = threads
         self._work = np.zeros((NUM_PHASES, WORDS_PER_PHASE), np.int64)

@@ -48,15 +48,15 @@ class Int8Model:
         self._num_rows_running: int | None = None
         self._vocab_size = -(-config.vocab_size // OUTPUT_UNIT) * OUTPUT_UNIT
         self._context = new_context(self._kernel)
-        self._kept: list[object] = [rotary, kv, scratch]
+        self._references: list[object] = [rotary, kv, scratch]
         fill_model_fields(self._context, config, rotary, kv, scratch, threads)
-        self._point_to(layer_stride=kv.layer_stride, num_layers=config.num_layers)
-        self._point_to_weights(weights, config)
+        self._set_fields(layer_stride=kv.layer_stride, num_layers=config.num_layers)
+        self._set_weights(weights, config)
         self._allocate(config, max_rows, max_sampled)
 
     def forward(self, rows: ForwardBatch) -> np.ndarray:
         count = len(rows.logits_indices)
-        assert count <= len(self._logits)
+        assert count <= len(self._logits), "the logits buffer has room for every row that is sampled"
         fill_batch_fields(self._context, rows)
         fill_context(self._context, token_ids=rows.token_ids, sampled=rows.logits_indices, num_sampled=count)
         self._work[:] = 0
@@ -78,42 +78,42 @@ class Int8Model:
 
     def layers_done(self) -> int:
         """Read in this order the answer is never too high, also if a pass ends and the next one begins meanwhile."""
-        before, num_rows = self._layers_done, self._num_rows_running
+        layers_before, num_rows = self._layers_done, self._num_rows_running
         if num_rows is None:
-            return before
-        return before + int(np.count_nonzero(self._num_stored >= num_rows))
+            return layers_before
+        return layers_before + int(np.count_nonzero(self._num_stored >= num_rows))
 
     def phase_cycles(self) -> dict[str, int]:
         """What the last forward pass spent on each kind of phase, from the end of the embedding on."""
-        spent = np.diff(self._work[:, END_STAMP])
-        num_layers = (len(spent) - 2) // len(step.PHASES)
+        phase_times = np.diff(self._work[:, END_STAMP])
+        num_layers = (len(phase_times) - 2) // len(step.PHASES)
         cycles = dict.fromkeys([*step.PHASES, "head"], 0)
-        for name, count in zip([*step.PHASES * num_layers, "norm", "head"], spent.tolist(), strict=True):
+        for name, count in zip([*step.PHASES * num_layers, "norm", "head"], phase_times.tolist(), strict=True):
             cycles[name] += max(0, count)  # without a sampled row there are no stamps of the last two
         return cycles
 
-    def _point_to(self, **fields: np.ndarray | int) -> None:
+    def _set_fields(self, **fields: np.ndarray | int) -> None:
         """Keeps the arrays as long as the context."""
-        self._kept += fields.values()
+        self._references += fields.values()
         fill_context(self._context, **fields)
 
-    def _point_to_weights(self, weights: Mapping[str, np.ndarray], config: ModelConfig) -> None:
+    def _set_weights(self, weights: Mapping[str, np.ndarray], config: ModelConfig) -> None:
         layers = np.zeros((config.num_layers, step.NUM_WEIGHTS), np.int64)
         is_nibbles = np.zeros((config.num_layers, step.NUM_MATRICES), np.uint8)
         for layer in range(config.num_layers):
             for name, column in _COLUMNS.items():
                 array = weights.get(f"layers.{layer}.{name}")
                 if array is not None:
-                    self._kept.append(array)
+                    self._references.append(array)
                     layers[layer, column] = array.ctypes.data
                     if column < step.NUM_MATRICES:
                         is_nibbles[layer, column] = _is_nibbles(array)
         embedding = weights["embed"]
         head = embedding if config.tie_word_embeddings else weights["head"]
-        self._point_to(layers=layers, is_nibbles=is_nibbles, embedding=embedding, head=head)
-        self._point_to(embedding_is_nibbles=_is_nibbles(embedding), head_is_nibbles=_is_nibbles(head))
+        self._set_fields(layers=layers, is_nibbles=is_nibbles, embedding=embedding, head=head)
+        self._set_fields(embedding_is_nibbles=_is_nibbles(embedding), head_is_nibbles=_is_nibbles(head))
         self._final_norm = weights["norm"]
-        self._point_to(final_norm=self._final_norm)
+        self._set_fields(final_norm=self._final_norm)
 
     def _allocate(self, config: ModelConfig, max_rows: int, max_sampled: int) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
@@ -126,16 +126,16 @@ class Int8Model:
         first = 1 + step.PHASES.index("rope")
         last = first + config.num_layers * step.PHASES_PER_LAYER
         self._num_stored = self._work[first : last : step.PHASES_PER_LAYER, _FINISHED]
-        self._point_to(logits=self._logits, work=self._work)
-        self._point_to(hidden_size=hidden, inner_size=inner, vocab_size=self._vocab_size)
-        self._point_to(
+        self._set_fields(logits=self._logits, work=self._work)
+        self._set_fields(hidden_size=hidden, inner_size=inner, vocab_size=self._vocab_size)
+        self._set_fields(
             hidden=self._hidden,
             qkv=np.zeros((max_rows, qkv_width), np.float32),
             attended=np.zeros((max_rows, heads_width), np.float32),
         )
         for name, width in zip(step.QUANTIZED_INPUTS, (hidden, heads_width, inner), strict=True):
             parts = QuantizedActivations.allocate(max(max_rows, max_sampled), width)._asdict()
-            self._point_to(**{f"{name}_{part}": array for part, array in parts.items()})
+            self._set_fields(**{f"{name}_{part}": array for part, array in parts.items()})
 
 
 def _is_nibbles(packed: np.ndarray) -> bool:

@@ -48,13 +48,13 @@ def _indexed_files(folder: Path) -> list[Path]:
 
 def check_checkpoint(files: list[Path], config: ModelConfig, source: str) -> None:
     """Raises unless the files together hold exactly the model's tensors."""
-    found: dict[str, tensor_names.Shape] = {}
+    shapes: dict[str, tensor_names.Shape] = {}
     for path in files:
-        for name, place in read_header(path).items():
-            if name in found:
+        for name, location in read_header(path).items():
+            if name in shapes:
                 raise StartupError(f"{source} has the tensor {name} twice")
-            found[name] = place.shape
-    ignored = [name for name in found if name.endswith(_IGNORED_SUFFIX)]
+            shapes[name] = location.shape
+    ignored = [name for name in shapes if name.endswith(_IGNORED_SUFFIX)]
     if config.tie_word_embeddings:
         ignored.append(tensor_names.LM_HEAD)
-    tensor_names.check_tensors({n: shape for n, shape in found.items() if n not in ignored}, config, source)
+    tensor_names.check_tensors({n: shape for n, shape in shapes.items() if n not in ignored}, config, source)

@@ -69,9 +69,9 @@ def _hf_architecture(raw: Mapping[str, Any]) -> str:
     for name in filter(lambda name: isinstance(name, str), names):
         if name in HF_ARCHITECTURES:
             return HF_ARCHITECTURES[name]
-    found = ", ".join(map(str, names)) or f"none (model_type {raw.get('model_type')!r})"
+    given = ", ".join(map(str, names)) or f"none (model_type {raw.get('model_type')!r})"
     raise StartupError(
-        f"the model's architecture is not supported: {found[:200]}; supported are {', '.join(HF_ARCHITECTURES)}"
+        f"the model's architecture is not supported: {given[:200]}; supported are {', '.join(HF_ARCHITECTURES)}"
     )
 
 
@@ -150,26 +150,29 @@ def from_gguf(
             f"the GGUF's architecture is not supported: {str(architecture)[:80]!r}; "
             f"supported are {', '.join(HF_ARCHITECTURES.values())}"
         )
-    own = {
+    architecture_fields = {
         key.removeprefix(architecture + "."): value
         for key, value in fields.items()
         if key.startswith(architecture + ".")
     }
-    hidden, heads = _positive(own, "embedding_length", int), _positive(own, "attention.head_count", int)
-    head_dim = _positive(own, "attention.key_length", int, hidden // heads)
-    _refuse_unsupported_gguf(own, shapes, head_dim)
-    theta = _shortest_float(_positive(own, "rope.freq_base", float, 10000.0))
+    hidden, heads = (
+        _positive(architecture_fields, "embedding_length", int),
+        _positive(architecture_fields, "attention.head_count", int),
+    )
+    head_dim = _positive(architecture_fields, "attention.key_length", int, hidden // heads)
+    _refuse_unsupported_gguf(architecture_fields, shapes, head_dim)
+    theta = _shortest_float(_positive(architecture_fields, "rope.freq_base", float, 10000.0))
     config = ModelConfig(
         architecture=architecture,
         vocab_size=shapes["token_embd.weight"][0],
         hidden_size=hidden,
-        intermediate_size=_positive(own, "feed_forward_length", int),
-        num_layers=_positive(own, "block_count", int),
+        intermediate_size=_positive(architecture_fields, "feed_forward_length", int),
+        num_layers=_positive(architecture_fields, "block_count", int),
         num_heads=heads,
-        num_kv_heads=_positive(own, "attention.head_count_kv", int, heads),
+        num_kv_heads=_positive(architecture_fields, "attention.head_count_kv", int, heads),
         head_dim=head_dim,
-        max_position_embeddings=_positive(own, "context_length", int),
-        rms_norm_eps=_shortest_float(_positive(own, "attention.layer_norm_rms_epsilon", float)),
+        max_position_embeddings=_positive(architecture_fields, "context_length", int),
+        rms_norm_eps=_shortest_float(_positive(architecture_fields, "attention.layer_norm_rms_epsilon", float)),
         rope_theta=theta,
         rope_scaling=rope_scaling.fit_rope_scaling(rope_freqs, theta, head_dim) if rope_freqs else None,
         tie_word_embeddings="output.weight" not in shapes,
@@ -179,18 +182,18 @@ def from_gguf(
     return _checked(config)
 
 
-def _refuse_unsupported_gguf(own: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], head_dim: int) -> None:
+def _refuse_unsupported_gguf(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], head_dim: int) -> None:
     if "token_embd.weight" not in shapes:
         raise StartupError("the GGUF has no tensor token_embd.weight")
-    if own.get("expert_count"):
+    if fields.get("expert_count"):
         raise _unsupported("mixture of experts (expert_count)")
-    if own.get("attention.sliding_window"):
+    if fields.get("attention.sliding_window"):
         raise _unsupported("sliding window attention (attention.sliding_window)")
-    if (kind := own.get("rope.scaling.type", "none")) != "none":
+    if (kind := fields.get("rope.scaling.type", "none")) != "none":
         raise _unsupported(f"rope scaling type {kind!r}")
-    if (rotary := own.get("rope.dimension_count", head_dim)) != head_dim:
+    if (rotary := fields.get("rope.dimension_count", head_dim)) != head_dim:
         raise _unsupported(f"rope over {rotary} of {head_dim} dimensions (rope.dimension_count)")
-    if (value_dim := own.get("attention.value_length", head_dim)) != head_dim:
+    if (value_dim := fields.get("attention.value_length", head_dim)) != head_dim:
         raise _unsupported(f"values of another size than keys (attention.value_length {value_dim})")
 
 

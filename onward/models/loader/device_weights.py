@@ -22,22 +22,22 @@ _NUM_PIECES = 12
 def load_device_weights(
     model: PreparedModel, weights: Mapping[str, Any] | None, dtype: torch.dtype, device: str
 ) -> ModelWeights:
-    loaded = allocate(model.config, dtype, device)
-    targets = checkpoint_targets(loaded, model.config)
+    model_weights = allocate(model.config, dtype, device)
+    targets = checkpoint_targets(model_weights, model.config)
     if weights is None:
         _fill_randomly(targets)
     elif device == "cpu":
-        for name, place in targets:
-            place.copy_(as_tensor(weights[name]))
+        for name, target in targets:
+            target.copy_(as_tensor(weights[name]))
     else:
-        _copy_all([(as_tensor(weights[name]), place) for name, place in targets], device)
+        _copy_all([(as_tensor(weights[name]), target) for name, target in targets], device)
     if model.quantization == "fp8":
-        for layer in loaded.layers:
+        for layer in model_weights.layers:
             for matrix in layer.matrices:
                 matrix.quantize_to_fp8()
         if device != "cpu":
             torch.cuda.empty_cache()  # else what the wide weights took counts as used when the pool is measured
-    return loaded
+    return model_weights
 
 
 def as_tensor(array: Any) -> torch.Tensor:
@@ -49,12 +49,12 @@ def as_tensor(array: Any) -> torch.Tensor:
 
 def _fill_randomly(targets: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Of a size that keeps activations near one, so that logits have some spread."""
-    for number, (name, place) in enumerate(targets):
-        generator = torch.Generator(place.device).manual_seed(number)
+    for number, (name, target) in enumerate(targets):
+        generator = torch.Generator(target.device).manual_seed(number)
         if name.endswith("norm.weight"):
-            place.fill_(1.0)
+            target.fill_(1.0)
         else:
-            place.normal_(std=place.shape[-1] ** -0.5, generator=generator)
+            target.normal_(std=target.shape[-1] ** -0.5, generator=generator)
 
 
 def _copy_all(pairs: list[tuple[torch.Tensor, torch.Tensor]], device: str) -> None:
@@ -62,24 +62,24 @@ def _copy_all(pairs: list[tuple[torch.Tensor, torch.Tensor]], device: str) -> No
     for _ in range(_NUM_PIECES):
         buffers.put(torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True))
 
-    def copy(piece: tuple[torch.Tensor, torch.Tensor]) -> None:
-        source, place = piece
+    def copy(chunk: tuple[torch.Tensor, torch.Tensor]) -> None:
+        source, target = chunk
         buffer = buffers.get()
         pinned = buffer[: source.nbytes]
         np.copyto(pinned.numpy(), source.view(torch.uint8).numpy())
         stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
             staged = pinned.view(source.dtype)
-            is_as_stored = source.dtype == place.dtype
-            place.copy_(staged if is_as_stored else staged.to(device, non_blocking=True), non_blocking=True)
+            is_as_stored = source.dtype == target.dtype
+            target.copy_(staged if is_as_stored else staged.to(device, non_blocking=True), non_blocking=True)
         stream.synchronize()
         buffers.put(buffer)
 
     with ThreadPoolExecutor(_NUM_PIECES) as threads:
-        for _ in threads.map(copy, (piece for pair in pairs for piece in _pieces(*pair))):
+        for _ in threads.map(copy, (chunk for pair in pairs for chunk in _chunks(*pair))):
             pass
 
 
-def _pieces(source: torch.Tensor, place: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+def _chunks(source: torch.Tensor, target: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
     count = _PIECE_BYTES // source.element_size()
-    return zip(source.contiguous().view(-1).split(count), place.view(-1).split(count), strict=True)
+    return zip(source.contiguous().view(-1).split(count), target.view(-1).split(count), strict=True)

@@ -41,9 +41,9 @@ def read_eagle_head(folder: Path) -> EagleHead:
     if config.num_layers != 1:
         raise StartupError(f"{folder}: config.json says num_hidden_layers {config.num_layers}; a draft layer is 1")
     files = checkpoint.weight_files(folder)
-    found = {name: place.shape for file in files for name, place in read_header(file).items()}
-    wanted = _check(found, config, folder)
-    return EagleHead(config, Float32Tensors(MappedTensors(files), wanted))
+    shapes = {name: location.shape for file in files for name, location in read_header(file).items()}
+    names = _check(shapes, config, folder)
+    return EagleHead(config, Float32Tensors(MappedTensors(files), names))
 
 
 def expected(config: ModelConfig) -> dict[str, Shape]:
@@ -54,14 +54,15 @@ def expected(config: ModelConfig) -> dict[str, Shape]:
     }
 
 
-def _check(found: Mapping[str, Shape], config: ModelConfig, folder: Path) -> list[str]:
+def _check(shapes: Mapping[str, Shape], config: ModelConfig, folder: Path) -> list[str]:
     """The names that count."""
-    known = expected(config)
-    if missing := [name for name in known if name not in found and name not in _OPTIONAL]:
+    expected_shapes = expected(config)
+    if missing := [name for name in expected_shapes if name not in shapes and name not in _OPTIONAL]:
         raise StartupError(f"{folder} lacks {', '.join(missing)}; a draft layer has fc.* and layers.0.*")
-    if extra := [name for name in found if name not in known and name not in _NOT_READ]:
+    if extra := [name for name in shapes if name not in expected_shapes and name not in _NOT_READ]:
         raise StartupError(f"{folder} has {', '.join(extra[:4])}, which a draft layer of this config does not")
-    for name in (wanted := [name for name in known if name in found]):
-        if found[name] != known[name]:
-            raise StartupError(f"{folder}: {name} has the shape {list(found[name])}, expected {list(known[name])}")
-    return wanted
+    for name in (names := [name for name in expected_shapes if name in shapes]):
+        if shapes[name] != expected_shapes[name]:
+            shape, expected_shape = list(shapes[name]), list(expected_shapes[name])
+            raise StartupError(f"{folder}: {name} has the shape {shape}, expected {expected_shape}")
+    return names

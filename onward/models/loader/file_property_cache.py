@@ -1,4 +1,4 @@
-"""What was once learned about a large file, kept by path, size and modification time, so that starts stay quick."""
+"""Computed properties of large files, cached by path, size and modification time, so that starts stay quick."""
 
 import hashlib
 import logging
@@ -25,21 +25,21 @@ class _CachedProperty(msgspec.Struct, frozen=True):
     answer: str
 
 
-def cached_property_of(path: Path, question: str, cache_dir: Path, learn: Callable[[Path], str]) -> str:
-    """`learn(path)`, unless the question was answered before and the file has not been touched since."""
+def cached_property_of(path: Path, property_name: str, cache_dir: Path, compute: Callable[[Path], str]) -> str:
+    """`compute(path)`, or the cached value if the file has not changed since it was computed."""
     path = path.resolve()
-    memo = cache_dir / "facts" / hashlib.sha256(os.fsencode(path) + question.encode()).hexdigest()[:32]
+    cache_path = cache_dir / "facts" / hashlib.sha256(os.fsencode(path) + property_name.encode()).hexdigest()[:32]
     stat = path.stat()
     identity = (str(path), stat.st_size, stat.st_mtime_ns)
-    known = _recall(memo)
-    if known is not None and (known.path, known.size, known.mtime_ns) == identity:
-        return known.answer
-    answer = learn(path)
+    cached = _read_cached(cache_path)
+    if cached is not None and (cached.path, cached.size, cached.mtime_ns) == identity:
+        return cached.answer
+    value = compute(path)
     try:
-        write_atomically(memo, msgspec.json.encode(_CachedProperty(*identity, answer)))
-    except OSError as fault:  # the next start learns it again
-        logger.info(event("fact not kept", question=question, why=fault))
-    return answer
+        write_atomically(cache_path, msgspec.json.encode(_CachedProperty(*identity, value)))
+    except OSError as fault:  # the next start computes it again
+        logger.info(event("fact not kept", question=property_name, why=fault))
+    return value
 
 
 def sha256_of(path: Path, cache_dir: Path, progress: ProgressCallback) -> str:
@@ -54,9 +54,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
-def _recall(memo: Path) -> _CachedProperty | None:
+def _read_cached(cache_path: Path) -> _CachedProperty | None:
     try:
-        return msgspec.json.decode(memo.read_bytes(), type=_CachedProperty)
+        return msgspec.json.decode(cache_path.read_bytes(), type=_CachedProperty)
     except (OSError, msgspec.DecodeError):
         return None
 

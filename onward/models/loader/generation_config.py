@@ -23,8 +23,8 @@ _ABOVE_ZERO = ("top_p", "repetition_penalty")
 
 def read_sampling_defaults(folder: Path) -> SamplingDefaults:
     path = folder / FILE
-    said = read_json(path) if path.is_file() else {}
-    return SamplingDefaults(**{name: _checked(path, name, said.get(name)) for name in _RANGES})
+    values = read_json(path) if path.is_file() else {}
+    return SamplingDefaults(**{name: _checked(path, name, values.get(name)) for name in _RANGES})
 
 
 def _checked(path: Path, name: str, value: Any) -> Any:

@@ -91,13 +91,13 @@ class GgufFile(Mapping[str, np.ndarray]):
         return self._dequantized(info).ravel().tolist()
 
     def _by_canonical_name(self, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-        known: dict[str, TensorInfo] = {}
+        by_name: dict[str, TensorInfo] = {}
         for name, info in tensors.items():
             if name == ROPE_FREQS:
                 continue
-            if known.setdefault(canonical_name(name), info) is not info:
+            if by_name.setdefault(canonical_name(name), info) is not info:
                 raise _unusable(self.path, info, f"is {canonical_name(name)} a second time")
-        return known
+        return by_name
 
     def _dequantized(self, info: TensorInfo) -> np.ndarray:
         rows = self._bytes_of(info)

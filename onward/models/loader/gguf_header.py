@@ -63,19 +63,19 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _Cursor:
-    """Reads on through the file, never past its end. `place` is the field that is being read, for complaints."""
+    """Reads on through the file, never past its end. `field` is the field that is being read, for error messages."""
 
-    __slots__ = ("data", "num_values", "offset", "place", "size")
+    __slots__ = ("data", "field", "num_values", "offset", "size")
 
     def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.size, self.offset, self.num_values, self.place = data, len(data), 0, 0, "its head"
+        self.data, self.size, self.offset, self.num_values, self.field = data, len(data), 0, 0, "its head"
 
     def take(self, num_bytes: int) -> bytes:
         end = self.offset + num_bytes
         if end > self.size:
-            raise _InvalidHeader(f"it ends at byte {self.size}, but {self.place} needs byte {end}")
+            raise _InvalidHeader(f"it ends at byte {self.size}, but {self.field} needs byte {end}")
         if end > _MAX_HEAD_BYTES:
-            raise _InvalidHeader(f"its head is larger than {_MAX_HEAD_BYTES} bytes, at {self.place}")
+            raise _InvalidHeader(f"its head is larger than {_MAX_HEAD_BYTES} bytes, at {self.field}")
         piece = self.data[self.offset : end]
         self.offset = end
         return piece
@@ -87,27 +87,27 @@ class _Cursor:
     def string(self, max_bytes: int = _MAX_STRING_BYTES) -> str:
         length = self.scalar("Q")
         if length > max_bytes:
-            raise _InvalidHeader(f"{self.place} has a text of {length} bytes, more than {max_bytes}")
+            raise _InvalidHeader(f"{self.field} has a text of {length} bytes, more than {max_bytes}")
         try:
             return str(self.take(length), "utf-8")
         except UnicodeDecodeError as fault:
-            raise _InvalidHeader(f"{self.place} is not valid UTF-8: {fault.reason}") from None
+            raise _InvalidHeader(f"{self.field} is not valid UTF-8: {fault.reason}") from None
 
-    def name(self, what: str) -> str:
+    def name(self, kind: str) -> str:
         """Names stand in messages and logs, so they are short and printable."""
         name = self.string(_MAX_NAME_BYTES)
         if not name.isprintable():
-            raise _InvalidHeader(f"{what} has the impossible name {name!a}")
-        self.place = f"{what} {name}"
+            raise _InvalidHeader(f"{kind} has the impossible name {name!a}")
+        self.field = f"{kind} {name}"
         return name
 
-    def count(self, smallest_bytes: int, what: str, max_count: int) -> int:
+    def count(self, smallest_bytes: int, kind: str, max_count: int) -> int:
         """A number of things still to come, each of at least so many bytes."""
         count = self.scalar("Q")
         if count * smallest_bytes > self.size - self.offset:
-            raise _InvalidHeader(f"{self.place} claims {count} {what}, more than the file can hold")
+            raise _InvalidHeader(f"{self.field} claims {count} {kind}, more than the file can hold")
         if count > max_count:
-            raise _InvalidHeader(f"{self.place} claims {count} {what}, more than {max_count}")
+            raise _InvalidHeader(f"{self.field} claims {count} {kind}, more than {max_count}")
         return count
 
     def num_elements(self, smallest_bytes: int) -> int:
@@ -122,7 +122,7 @@ class _Cursor:
             return self.string()
         if type_id == _ARRAY and nesting < _MAX_NESTING:
             return self.array(nesting + 1)
-        raise _InvalidHeader(f"{self.place} has the unknown type {type_id}")
+        raise _InvalidHeader(f"{self.field} has the unknown type {type_id}")
 
     def array(self, nesting: int) -> list[Any]:
         type_id = self.scalar("I")
@@ -151,7 +151,7 @@ def _parse(cursor: _Cursor) -> GgufHeader:
             raise _InvalidHeader(f"the metadata field {key} occurs twice")
         metadata[key] = cursor.value(cursor.scalar("I"))
     infos = [_tensor_info(cursor) for _ in range(num_tensors)]
-    return GgufHeader(metadata, _placed(infos, metadata, cursor))
+    return GgufHeader(metadata, _with_file_offsets(infos, metadata, cursor))
 
 
 def _tensor_info(cursor: _Cursor) -> TensorInfo:
@@ -164,7 +164,7 @@ def _tensor_info(cursor: _Cursor) -> TensorInfo:
     return TensorInfo(name, dims[::-1], type_id=cursor.scalar("I"), offset=cursor.scalar("Q"))
 
 
-def _placed(infos: list[TensorInfo], metadata: dict[str, Any], cursor: _Cursor) -> dict[str, TensorInfo]:
+def _with_file_offsets(infos: list[TensorInfo], metadata: dict[str, Any], cursor: _Cursor) -> dict[str, TensorInfo]:
     """Offsets in the file are counted from the end of the head, rounded up to the alignment."""
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):

@@ -82,9 +82,9 @@ def _download(model_id: str, hub_dir: Path, patterns: list[str], progress: Progr
         if isinstance(fault, OSError) and is_cache_error(fault, hub_dir):
             raise
         # Whatever else the library and the HTTP client beneath it raise, of which there are many kinds, means this.
-        said = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
+        reason = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
         raise StartupError(
-            f"cannot fetch {model_id} from the Hugging Face hub: {said}; try again to go on where it stopped, "
+            f"cannot fetch {model_id} from the Hugging Face hub: {reason}; try again to go on where it stopped, "
             "or give a folder or .gguf file with --model"
         ) from fault
 

@@ -91,16 +91,16 @@ def prepare(
             dtype = "float32" if device == "cpu" else "bfloat16"
         if deterministic and dtype != "bfloat16":
             raise StartupError(f"--deterministic does not go with --dtype {dtype}; take bfloat16")
-        wanted = _WeightFormat(dtype, quantization, load_format == "dummy", device, deterministic)
-        if isinstance(source, FolderSource) and wanted.stored_quantization == "none":
-            prepared = _prepare_in_place(source, wanted, cache_dir, progress)
+        weight_format = _WeightFormat(dtype, quantization, load_format == "dummy", device, deterministic)
+        if isinstance(source, FolderSource) and weight_format.stored_quantization == "none":
+            prepared = _prepare_unconverted(source, weight_format, cache_dir, progress)
         else:
-            prepared = _prepare_converted(source, wanted, cache_dir, progress)
+            prepared = _prepare_converted(source, weight_format, cache_dir, progress)
         # Read at each start, as it costs nothing: a converted folder says nothing about them.
         defaults = SamplingDefaults() if generation_config == "none" else source.sampling_defaults()
     except OSError as fault:
-        why = cache_error_message(fault, cache_dir) if is_cache_error(fault, cache_dir) else fault
-        raise StartupError(f"cannot prepare the model {model}: {why}") from None
+        reason = cache_error_message(fault, cache_dir) if is_cache_error(fault, cache_dir) else fault
+        raise StartupError(f"cannot prepare the model {model}: {reason}") from None
     return msgspec.structs.replace(
         prepared,
         name=served_model_name or source.name,
@@ -125,13 +125,13 @@ def check_packages(model: str, *, device: str, quantization: str) -> None:
     if device == "cuda":
         require_cuda("--device cuda")
     elif quantization == "none":
-        require_torch("--quantization none", instead="--quantization int8")
+        require_torch("--quantization none", alternative="--quantization int8")
     elif quantization == "auto" and (_is_folder(model) or _is_hub_id(model)):
         _require_torch_for_floats(model)
 
 
 def _require_torch_for_floats(model: str) -> None:
-    require_torch(f"the model {model} (float weights, on CPU)", instead="--quantization int8")
+    require_torch(f"the model {model} (float weights, on CPU)", alternative="--quantization int8")
 
 
 def resolve_source(model: str, *, with_weights: bool, cache_dir: Path, progress: ProgressCallback) -> ModelSource:
@@ -164,32 +164,32 @@ def _is_hub_id(model: str) -> bool:
     return not path.exists() and path.suffix != ".gguf" and _HUB_ID.fullmatch(model) is not None
 
 
-def _prepare_in_place(
-    source: FolderSource, wanted: _WeightFormat, cache_dir: Path, progress: ProgressCallback
+def _prepare_unconverted(
+    source: FolderSource, weight_format: _WeightFormat, cache_dir: Path, progress: ProgressCallback
 ) -> PreparedModel:
     config = source.read_config()
     files: list[Path] = []
-    if not wanted.is_dummy:
+    if not weight_format.is_dummy:
         files = source.weight_files
-    said = text_metadata.read_folder_text_metadata(source.folder)
+    metadata = text_metadata.read_folder_text_metadata(source.folder)
     return PreparedModel(
         name=source.name,
         folder=str(source.folder),
         config=config,
-        dtype=wanted.dtype,
-        quantization=wanted.quantization,
-        fingerprint=_fingerprint(source, wanted, cache_dir, progress),
+        dtype=weight_format.dtype,
+        quantization=weight_format.quantization,
+        fingerprint=_fingerprint(source, weight_format, cache_dir, progress),
         weights=[path.name for path in files],
         tokenizer=text_metadata.TOKENIZER if text_metadata.has_tokenizer(source.folder) else None,
         created_s=max(0, int((source.folder / "config.json").stat().st_mtime)),
-        **msgspec.structs.asdict(said),
+        **msgspec.structs.asdict(metadata),
     )
 
 
 def _prepare_converted(
-    source: ModelSource, wanted: _WeightFormat, cache_dir: Path, progress: ProgressCallback
+    source: ModelSource, weight_format: _WeightFormat, cache_dir: Path, progress: ProgressCallback
 ) -> PreparedModel:
-    fingerprint = _fingerprint(source, wanted, cache_dir, progress)
+    fingerprint = _fingerprint(source, weight_format, cache_dir, progress)
     others = [sha256_of(path, cache_dir, progress) for path in source.other_files]
     key = _hash_of([str(_FORMAT), fingerprint, *others])
     folder = cache_dir / "models" / f"{_file_name(source.name)}-{key[:16]}"
@@ -197,7 +197,7 @@ def _prepare_converted(
         return prepared
 
     def write(target: Path) -> None:
-        _write_converted(target, source.open(), source.name, wanted, fingerprint, progress)
+        _write_converted(target, source.open(), source.name, weight_format, fingerprint, progress)
 
     sealed_folder.build_folder(folder, write)
     prepared = _read_manifest(folder)
@@ -217,28 +217,33 @@ def _read_manifest(folder: Path) -> PreparedModel | None:
 
 
 def _write_converted(
-    folder: Path, opened: OpenedModel, name: str, wanted: _WeightFormat, fingerprint: str, progress: ProgressCallback
+    folder: Path,
+    opened: OpenedModel,
+    name: str,
+    weight_format: _WeightFormat,
+    fingerprint: str,
+    progress: ProgressCallback,
 ) -> None:
     from onward.models.loader import dummy_weights, weight_conversion
 
     progress(f"converting {name}", 0.0)
     tokenizer = opened.write_tokenizer(folder)
     weights: list[str] = []
-    if not wanted.is_dummy or wanted.stored_quantization != "none":
+    if not weight_format.is_dummy or weight_format.stored_quantization != "none":
         weights = weight_conversion.write_weights(
             folder,
             opened.config,
-            dummy_weights.DummyWeights(opened.config) if wanted.is_dummy else opened.open_tensors(),
-            quantization=wanted.stored_quantization,
-            dtype=wanted.dtype,
+            dummy_weights.DummyWeights(opened.config) if weight_format.is_dummy else opened.open_tensors(),
+            quantization=weight_format.stored_quantization,
+            dtype=weight_format.dtype,
             progress=progress,
         )
     manifest = PreparedModel(
         name=name,
         folder="",
         config=opened.config,
-        dtype=wanted.dtype,
-        quantization=wanted.quantization,
+        dtype=weight_format.dtype,
+        quantization=weight_format.quantization,
         fingerprint=fingerprint,
         weights=weights,
         tokenizer=tokenizer,
@@ -248,25 +253,27 @@ def _write_converted(
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 
 
-def _fingerprint(source: ModelSource, wanted: _WeightFormat, cache_dir: Path, progress: ProgressCallback) -> str:
+def _fingerprint(source: ModelSource, weight_format: _WeightFormat, cache_dir: Path, progress: ProgressCallback) -> str:
     return numerics_fingerprint(
-        weights_sha256=_weights_hash(source, wanted, cache_dir, progress),
-        scheme=wanted.scheme,
-        dtype=wanted.dtype,
-        device=wanted.device,
-        deterministic=wanted.is_deterministic,
+        weights_sha256=_weights_hash(source, weight_format, cache_dir, progress),
+        scheme=weight_format.scheme,
+        dtype=weight_format.dtype,
+        device=weight_format.device,
+        deterministic=weight_format.is_deterministic,
     )
 
 
-def _weights_hash(source: ModelSource, wanted: _WeightFormat, cache_dir: Path, progress: ProgressCallback) -> str:
+def _weights_hash(
+    source: ModelSource, weight_format: _WeightFormat, cache_dir: Path, progress: ProgressCallback
+) -> str:
     """Of the weights, or of what stands for them, and of the config that gives them their meaning."""
     files = [path for path in source.other_files if path.name == "config.json"]
     hashes = []
-    if wanted.is_dummy:
+    if weight_format.is_dummy:
         from onward.models.loader import dummy_weights
 
         hashes.append(dummy_weights.VERSION)
-    if isinstance(source, GgufSource) or not wanted.is_dummy:
+    if isinstance(source, GgufSource) or not weight_format.is_dummy:
         files += source.weight_files
     with ThreadPoolExecutor(_NUM_HASH_THREADS) as threads:
         return _hash_of(hashes + list(threads.map(lambda path: sha256_of(path, cache_dir, progress), files)))

@@ -52,31 +52,31 @@ def map_file(path: Path) -> np.ndarray:
     return np.memmap(path, mode="c", dtype=np.uint8)
 
 
-def view(mapped: np.ndarray, place: TensorLocation) -> Array:
-    data = np.asarray(mapped[place.begin : place.end])
-    if place.dtype == "BF16":
-        return BFloat16Bits(data.view(np.uint16).reshape(place.shape))
-    return data.view(_NUMPY[place.dtype]).reshape(place.shape)
+def view(mapped: np.ndarray, location: TensorLocation) -> Array:
+    data = np.asarray(mapped[location.begin : location.end])
+    if location.dtype == "BF16":
+        return BFloat16Bits(data.view(np.uint16).reshape(location.shape))
+    return data.view(_NUMPY[location.dtype]).reshape(location.shape)
 
 
 class MappedTensors(Mapping[str, Array]):
     """All tensors of some files, each file mapped when its first tensor is asked for."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._places = {name: (path, place) for path in paths for name, place in read_header(path).items()}
+        self._locations = {name: (path, location) for path in paths for name, location in read_header(path).items()}
         self._mapped: dict[Path, np.ndarray] = {}
 
     def __getitem__(self, name: str) -> Array:
-        path, place = self._places[name]
+        path, location = self._locations[name]
         if path not in self._mapped:
             self._mapped[path] = map_file(path)
-        return view(self._mapped[path], place)
+        return view(self._mapped[path], location)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._locations)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
 
 def write_file(path: Path, tensors: Mapping[str, Array]) -> None:

@@ -59,12 +59,12 @@ def read_header(path: Path) -> dict[str, TensorLocation]:
     raw.pop("__metadata__", None)
     if len(raw) > _MAX_TENSORS:
         raise _unusable(path, f"it claims {len(raw)} tensors, more than {_MAX_TENSORS}")
-    places = {name: _place(path, name, entry, start=8 + length, size=size) for name, entry in raw.items()}
-    _check_side_by_side(path, places, start=8 + length, size=size)
-    return places
+    locations = {name: _location(path, name, entry, start=8 + length, size=size) for name, entry in raw.items()}
+    _check_contiguous(path, locations, start=8 + length, size=size)
+    return locations
 
 
-def _place(path: Path, name: str, raw: msgspec.Raw, start: int, size: int) -> TensorLocation:
+def _location(path: Path, name: str, raw: msgspec.Raw, start: int, size: int) -> TensorLocation:
     if len(name) > _MAX_NAME_CHARS or not name.isprintable():
         raise _unusable(path, f"it has a tensor with the impossible name {name[:80]!a}")
     try:
@@ -75,19 +75,21 @@ def _place(path: Path, name: str, raw: msgspec.Raw, start: int, size: int) -> Te
         raise StartupError(f"{path}: {name} has the type {entry.dtype[:40]!a}, which is not supported")
     begin, end = entry.data_offsets
     if end - begin != math.prod(entry.shape) * ITEM_BYTES[entry.dtype]:
-        raise _unusable(path, f"the place of {name} does not fit its shape")
+        raise _unusable(path, f"the location of {name} does not fit its shape")
     if start + end > size:
         raise StartupError(f"{path} is cut short: {name} lies beyond its end")
     return TensorLocation(entry.dtype, entry.shape, start + begin, start + end)
 
 
-def _check_side_by_side(path: Path, places: dict[str, TensorLocation], start: int, size: int) -> None:
+def _check_contiguous(path: Path, locations: dict[str, TensorLocation], start: int, size: int) -> None:
     """An overlap would be two tensors in one, and a gap a place for something that nobody has looked at."""
     end = start
-    for name, place in sorted(places.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if place.begin != end:
-            raise _unusable(path, f"{name} {'overlaps another tensor' if place.begin < end else 'lies behind a gap'}")
-        end = place.end
+    for name, location in sorted(locations.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if location.begin != end:
+            raise _unusable(
+                path, f"{name} {'overlaps another tensor' if location.begin < end else 'lies behind a gap'}"
+            )
+        end = location.end
     if end != size:
         raise _unusable(path, f"{size - end} bytes behind the last tensor belong to none")
 

@@ -55,7 +55,7 @@ def build_folder(folder: Path, write: Callable[[Path], None]) -> None:
         try:
             write(temporary)
             _seal(temporary)
-            _put_in_place(temporary, folder)
+            _publish_folder(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -63,10 +63,10 @@ def build_folder(folder: Path, write: Callable[[Path], None]) -> None:
 def _remove_abandoned(folder: Path) -> None:
     """A build that was killed cannot clean up, and each may be as large as a model. Young ones are spared: the lock may
     have been passed over."""
-    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+    for candidate in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
         with contextlib.suppress(OSError):  # somebody else was faster
-            if left.is_dir() and time.time() - _newest_s(left) > _ABANDONED_S:
-                shutil.rmtree(left, ignore_errors=True)
+            if candidate.is_dir() and time.time() - _newest_s(candidate) > _ABANDONED_S:
+                shutil.rmtree(candidate, ignore_errors=True)
 
 
 def _newest_s(folder: Path) -> float:
@@ -74,7 +74,7 @@ def _newest_s(folder: Path) -> float:
     return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
 
 
-def _put_in_place(temporary: Path, folder: Path) -> None:
+def _publish_folder(temporary: Path, folder: Path) -> None:
     try:
         temporary.rename(folder)
     except OSError:
@@ -105,8 +105,8 @@ def _seal_of(path: Path) -> _FileSeal:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        give_up_s = time.monotonic() + _LOCK_WAIT_S
-        while not _try_lock(file.fileno()) and time.monotonic() < give_up_s:
+        deadline_s = time.monotonic() + _LOCK_WAIT_S
+        while not _try_lock(file.fileno()) and time.monotonic() < deadline_s:
             time.sleep(_LOCK_POLL_S)
         yield
 

@@ -70,14 +70,14 @@ def _folder_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | No
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
         template = named[-1].get("template") if named else None
-    return _bounded(template, f"{folder / 'tokenizer_config.json'}: chat_template")
+    return _check_template_size(template, f"{folder / 'tokenizer_config.json'}: chat_template")
 
 
-def _bounded(template: Any, place: str) -> str | None:
+def _check_template_size(template: Any, source: str) -> str | None:
     if not isinstance(template, str):
         return None
     if len(template) > MAX_TEMPLATE_BYTES:
-        raise StartupError(f"{place} is longer than {MAX_TEMPLATE_BYTES} characters, the limit for a template")
+        raise StartupError(f"{source} is longer than {MAX_TEMPLATE_BYTES} characters, the limit for a template")
     return template
 
 
@@ -120,7 +120,7 @@ def read_gguf_text_metadata(metadata: Mapping[str, Any]) -> TextMetadata:
     ids = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     template = metadata.get("tokenizer.chat_template")
     return TextMetadata(
-        chat_template=_bounded(template, "tokenizer.chat_template"),
+        chat_template=_check_template_size(template, "tokenizer.chat_template"),
         bos_token=_gguf_token(metadata, metadata.get("tokenizer.ggml.bos_token_id")),
         eos_token=_gguf_token(metadata, ids[0]),
         eos_token_ids=list(dict.fromkeys(token_id for token_id in ids if _is_token_id(token_id))),

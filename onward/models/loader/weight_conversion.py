@@ -76,20 +76,20 @@ def _write_shard(folder: Path, index: int, shard: Mapping[str, Array]) -> str:
 class Float32Tensors(Mapping[str, np.ndarray]):
     """Some tensors of mapped files, widened when they are asked for."""
 
-    def __init__(self, tensors: MappedTensors, wanted: Iterable[str]) -> None:
-        self._tensors, self._wanted = tensors, dict.fromkeys(wanted)
+    def __init__(self, tensors: MappedTensors, names: Iterable[str]) -> None:
+        self._tensors, self._names = tensors, dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._wanted:
+        if name not in self._names:
             raise KeyError(name)
         array = self._tensors[name]
         return array.to_float32() if isinstance(array, BFloat16Bits) else array.astype(np.float32, copy=False)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._wanted)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._wanted)
+        return len(self._names)
 
 
 class _ProgressReportingTensors(Mapping[str, np.ndarray]):

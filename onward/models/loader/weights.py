@@ -26,25 +26,25 @@ def open_weights(model: PreparedModel) -> "Mapping[str, Tensor]":
     if not model.weights:
         return DummyWeights(model.config)
     tensors = MappedTensors(Path(model.folder) / file for file in model.weights)
-    wanted = list(tensors) if model.quantization != "none" else list(expected_tensors(model.config))
-    return _Weights(tensors, wanted)
+    names = list(tensors) if model.quantization != "none" else list(expected_tensors(model.config))
+    return _Weights(tensors, names)
 
 
 class _Weights(Mapping[str, Any]):
-    def __init__(self, tensors: MappedTensors, wanted: list[str]) -> None:
-        self._tensors, self._wanted = tensors, dict.fromkeys(wanted)
+    def __init__(self, tensors: MappedTensors, names: list[str]) -> None:
+        self._tensors, self._names = tensors, dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> "Tensor":
-        if name not in self._wanted:
+        if name not in self._names:
             raise KeyError(name)
         array = self._tensors[name]
         return _to_torch(array) if isinstance(array, BFloat16Bits) else array
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._wanted)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._wanted)
+        return len(self._names)
 
 
 def _to_torch(array: BFloat16Bits) -> "torch.Tensor":

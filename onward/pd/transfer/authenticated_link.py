@@ -3,7 +3,7 @@
     address   unix:@name       a local name without a file, that lives as long as its worker
               tcp:host:port    host as a number, so that nobody waits for a name server
 
-What is said afterwards is for `source` and `sink`. Nothing here blocks; whoever owns a link keeps its deadlines.
+What is said afterwards is for `kv_sender` and `kv_receiver`. Nothing here blocks; whoever owns a link keeps its deadlines.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
 """What a way of moving KV bytes between two workers must be able to do. Leases, counting, checksums and acknowledgements
-are above it and the same for all; see `sink` and `source`.
+are above it and the same for all; see `kv_receiver` and `kv_sender`.
 
 Each pair of workers has one authenticated connection (`link`). Over it the decode worker invites the prefill worker to
 reach its memory in the backend's own way, and both say what has happened.
@@ -29,11 +29,11 @@ class RemoteMemoryInfo(NamedTuple):
 
 
 class ReceiverBackend(Protocol):
-    """The decode worker's part: lets writers reach its KV memory. `writer` numbers connections."""
+    """The decode worker's part: lets writers reach its KV memory. `sender_id` is the number of the connection."""
 
-    def register_sender(self, writer: int) -> RemoteMemoryInfo: ...
+    def register_sender(self, sender_id: int) -> RemoteMemoryInfo: ...
 
-    def unregister_sender(self, writer: int) -> None:
+    def unregister_sender(self, sender_id: int) -> None:
         """Its connection has ended: undo the invitation. When this returns, nothing of that writer's can arrive."""
         ...
 

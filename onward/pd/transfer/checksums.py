@@ -9,8 +9,8 @@ MASK = (1 << 64) - 1
 
 def page_checksum(memory: memoryview, geometry: PageGeometry, layer: int, block: int) -> int:
     """Seeded by the layer, so that exchanged layers show. Those of a block's pages are added up, in any order."""
-    at = geometry.page_offset(layer, block)
-    return xxhash.xxh3_64_intdigest(memory[at : at + geometry.page_bytes], seed=layer)
+    offset = geometry.page_offset(layer, block)
+    return xxhash.xxh3_64_intdigest(memory[offset : offset + geometry.page_bytes], seed=layer)
 
 
 def block_checksum(memory: memoryview, geometry: PageGeometry, block: int) -> int:

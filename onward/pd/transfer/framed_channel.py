@@ -53,7 +53,7 @@ class FramedChannel:
         self._frame = memoryview(bytearray(_LENGTH.size))
         self._filled = 0
         self._is_body = False
-        self._takes: deque[memoryview] | None = None
+        self._payload_views: deque[memoryview] | None = None
         self._num_dropping = 0
         self._takes_fds = sock.family == socket.AF_UNIX
         self._fds: list[int] = []
@@ -96,7 +96,7 @@ class FramedChannel:
         """The next message, `PayloadReceived`, or None if nothing whole is there yet. Raises `LinkClosed`."""
         try:
             while True:
-                if self._takes is not None:
+                if self._payload_views is not None:
                     return PayloadReceived() if self._take() else None
                 self._fill_frame()
                 if (message := self._framed()) is not None:
@@ -108,9 +108,9 @@ class FramedChannel:
 
     def receive_payload_into(self, views: Sequence[memoryview]) -> None:
         """The bytes that come next go there."""
-        assert self._takes is None, "bytes are taken one message at a time"
+        assert self._payload_views is None, "bytes are taken one message at a time"
         assert self._num_dropping == 0, "the bytes of the last message were discarded to their end"
-        self._takes = deque(views)
+        self._payload_views = deque(views)
 
     def discard_payload(self, count: int) -> None:
         """The bytes that come next go nowhere."""
@@ -119,9 +119,9 @@ class FramedChannel:
 
     def discard_rest_of_payload(self) -> None:
         """What is still to come of the bytes that are being taken goes nowhere."""
-        if self._takes:
-            self._num_dropping = sum(len(view) for view in self._takes)
-            self._takes.clear()
+        if self._payload_views:
+            self._num_dropping = sum(len(view) for view in self._payload_views)
+            self._payload_views.clear()
 
     def discard_input(self) -> None:
         """Reads what is there, and keeps nothing. Raises `LinkClosed` at the end of the stream."""
@@ -149,7 +149,7 @@ class FramedChannel:
 
     def close(self) -> None:
         self._queue.clear()
-        self._takes = None
+        self._payload_views = None
         for fd in self.take_fds():
             socket.close(fd)
         self._sock.close()
@@ -215,22 +215,22 @@ class FramedChannel:
 
     def _take(self) -> bool:
         """True when all announced bytes have come."""
-        assert self._takes is not None, "a message has announced the bytes that are taken"
+        assert self._payload_views is not None, "a message has announced the bytes that are taken"
         left = _BYTES_PER_TURN
-        while self._takes or self._num_dropping:
+        while self._payload_views or self._num_dropping:
             if left <= 0:
                 return False
-            left -= self._drop_some() if self._num_dropping else self._take_some(self._takes)
-        self._takes = None
+            left -= self._drop_some() if self._num_dropping else self._take_some(self._payload_views)
+        self._payload_views = None
         return True
 
-    def _take_some(self, takes: deque[memoryview]) -> int:
-        views = [takes[i] for i in range(min(len(takes), _VIEWS_PER_CALL))]
+    def _take_some(self, pending: deque[memoryview]) -> int:
+        views = [pending[i] for i in range(min(len(pending), _VIEWS_PER_CALL))]
         count = left = self._counted(self._sock.recvmsg_into(views)[0])
         while left:
-            view = takes.popleft()
+            view = pending.popleft()
             if len(view) > left:
-                takes.appendleft(view[left:])
+                pending.appendleft(view[left:])
                 break
             left -= len(view)
         return count

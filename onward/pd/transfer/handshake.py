@@ -24,8 +24,8 @@ class ClusterSecret:
         self._key = hashlib.blake2b(bytes.fromhex(cluster_key), digest_size=32, person=b"onward kv plane").digest()
 
     def sign(self, role: str, greeting: SenderHello, nonce: bytes) -> bytes:
-        said = msgspec.msgpack.encode([role, greeting, nonce])
-        return hmac.digest(self._key, said, "sha256")
+        signed = msgspec.msgpack.encode([role, greeting, nonce])
+        return hmac.digest(self._key, signed, "sha256")
 
     def verify(self, proof: bytes, role: str, greeting: SenderHello, nonce: bytes) -> bool:
         return hmac.compare_digest(proof, self.sign(role, greeting, nonce))

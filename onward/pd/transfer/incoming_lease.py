@@ -56,29 +56,29 @@ class IncomingLease:
     def seconds(self) -> float:
         return 0.0 if self.first_s is None else self.last_s - self.first_s
 
-    def write_error(self, places: ByteRanges) -> str | None:
+    def write_error(self, byte_ranges: ByteRanges) -> str | None:
         """What is wrong with writing there: each page is the lease's, and written once."""
-        for at, num_bytes in places:
-            if not self.geometry.is_whole_pages(at, num_bytes):
-                return f"{num_bytes} bytes at {at} are not whole pages of the pool"
-        if sum(num_bytes for _, num_bytes in places) > self.num_pages * self.geometry.page_bytes:
+        for offset, num_bytes in byte_ranges:
+            if not self.geometry.is_whole_pages(offset, num_bytes):
+                return f"{num_bytes} bytes at {offset} are not whole pages of the pool"
+        if sum(num_bytes for _, num_bytes in byte_ranges) > self.num_pages * self.geometry.page_bytes:
             return "these are more bytes than the lease is for"
-        layers, blocks = self.geometry.pages_in(places)
+        layers, blocks = self.geometry.pages_in(byte_ranges)
         indices = self._index[blocks]
         if (indices < 0).any():
             return f"block {blocks[indices < 0][0]} is not part of the lease"
-        again = self._arrived[layers, indices]
-        if again.any():
-            return f"layer {layers[again][0]} of block {blocks[again][0]} was written before"
+        already_arrived = self._arrived[layers, indices]
+        if already_arrived.any():
+            return f"layer {layers[already_arrived][0]} of block {blocks[already_arrived][0]} was written before"
         if len(np.unique(layers * self.num_pages + indices)) < len(indices):
             return "a page is named twice"
         return None
 
-    def mark_written(self, places: ByteRanges, now_s: float) -> None:
+    def mark_written(self, byte_ranges: ByteRanges, now_s: float) -> None:
         """They have been written, and `write_error` had nothing against it."""
         self.first_s = now_s if self.first_s is None else self.first_s
         self.last_s = now_s
-        layers, blocks = self.geometry.pages_in(places)
+        layers, blocks = self.geometry.pages_in(byte_ranges)
         self._arrived[layers, self._index[blocks]] = True
         self.num_arrived_pages += len(blocks)
         assert self.num_arrived_pages <= self.num_pages, "each page of a lease arrives once"

@@ -48,12 +48,12 @@ class KvReceiver:
         self,
         memory: memoryview,
         geometry: PageGeometry,
-        receiver: ReceiverBackend,
+        backend: ReceiverBackend,
         *,
         is_in_band: bool,
         report: Callable[[KvReport], None],
     ) -> None:
-        self._memory, self._geometry, self._receiver = memory, geometry, receiver
+        self._memory, self._geometry, self._backend = memory, geometry, backend
         self._is_in_band, self._report = is_in_band, report
         self._leases: dict[str, IncomingLease] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
@@ -72,13 +72,13 @@ class KvReceiver:
             case RevokeLease(lease_id):
                 self._revoke(lease_id)
 
-    def add_sender(self, writer: int, channel: FramedChannel) -> None:
-        assert writer not in self._channels, "a writer has one channel"
-        self._channels[writer] = channel
+    def add_sender(self, sender_id: int, channel: FramedChannel) -> None:
+        assert sender_id not in self._channels, "a writer has one channel"
+        self._channels[sender_id] = channel
 
-    def has_open_lease(self, writer: int) -> bool:
+    def has_open_lease(self, sender_id: int) -> bool:
         """Whether it may write under some lease."""
-        return any(lease.sender == writer for lease in self._leases.values())
+        return any(lease.sender == sender_id for lease in self._leases.values())
 
     def overdue_senders(self, now_s: float) -> set[int]:
         """Those that were told to stop a while ago, and have not answered."""
@@ -90,48 +90,48 @@ class KvReceiver:
                     overdue.add(lease.sender)
         return overdue
 
-    def receive(self, writer: int, message: Any, now_s: float) -> None:
+    def receive(self, sender_id: int, message: Any, now_s: float) -> None:
         """Raises `ProtocolViolation` if the writer is not to be talked to any longer."""
         match message:
             case OpenPush():
-                self._on_open_push(writer, message)
+                self._on_open_push(sender_id, message)
             case PayloadHeader():
-                self._on_payload_header(writer, message, now_s)
+                self._on_payload_header(sender_id, message, now_s)
             case PayloadReceived():
-                self._on_payload_received(writer, now_s)
+                self._on_payload_received(sender_id, now_s)
             case PagesWritten():
-                self._on_pages_written(writer, message, now_s)
+                self._on_pages_written(sender_id, message, now_s)
             case AllPagesWritten(lease_id):
-                self._on_all_pages_written(writer, lease_id)
+                self._on_all_pages_written(sender_id, lease_id)
             case WritingStopped(lease_id):
-                self._on_writing_stopped(writer, lease_id)
+                self._on_writing_stopped(sender_id, lease_id)
             case _:
                 raise ProtocolViolation(f"{type(message).__name__} does not belong here")
 
-    def remove_sender(self, writer: int, reason: str) -> None:
+    def remove_sender(self, sender_id: int, reason: str) -> None:
         """Its connection is over. What it had begun is shut out before anybody hears of it."""
-        self._receiver.unregister_sender(writer)
-        self._channels.pop(writer, None)
-        self._incoming_payloads.pop(writer, None)
-        for lease in [lease for lease in self._leases.values() if lease.sender == writer]:
+        self._backend.unregister_sender(sender_id)
+        self._channels.pop(sender_id, None)
+        self._incoming_payloads.pop(sender_id, None)
+        for lease in [lease for lease in self._leases.values() if lease.sender == sender_id]:
             lease.sender = None
             self._on_sender_quiet(lease, reason)
 
-    def stop_listening_to(self, writer: int, reason: str) -> None:
+    def stop_listening_to(self, sender_id: int, reason: str) -> None:
         """It has broken the rules, and is not listened to any more; but it is not over yet."""
-        self._discard_rest(writer)
-        for lease in [lease for lease in self._leases.values() if lease.sender == writer]:
+        self._discard_rest(sender_id)
+        for lease in [lease for lease in self._leases.values() if lease.sender == sender_id]:
             self._fail_lease(lease, reason)
 
-    def _open_lease(self, lease_id: str, expect: ExpectWrites) -> None:
+    def _open_lease(self, lease_id: str, command: ExpectWrites) -> None:
         if lease_id in self._ended:
             self._report(LeaseQuiesced(lease_id))
             return
         if lease_id not in self._leases:
-            blocks = expect.block_ids
+            blocks = command.block_ids
             assert min(blocks, default=0) >= 0, "a leased block has a number"
             assert max(blocks, default=-1) < self._geometry.num_blocks, "leased blocks are blocks of our pool"
-            self._leases[lease_id] = IncomingLease(lease_id, blocks, expect.checksums, self._geometry)
+            self._leases[lease_id] = IncomingLease(lease_id, blocks, command.checksums, self._geometry)
         self._report(ExpectingWrites(lease_id))
 
     def _revoke(self, lease_id: str) -> None:
@@ -143,71 +143,73 @@ class KvReceiver:
             lease.is_revoked = True
             self._send(lease.sender, StopWriting(lease_id, "the lease was revoked"))
 
-    def _close_lease(self, lease_id: str, why: str) -> None:
-        self._ended[lease_id] = why
+    def _close_lease(self, lease_id: str, reason: str) -> None:
+        self._ended[lease_id] = reason
         while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
         lease = self._leases.pop(lease_id, None)
         if lease is None or lease.sender is None:
             return
-        taking, _ = self._incoming_payloads.get(lease.sender, (None, None))
-        if taking is lease:
+        current_lease, _ = self._incoming_payloads.get(lease.sender, (None, None))
+        if current_lease is lease:
             self._discard_rest(lease.sender)
-        self._send(lease.sender, StopWriting(lease_id, why))
+        self._send(lease.sender, StopWriting(lease_id, reason))
 
-    def _on_open_push(self, writer: int, join: OpenPush) -> None:
-        lease = self._leases.get(join.lease_id)
+    def _on_open_push(self, sender_id: int, message: OpenPush) -> None:
+        lease = self._leases.get(message.lease_id)
         if lease is None:
-            self._send(writer, StopWriting(join.lease_id, self._ended.get(join.lease_id, "there is no such lease")))
-        elif lease.has_failed or lease.is_received or lease.sender not in (None, writer):
-            self._send(writer, StopWriting(join.lease_id, "it has, or had, another writer"))
-        elif lease.block_ids != join.block_ids:
-            self._send(writer, StopWriting(join.lease_id, "the lease is for other blocks"))
+            self._send(
+                sender_id, StopWriting(message.lease_id, self._ended.get(message.lease_id, "there is no such lease"))
+            )
+        elif lease.has_failed or lease.is_received or lease.sender not in (None, sender_id):
+            self._send(sender_id, StopWriting(message.lease_id, "it has, or had, another writer"))
+        elif lease.block_ids != message.block_ids:
+            self._send(sender_id, StopWriting(message.lease_id, "the lease is for other blocks"))
         else:
-            lease.sender = writer
-            self._send(writer, PushOpened(join.lease_id))
+            lease.sender = sender_id
+            self._send(sender_id, PushOpened(message.lease_id))
 
-    def _on_payload_header(self, writer: int, incoming: PayloadHeader, now_s: float) -> None:
+    def _on_payload_header(self, sender_id: int, header: PayloadHeader, now_s: float) -> None:
         """Where the bytes go is decided now; a lease that ends while they come lets no more of them in."""
         if not self._is_in_band:
             raise ProtocolViolation("bytes do not come on this link")
-        if any(at < 0 or count <= 0 for at, count in incoming.byte_ranges):
+        if any(offset < 0 or num_bytes <= 0 for offset, num_bytes in header.byte_ranges):
             raise ProtocolViolation("bytes were announced for a place that cannot be")
-        lease = self._open_lease_of(writer, incoming.lease_id)
-        if lease is not None and not self._may_write(lease, incoming.byte_ranges):
+        lease = self._open_lease_of(sender_id, header.lease_id)
+        if lease is not None and not self._may_write(lease, header.byte_ranges):
             lease = None
-        assert writer not in self._incoming_payloads, "a channel delivers one batch of bytes at a time"
-        self._incoming_payloads[writer] = lease, incoming
+        assert sender_id not in self._incoming_payloads, "a channel delivers one batch of bytes at a time"
+        self._incoming_payloads[sender_id] = lease, header
         if lease is None:
             self.num_discarded_batches += 1
-            self._channels[writer].discard_payload(sum(count for _, count in incoming.byte_ranges))
+            self._channels[sender_id].discard_payload(sum(num_bytes for _, num_bytes in header.byte_ranges))
         else:
             lease.first_s = now_s if lease.first_s is None else lease.first_s
-            self._channels[writer].receive_payload_into(
-                [self._memory[at : at + count] for at, count in incoming.byte_ranges]
+            self._channels[sender_id].receive_payload_into(
+                [self._memory[offset : offset + num_bytes] for offset, num_bytes in header.byte_ranges]
             )
 
-    def _on_payload_received(self, writer: int, now_s: float) -> None:
-        assert writer in self._incoming_payloads, "bytes are received for a batch that was announced"
-        lease, incoming = self._incoming_payloads.pop(writer)
+    def _on_payload_received(self, sender_id: int, now_s: float) -> None:
+        assert sender_id in self._incoming_payloads, "bytes are received for a batch that was announced"
+        lease, header = self._incoming_payloads.pop(sender_id)
         if lease is not None:
-            lease.mark_written(incoming.byte_ranges, now_s)
+            lease.mark_written(header.byte_ranges, now_s)
 
-    def _on_pages_written(self, writer: int, wrote: PagesWritten, now_s: float) -> None:
+    def _on_pages_written(self, sender_id: int, message: PagesWritten, now_s: float) -> None:
         if self._is_in_band:
             raise ProtocolViolation("nothing is written here but the bytes on this link")
-        lease = self._open_lease_of(writer, wrote.lease_id)
-        if lease is not None and self._may_write(lease, wrote.byte_ranges):
-            lease.mark_written(wrote.byte_ranges, now_s)
+        lease = self._open_lease_of(sender_id, message.lease_id)
+        if lease is not None and self._may_write(lease, message.byte_ranges):
+            lease.mark_written(message.byte_ranges, now_s)
 
-    def _discard_rest(self, writer: int) -> None:
-        if writer in self._incoming_payloads:
+    def _discard_rest(self, sender_id: int) -> None:
+        if sender_id in self._incoming_payloads:
             self.num_discarded_batches += 1
-            self._incoming_payloads[writer] = None, self._incoming_payloads[writer][1]
-            self._channels[writer].discard_rest_of_payload()
+            self._incoming_payloads[sender_id] = None, self._incoming_payloads[sender_id][1]
+            self._channels[sender_id].discard_rest_of_payload()
 
-    def _on_all_pages_written(self, writer: int, lease_id: str) -> None:
-        lease = self._open_lease_of(writer, lease_id)
+    def _on_all_pages_written(self, sender_id: int, lease_id: str) -> None:
+        lease = self._open_lease_of(sender_id, lease_id)
         if lease is None or lease.is_revoked or lease.has_failed:
             return  # it was told to stop, and will answer that
         if not lease.is_complete:
@@ -215,15 +217,15 @@ class KvReceiver:
             return
         assert not lease.is_received, "a lease is received once"
         lease.sender, lease.is_received = None, True
-        self._send(writer, AllPagesAccepted(lease_id))
+        self._send(sender_id, AllPagesAccepted(lease_id))
         checksums = []
         if lease.checksums:
             checksums = [block_checksum(self._memory, self._geometry, block) for block in lease.block_ids]
         self._report(WritesComplete(lease_id, checksums, lease.num_bytes, lease.seconds))
 
-    def _on_writing_stopped(self, writer: int, lease_id: str) -> None:
+    def _on_writing_stopped(self, sender_id: int, lease_id: str) -> None:
         lease = self._leases.get(lease_id)
-        if lease is not None and lease.sender == writer:
+        if lease is not None and lease.sender == sender_id:
             lease.sender = None
             self._on_sender_quiet(lease, "its writer gave up")
 
@@ -243,22 +245,22 @@ class KvReceiver:
             self._report(WriterLost(lease.lease_id, reason))
         lease.has_failed = True
 
-    def _open_lease_of(self, writer: int, lease_id: str) -> IncomingLease | None:
+    def _open_lease_of(self, sender_id: int, lease_id: str) -> IncomingLease | None:
         """None, and the writer is told, if it has not joined such a lease."""
         lease = self._leases.get(lease_id)
-        if lease is not None and lease.sender == writer:
+        if lease is not None and lease.sender == sender_id:
             return lease
-        self._send(writer, StopWriting(lease_id, self._ended.get(lease_id, "there is no such lease")))
+        self._send(sender_id, StopWriting(lease_id, self._ended.get(lease_id, "there is no such lease")))
         return None
 
-    def _may_write(self, lease: IncomingLease, places: list[tuple[int, int]]) -> bool:
+    def _may_write(self, lease: IncomingLease, byte_ranges: list[tuple[int, int]]) -> bool:
         if lease.has_failed:
             return False
-        if reason := lease.write_error(places):
+        if reason := lease.write_error(byte_ranges):
             self._fail_lease(lease, reason)
             return False
         return True
 
-    def _send(self, writer: int, message: AllPagesAccepted | PushOpened | StopWriting) -> None:
-        if channel := self._channels.get(writer):
+    def _send(self, sender_id: int, message: AllPagesAccepted | PushOpened | StopWriting) -> None:
+        if channel := self._channels.get(sender_id):
             channel.send(message)

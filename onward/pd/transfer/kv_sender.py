@@ -81,10 +81,10 @@ class KvSender:
         self._jobs[push.lease_id] = job
         peer.open_push(job)
 
-    def send_computed(self, fed: ComputedBlocks) -> None:
+    def send_computed(self, computed: ComputedBlocks) -> None:
         """One that is over takes nothing more."""
-        if fed.lease_id in self._jobs:
-            self._jobs[fed.lease_id].add_blocks(fed)
+        if computed.lease_id in self._jobs:
+            self._jobs[computed.lease_id].add_blocks(computed)
 
     def stop_push(self, lease_id: str) -> None:
         """Answered by `PushQuiesced`: at once, or when nothing of it is under way."""
@@ -135,15 +135,15 @@ class KvSender:
         self._end(min(idle, key=lambda peer: peer.idle_since_s), "another one is needed")
 
     def _watch(self, peer: PushSession) -> None:
-        act = functools.partial(self._run_isolated, peer, peer.on_socket_ready)
-        self._poller.watch(peer.link.channel, act, for_writing=peer.link.wants_to_write)
+        action = functools.partial(self._run_isolated, peer, peer.on_socket_ready)
+        self._poller.watch(peer.link.channel, action, for_writing=peer.link.wants_to_write)
 
-    def _run_isolated(self, peer: PushSession, act: Callable[[], None]) -> None:
+    def _run_isolated(self, peer: PushSession, action: Callable[[], None]) -> None:
         """What goes wrong with one peer ends that connection and nothing else."""
         if peer.is_closed:
             return
         try:
-            act()
+            action()
         except (LinkClosed, TransferFailed) as lost:
             logger.warning(log.event("kv connection lost", to=peer.endpoint.incarnation, because=str(lost)))
             self._end(peer, str(lost))

@@ -1,7 +1,7 @@
-"""Where writers come in: accepts connections, has them prove themselves, and passes on to the sink what they say.
+"""Where writers come in: accepts connections, has them prove themselves, and passes on to the KvReceiver what they say.
 
 A connection that broke the rules is not simply closed: its writer might still have our memory mapped. It sees our end of
-the stream, stops and closes its own; until then the sink holds on to its leases.
+the stream, stops and closes its own; until then the KvReceiver holds on to its leases.
 """
 
 import logging
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _SenderConnection:
-    number: int
+    sender_id: int
     link: ReceiverLink
-    since_s: float
+    connected_s: float
     active_s: float
     num_received: int = 0
     is_ignored: bool = False
@@ -39,10 +39,10 @@ class _SenderConnection:
 class KvServer:
     def __init__(
         self,
-        door: KvListenSocket,
+        listen_socket: KvListenSocket,
         poller: Poller,
-        sink: KvReceiver,
-        receiver: ReceiverBackend,
+        receiver: KvReceiver,
+        backend: ReceiverBackend,
         *,
         secret: ClusterSecret,
         incarnation: str,
@@ -51,104 +51,114 @@ class KvServer:
         can_expel: bool,
         now_s: Callable[[], float],
     ) -> None:
-        self._door, self._poller, self._sink, self._receiver, self._now_s = door, poller, sink, receiver, now_s
+        self._listen_socket, self._poller, self._receiver, self._backend, self._now_s = (
+            listen_socket,
+            poller,
+            receiver,
+            backend,
+            now_s,
+        )
         self._secret, self._incarnation, self._layout, self._num_blocks = secret, incarnation, layout, num_blocks
         self._can_expel = can_expel
-        self._visitors: dict[int, _SenderConnection] = {}
-        self._num_seen = 0
-        poller.watch(door, self._accept)
+        self._senders: dict[int, _SenderConnection] = {}
+        self._num_accepted = 0
+        poller.watch(listen_socket, self._accept)
 
     @property
     def num_connections(self) -> int:
-        return len(self._visitors)
+        return len(self._senders)
 
     def run_once(self) -> None:
         """Sends what waits, and closes what has been silent for too long."""
         now_s = self._now_s()
-        for visitor in list(self._visitors.values()):
-            self._flush(visitor)
-            self._check_idle(visitor, now_s)
+        for sender in list(self._senders.values()):
+            self._flush(sender)
+            self._check_idle(sender, now_s)
         if self._can_expel:
-            for number in self._sink.overdue_senders(now_s) & self._visitors.keys():
-                self._close_connection(self._visitors[number], "it did not stop in time")
+            for sender_id in self._receiver.overdue_senders(now_s) & self._senders.keys():
+                self._close_connection(self._senders[sender_id], "it did not stop in time")
 
     def close(self) -> None:
-        for visitor in list(self._visitors.values()):
-            self._close_connection(visitor, "the worker is leaving")
-        self._poller.forget(self._door)
-        self._door.close()
+        for sender in list(self._senders.values()):
+            self._close_connection(sender, "the worker is leaving")
+        self._poller.forget(self._listen_socket)
+        self._listen_socket.close()
 
     def _accept(self) -> None:
-        while (sock := self._door.accept()) is not None:
-            if len(self._visitors) >= MAX_CONNECTIONS:
+        while (sock := self._listen_socket.accept()) is not None:
+            if len(self._senders) >= MAX_CONNECTIONS:
                 logger.warning(log.event("kv connection refused", because="too many", limit=MAX_CONNECTIONS))
                 sock.close()
                 continue
-            self._num_seen += 1
-            number = self._num_seen
+            self._num_accepted += 1
+            sender_id = self._num_accepted
             link = ReceiverLink(
-                sock, self._secret, self._incarnation, self._layout, lambda n=number: self._register_sender(n)
+                sock,
+                self._secret,
+                self._incarnation,
+                self._layout,
+                lambda sender_id=sender_id: self._register_sender(sender_id),
             )
-            visitor = self._visitors[number] = _SenderConnection(number, link, self._now_s(), self._now_s())
-            self._poller.watch(link.channel, lambda v=visitor: self._on_socket_ready(v))
+            sender = self._senders[sender_id] = _SenderConnection(sender_id, link, self._now_s(), self._now_s())
+            self._poller.watch(link.channel, lambda sender=sender: self._on_socket_ready(sender))
 
-    def _register_sender(self, number: int) -> RemoteMemoryInfo:
-        assert number in self._visitors, "a sender is registered while it is connected"
-        invitation = self._receiver.register_sender(number)
-        self._sink.add_sender(number, self._visitors[number].link.channel)
+    def _register_sender(self, sender_id: int) -> RemoteMemoryInfo:
+        assert sender_id in self._senders, "a sender is registered while it is connected"
+        invitation = self._backend.register_sender(sender_id)
+        self._receiver.add_sender(sender_id, self._senders[sender_id].link.channel)
         return invitation
 
-    def _on_socket_ready(self, visitor: _SenderConnection) -> None:
+    def _on_socket_ready(self, sender: _SenderConnection) -> None:
         try:
-            if visitor.is_ignored:
-                visitor.link.channel.discard_input()
+            if sender.is_ignored:
+                sender.link.channel.discard_input()
                 return
-            for message in visitor.link.messages(self._num_blocks):
-                self._sink.receive(visitor.number, message, self._now_s())
-            self._flush(visitor)
+            for message in sender.link.messages(self._num_blocks):
+                self._receiver.receive(sender.sender_id, message, self._now_s())
+            self._flush(sender)
         except ProtocolViolation as fault:
-            self._stop_listening_to(visitor, str(fault))
+            self._stop_listening_to(sender, str(fault))
         except MalformedMessage as garbled:
-            self._stop_listening_to(visitor, str(garbled))
+            self._stop_listening_to(sender, str(garbled))
         except LinkClosed as lost:
-            self._close_connection(visitor, str(lost))
+            self._close_connection(sender, str(lost))
         else:
-            if visitor.link.is_refused:
-                self._close_connection(visitor, "it was refused")
+            if sender.link.is_refused:
+                self._close_connection(sender, "it was refused")
 
-    def _flush(self, visitor: _SenderConnection) -> None:
-        if visitor.is_ignored:
+    def _flush(self, sender: _SenderConnection) -> None:
+        if sender.is_ignored:
             return
-        channel = visitor.link.channel
+        channel = sender.link.channel
         try:
             channel.flush()
         except LinkClosed as lost:
             # Not read to the end yet: what the writer said last may still be there, and tells more than this.
-            self._stop_listening_to(visitor, str(lost))
+            self._stop_listening_to(sender, str(lost))
             return
-        self._poller.watch(channel, lambda: self._on_socket_ready(visitor), for_writing=channel.wants_to_write)
+        self._poller.watch(channel, lambda: self._on_socket_ready(sender), for_writing=channel.wants_to_write)
 
-    def _check_idle(self, visitor: _SenderConnection, now_s: float) -> None:
-        received = visitor.link.channel.num_bytes_received
-        assert received >= visitor.num_received, "the number of received bytes only grows"
-        if received != visitor.num_received:
-            visitor.num_received, visitor.active_s = received, now_s
-        if not visitor.link.is_open and now_s - visitor.since_s > HANDSHAKE_TIMEOUT_S:
-            self._close_connection(visitor, f"it has not introduced itself within {HANDSHAKE_TIMEOUT_S:g} s")
-        elif now_s - visitor.active_s > IDLE_TIMEOUT_S and not self._sink.has_open_lease(visitor.number):
-            self._close_connection(visitor, "it has been idle")
+    def _check_idle(self, sender: _SenderConnection, now_s: float) -> None:
+        received = sender.link.channel.num_bytes_received
+        assert received >= sender.num_received, "the number of received bytes only grows"
+        if received != sender.num_received:
+            sender.num_received, sender.active_s = received, now_s
+        if not sender.link.is_open and now_s - sender.connected_s > HANDSHAKE_TIMEOUT_S:
+            self._close_connection(sender, f"it has not introduced itself within {HANDSHAKE_TIMEOUT_S:g} s")
+        elif now_s - sender.active_s > IDLE_TIMEOUT_S and not self._receiver.has_open_lease(sender.sender_id):
+            self._close_connection(sender, "it has been idle")
 
-    def _stop_listening_to(self, visitor: _SenderConnection, reason: str) -> None:
-        if visitor.number in self._visitors and not visitor.is_ignored:
-            visitor.is_ignored = True
-            logger.warning(log.event("kv connection given up", writer=visitor.number, because=reason))
-            self._sink.stop_listening_to(visitor.number, reason)
-            visitor.link.channel.shutdown_write()
-            self._poller.watch(visitor.link.channel, lambda: self._on_socket_ready(visitor))
+    def _stop_listening_to(self, sender: _SenderConnection, reason: str) -> None:
+        if sender.sender_id in self._senders and not sender.is_ignored:
+            sender.is_ignored = True
+            logger.warning(log.event("kv connection given up", writer=sender.sender_id, because=reason))
+            self._receiver.stop_listening_to(sender.sender_id, reason)
+            sender.link.channel.shutdown_write()
+            self._poller.watch(sender.link.channel, lambda: self._on_socket_ready(sender))
 
-    def _close_connection(self, visitor: _SenderConnection, reason: str) -> None:
-        if self._visitors.pop(visitor.number, None) is None:
+    def _close_connection(self, sender: _SenderConnection, reason: str) -> None:
+        if self._senders.pop(sender.sender_id, None) is None:
             return
-        self._poller.forget(visitor.link.channel)
-        visitor.link.close()
-        self._sink.remove_sender(visitor.number, reason)
+        self._poller.forget(sender.link.channel)
+        sender.link.close()
+        self._receiver.remove_sender(sender.sender_id, reason)

@@ -85,15 +85,15 @@ class _ReceiveSide:
         poller: Poller, report: Callable[[KvReport], None],
     ) -> None:  # fmt: skip
         self._receiver = open_receiver_backend(backend, memory.pool, memory.fd, host)
-        door = KvListenSocket(backend, host, cluster_key, port)
-        self.endpoint = KvEndpoint(backend, door.address, incarnation)
-        self.sink = KvReceiver(
+        listen_socket = KvListenSocket(backend, host, cluster_key, port)
+        self.endpoint = KvEndpoint(backend, listen_socket.address, incarnation)
+        self.receiver = KvReceiver(
             memory.pool.data, memory.geometry, self._receiver, is_in_band=backend in IN_BAND, report=report
         )
-        self.reception = KvServer(
-            door,
+        self.server = KvServer(
+            listen_socket,
             poller,
-            self.sink,
+            self.receiver,
             self._receiver,
             secret=ClusterSecret(cluster_key),
             incarnation=incarnation,
@@ -104,7 +104,7 @@ class _ReceiveSide:
         )
 
     def close(self) -> None:
-        self.reception.close()
+        self.server.close()
         self._receiver.close()
 
 
@@ -124,15 +124,15 @@ class KvTransferThread:
         layers_done: Callable[[], int],
     ) -> None:
         self._poller = Poller()
-        self._wake_us, self._wake_it = socket.socketpair()
-        for end in (self._wake_us, self._wake_it):
+        self._wake_read, self._wake_write = socket.socketpair()
+        for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
-        self._poller.watch(self._wake_us, self._drain_wakes)
+        self._poller.watch(self._wake_read, self._drain_wakes)
         self._inbox: deque[KvPush | ComputedBlocks] = deque()
         self._is_leaving = False
         self._engine: EngineKvConnection | None = None
         self._thread: threading.Thread | None = None
-        self._source = KvSender(
+        self._sender = KvSender(
             memory.pool,
             memory.geometry,
             memory.layout,
@@ -143,37 +143,37 @@ class KvTransferThread:
             report=self._report,
             now_s=time.monotonic,
         )
-        self._taking_in: _ReceiveSide | None = None
+        self._receive_side: _ReceiveSide | None = None
         if backend is not None:
             try:
-                self._taking_in = _ReceiveSide(
+                self._receive_side = _ReceiveSide(
                     backend, host, port, incarnation, cluster_key, memory, self._poller, self._report
                 )
             except BaseException:
                 self._close_sockets()
-                self._wake_it.close()
+                self._wake_write.close()
                 raise
 
     @property
     def endpoint(self) -> KvEndpoint | None:
         """Where peers may write."""
-        return None if self._taking_in is None else self._taking_in.endpoint
+        return None if self._receive_side is None else self._receive_side.endpoint
 
     @property
     def num_connections(self) -> int:
-        taken_in = 0 if self._taking_in is None else self._taking_in.reception.num_connections
-        return self._source.num_connections + taken_in
+        num_incoming = 0 if self._receive_side is None else self._receive_side.server.num_connections
+        return self._sender.num_connections + num_incoming
 
     def open_push(self, push: KvPush) -> None:
         """From the main thread, as are `feed` and `wake`."""
         self._inbox.append(push)
 
-    def send_computed(self, fed: ComputedBlocks) -> None:
-        self._inbox.append(fed)
+    def send_computed(self, computed: ComputedBlocks) -> None:
+        self._inbox.append(computed)
 
     def wake(self) -> None:
         try:
-            self._wake_it.send(b"!")
+            self._wake_write.send(b"!")
         except OSError:
             return  # so many wake-ups are waiting that it will wake up; or it has left
 
@@ -191,7 +191,7 @@ class KvTransferThread:
         self.wake()
         if self._thread is not None:
             self._thread.join(timeout=_CLOSE_TIMEOUT_S)
-        self._wake_it.close()
+        self._wake_write.close()
 
     def _run(self, wires: SocketPoller, engine: EngineKvConnection) -> None:
         try:
@@ -205,14 +205,14 @@ class KvTransferThread:
             os._exit(_EXIT_CODE)
 
     def _close_transfers(self) -> None:
-        self._source.close()
-        if self._taking_in is not None:
-            self._taking_in.close()
+        self._sender.close()
+        if self._receive_side is not None:
+            self._receive_side.close()
         self._close_sockets()
 
     def _close_sockets(self) -> None:
         self._poller.close()
-        self._wake_us.close()
+        self._wake_read.close()
 
     def _run_once(self, engine: EngineKvConnection) -> None:
         # What sockets bring comes first: what has arrived is counted before anybody judges that it has not.
@@ -220,33 +220,33 @@ class KvTransferThread:
         while self._inbox:
             match self._inbox.popleft():
                 case KvPush() as push:
-                    self._source.open_push(push)
-                case ComputedBlocks() as fed:
-                    self._source.send_computed(fed)
+                    self._sender.open_push(push)
+                case ComputedBlocks() as computed:
+                    self._sender.send_computed(computed)
         for _ in range(_COMMANDS_PER_TURN):
             command = engine.receive()
             if command is None:
                 break
             self._execute(command)
-        self._source.run_once()
-        if self._taking_in is not None:
-            self._taking_in.reception.run_once()
+        self._sender.run_once()
+        if self._receive_side is not None:
+            self._receive_side.server.run_once()
 
     def _execute(self, command: KvCommand) -> None:
         match command:
             case StopPush(lease_id):
-                self._source.stop_push(lease_id)
-            case ExpectWrites() | EndLease() | RevokeLease() if self._taking_in is not None:
-                self._taking_in.sink.execute(command)
+                self._sender.stop_push(lease_id)
+            case ExpectWrites() | EndLease() | RevokeLease() if self._receive_side is not None:
+                self._receive_side.receiver.execute(command)
             case RevokeLease(lease_id):
                 self._report(LeaseQuiesced(lease_id))
             case _:
                 raise AssertionError("nobody leases blocks of a worker that takes nothing in")
 
     def _wait_ms(self) -> int:
-        if self._inbox or self._source.can_start:
+        if self._inbox or self._sender.can_start:
             return 0
-        return _POLL_MS if self._source.must_be_polled else _TICK_MS
+        return _POLL_MS if self._sender.must_be_polled else _TICK_MS
 
     def _report(self, report: KvReport) -> None:
         if self._engine is not None:
@@ -254,7 +254,7 @@ class KvTransferThread:
 
     def _drain_wakes(self) -> None:
         try:
-            while self._wake_us.recv(4096):
+            while self._wake_read.recv(4096):
                 pass
         except BlockingIOError:
             return

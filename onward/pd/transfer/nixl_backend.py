@@ -65,19 +65,19 @@ class NixlReceiverBackend:
         self._loopback = host == "localhost" or host.startswith("127.")
         self._agents: dict[int, _NixlAgent] = {}
 
-    def register_sender(self, writer: int) -> RemoteMemoryInfo:
-        assert writer not in self._agents, "a writer has one agent"
-        agent = self._agents[writer] = _NixlAgent(self._memory, self._loopback)
+    def register_sender(self, sender_id: int) -> RemoteMemoryInfo:
+        assert sender_id not in self._agents, "a writer has one agent"
+        agent = self._agents[sender_id] = _NixlAgent(self._memory, self._loopback)
         pool = _NixlRemoteMemory(agent.metadata, agent.base, agent.num_bytes, self._loopback)
         return RemoteMemoryInfo(msgspec.msgpack.encode(pool))
 
-    def unregister_sender(self, writer: int) -> None:
-        if agent := self._agents.pop(writer, None):
+    def unregister_sender(self, sender_id: int) -> None:
+        if agent := self._agents.pop(sender_id, None):
             agent.destroy()
 
     def close(self) -> None:
-        for writer in list(self._agents):
-            self.unregister_sender(writer)
+        for sender_id in list(self._agents):
+            self.unregister_sender(sender_id)
 
 
 class NixlSenderBackend:
@@ -151,12 +151,12 @@ class NixlSenderBackend:
         if self._failure is not None:
             raise TransferFailed(self._failure)
 
-    def _fail(self, why: str) -> NoReturn:
-        self._end(why)
-        raise TransferFailed(why)
+    def _fail(self, reason: str) -> NoReturn:
+        self._end(reason)
+        raise TransferFailed(reason)
 
-    def _end(self, why: str) -> None:
-        self._failure = why
+    def _end(self, reason: str) -> None:
+        self._failure = reason
         self._in_flight.clear()
         self._agent.destroy()
 

@@ -28,13 +28,13 @@ class PageGeometry:
     def page_offset(self, layer: int, block: int) -> int:
         return (layer * self.num_blocks + block) * self.page_bytes
 
-    def is_whole_pages(self, at: int, num_bytes: int) -> bool:
-        is_inside = at >= 0 and 0 < num_bytes <= self.num_bytes - at
-        return is_inside and at % self.page_bytes == 0 and num_bytes % self.page_bytes == 0
+    def is_whole_pages(self, offset: int, num_bytes: int) -> bool:
+        is_inside = offset >= 0 and 0 < num_bytes <= self.num_bytes - offset
+        return is_inside and offset % self.page_bytes == 0 and num_bytes % self.page_bytes == 0
 
-    def pages_in(self, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    def pages_in(self, byte_ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
         """The layer and the block of every page in these places, which are whole pages."""
-        firsts, counts = np.array(places, np.int64).reshape(-1, 2).T // self.page_bytes
+        firsts, counts = np.array(byte_ranges, np.int64).reshape(-1, 2).T // self.page_bytes
         ends = np.cumsum(counts)
         pages = np.arange(counts.sum()) + np.repeat(firsts - (ends - counts), counts)
         return np.divmod(pages, self.num_blocks)

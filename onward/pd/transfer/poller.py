@@ -16,14 +16,15 @@ class Poller:
     def fileno(self) -> int:
         return self._selector.fileno()
 
-    def watch(self, sock: HasFileno, act: Callable[[], None], *, for_writing: bool = False) -> None:
-        """`act` is called when it can be read, or written if that is wanted. Called again, it changes what is wanted."""
+    def watch(self, sock: HasFileno, callback: Callable[[], None], *, for_writing: bool = False) -> None:
+        """`callback` is called when the socket can be read, or with `for_writing` also when it can be written. A second
+        call for the same socket replaces the first."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if for_writing else 0)
         key = self._selector.get_map().get(sock.fileno())
         if key is None:
-            self._selector.register(sock.fileno(), events, act)
+            self._selector.register(sock.fileno(), events, callback)
         elif key.events != events:
-            self._selector.modify(sock.fileno(), events, act)
+            self._selector.modify(sock.fileno(), events, callback)
 
     def forget(self, sock: HasFileno) -> None:
         """Before it is closed."""

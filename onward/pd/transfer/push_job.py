@@ -107,15 +107,15 @@ class PushJob:
         """Starts nothing more. Without a failure it is the engine's will."""
         self.stage, self.failure = PushStage.STOPPING, failure
 
-    def add_blocks(self, fed: ComputedBlocks) -> None:
-        end = fed.first + len(fed.source_ids)
-        assert 0 <= fed.first <= end <= len(self._source_ids), "a step feeds blocks that the peer waits for"
-        self._source_ids[fed.first : end] = fed.source_ids
-        if fed.layers_done_before is not None:
-            self._computing.append(_BlocksInStep(fed.first, end, fed.layers_done_before))
+    def add_blocks(self, computed: ComputedBlocks) -> None:
+        end = computed.first + len(computed.source_ids)
+        assert 0 <= computed.first <= end <= len(self._source_ids), "a step feeds blocks that the peer waits for"
+        self._source_ids[computed.first : end] = computed.source_ids
+        if computed.layers_done_before is not None:
+            self._computing.append(_BlocksInStep(computed.first, end, computed.layers_done_before))
             return
         for layer in range(self.ours.num_layers):
-            self._ready.append(_PageRange(layer, fed.first, end))
+            self._ready.append(_PageRange(layer, computed.first, end))
 
     def on_layers_done(self, layers_done: int) -> None:
         """The model has finished so many layers since its beginning."""
@@ -128,9 +128,9 @@ class PushJob:
 
     def next_batch(self, theirs: PageGeometry, memory: memoryview) -> list[MemoryCopy]:
         """The next pages that are ready, up to a batch's size."""
-        room = max(1, min(MAX_BATCH_PAGES, MAX_BATCH_BYTES // self.ours.page_bytes))
+        max_pages = max(1, min(MAX_BATCH_PAGES, MAX_BATCH_BYTES // self.ours.page_bytes))
         batch: list[MemoryCopy] = []
-        for pages in self._take_pages(room):
+        for pages in self._take_pages(max_pages):
             sources = self._source_ids[pages.first : pages.end]
             batch += plan_copies(self.ours, theirs, pages.layer, sources, self.push.block_ids[pages.first : pages.end])
             self._add_checksums(memory, pages, sources)
@@ -138,16 +138,16 @@ class PushJob:
             assert self._num_pages_left >= 0, "each page of a push is sent once"
         return batch
 
-    def _take_pages(self, room: int) -> Iterator[_PageRange]:
-        while room and self._ready:
+    def _take_pages(self, max_pages: int) -> Iterator[_PageRange]:
+        while max_pages and self._ready:
             pages = self._ready[0]
-            if pages.end - pages.first > room:
-                cut = pages.first + room
+            if pages.end - pages.first > max_pages:
+                cut = pages.first + max_pages
                 yield _PageRange(pages.layer, pages.first, cut)
                 pages.first = cut
                 return
             self._ready.popleft()
-            room -= pages.end - pages.first
+            max_pages -= pages.end - pages.first
             yield pages
 
     def _add_checksums(self, memory: memoryview, pages: _PageRange, source_ids: Sequence[int]) -> None:

@@ -51,7 +51,7 @@ class PushSession:
         self.idle_since_s = self._moved_s = self._opened_s = now_s
         self._memory, self._view, self._ours, self._report = memory, memory.data, ours, report
         self._theirs: PageGeometry | None = None
-        self._writer: SenderBackend | None = None
+        self._backend: SenderBackend | None = None
         self._jobs: dict[str, PushJob] = {}
         self._batches: deque[tuple[PushJob, list[tuple[int, int]]]] = deque()
         """Started and not complete, with their places in the peer's memory."""
@@ -65,7 +65,7 @@ class PushSession:
     @property
     def can_start(self) -> bool:
         """Whether a turn would start a batch."""
-        if self._writer is None or len(self._batches) >= MAX_BATCHES_IN_FLIGHT:
+        if self._backend is None or len(self._batches) >= MAX_BATCHES_IN_FLIGHT:
             return False
         return any(job.stage is PushStage.WRITING and job.has_ready for job in self._jobs.values())
 
@@ -82,7 +82,7 @@ class PushSession:
         assert not self.is_closed, "a push goes over an open session"
         assert job.lease_id not in self._jobs, "a lease has one push at a time"
         self._jobs[job.lease_id] = job
-        if self._writer is not None:
+        if self._backend is not None:
             self._send_open_push(job)
 
     def on_layers_done(self, layers_done: int) -> None:
@@ -101,10 +101,10 @@ class PushSession:
 
     def run_once(self, now_s: float) -> None:
         """Starts and completes what can be. Raises `LinkClosed` or `TransferFailed`."""
-        if self._writer is not None:
-            self._complete_batches(self._writer, now_s)
-            self._start_batches(self._writer, now_s)
-            self._complete_batches(self._writer, now_s)
+        if self._backend is not None:
+            self._complete_batches(self._backend, now_s)
+            self._start_batches(self._backend, now_s)
+            self._complete_batches(self._backend, now_s)
             self._finish_pushes()
         self._end_stopped()
         if self.link.is_connected:
@@ -115,8 +115,8 @@ class PushSession:
         """The connection is over, and all pushes with it."""
         assert not self.is_closed, "a session is closed once"
         self.is_closed = True
-        if self._writer is not None:
-            self._writer.close()  # from here on our memory is not read; theirs is shut by them, when the link is closed
+        if self._backend is not None:
+            self._backend.close()  # from here on our memory is not read; theirs is shut by them, when the link is closed
         self.link.close()
         jobs, self._jobs = self._jobs, {}
         for job in jobs.values():
@@ -146,10 +146,10 @@ class PushSession:
             job.stop(f"the peer stopped it: {reason}")
 
     def _open_backend(self) -> None:
-        if self._writer is not None or self.link.remote_memory is None:
+        if self._backend is not None or self.link.remote_memory is None:
             return
         self._theirs = PageGeometry(self._ours.num_layers, self.link.num_blocks, self._ours.page_bytes)
-        self._writer = open_sender_backend(
+        self._backend = open_sender_backend(
             self.endpoint.backend, self._memory, self.link.remote_memory, self.link.channel
         )
         for job in self._jobs.values():
@@ -166,19 +166,19 @@ class PushSession:
         job.stage = PushStage.JOINING
         self.link.channel.send(OpenPush(job.lease_id, blocks))
 
-    def _start_batches(self, writer: SenderBackend, now_s: float) -> None:
+    def _start_batches(self, backend: SenderBackend, now_s: float) -> None:
         assert self._theirs is not None, "the peer's pool is known when batches are started"
         for job in self._jobs.values():
             while job.stage is PushStage.WRITING and job.has_ready and len(self._batches) < MAX_BATCHES_IN_FLIGHT:
                 batch = job.next_batch(self._theirs, self._view)
                 assert batch, "a push with ready pages has a next batch"
-                places = [(copy.target_offset, copy.num_bytes) for copy in batch]
+                byte_ranges = [(copy.target_offset, copy.num_bytes) for copy in batch]
                 if self.endpoint.backend in IN_BAND:
-                    self.link.channel.send(PayloadHeader(job.lease_id, places))
+                    self.link.channel.send(PayloadHeader(job.lease_id, byte_ranges))
                 job.first_s = now_s if job.first_s is None else job.first_s
                 job.num_in_flight += 1
-                self._batches.append((job, places))
-                writer.start(batch)
+                self._batches.append((job, byte_ranges))
+                backend.start(batch)
 
     def _finish_pushes(self) -> None:
         for job in self._jobs.values():
@@ -187,23 +187,23 @@ class PushSession:
                 job.stage = PushStage.FINISHING
                 self.link.channel.send(AllPagesWritten(job.lease_id))
 
-    def _complete_batches(self, writer: SenderBackend, now_s: float) -> None:
-        complete = writer.poll()
+    def _complete_batches(self, backend: SenderBackend, now_s: float) -> None:
+        complete = backend.poll()
         assert complete >= self._num_complete, "the number of complete batches only grows"
         assert complete - self._num_complete <= len(self._batches), "only batches that were started complete"
         for _ in range(complete - self._num_complete):
-            job, places = self._batches.popleft()
+            job, byte_ranges = self._batches.popleft()
             assert job.num_in_flight > 0, "a batch that completes counts as in flight"
             job.num_in_flight -= 1
             job.last_s = now_s
             if self.endpoint.backend not in IN_BAND:
-                self.link.channel.send(PagesWritten(job.lease_id, places))
+                self.link.channel.send(PagesWritten(job.lease_id, byte_ranges))
         self._num_complete = complete
 
     def _end_stopped(self) -> None:
         for job in [job for job in self._jobs.values() if job.stage is PushStage.STOPPING and not job.num_in_flight]:
             del self._jobs[job.lease_id]
-            if self._writer is not None:
+            if self._backend is not None:
                 self.link.channel.send(WritingStopped(job.lease_id))
             self._report(PushQuiesced(job.lease_id) if job.failure is None else PushFailed(job.lease_id, job.failure))
 
@@ -213,12 +213,12 @@ class PushSession:
             self._moved, self._moved_s = moved, now_s
         elif now_s - self._moved_s > PROGRESS_TIMEOUT_S:
             raise LinkClosed(f"the peer has not moved for {PROGRESS_TIMEOUT_S:g} s")
-        if self._writer is None and now_s - self._opened_s > HANDSHAKE_TIMEOUT_S:
+        if self._backend is None and now_s - self._opened_s > HANDSHAKE_TIMEOUT_S:
             raise LinkClosed(f"the peer has not let us in within {HANDSHAKE_TIMEOUT_S:g} s")
         if self._jobs:
             self.idle_since_s = now_s
 
     def _awaits_peer(self) -> bool:
-        if self._writer is None or self._batches or self.link.channel.wants_to_write:
+        if self._backend is None or self._batches or self.link.channel.wants_to_write:
             return True
         return any(job.stage in (PushStage.JOINING, PushStage.FINISHING) for job in self._jobs.values())

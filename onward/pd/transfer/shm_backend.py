@@ -25,10 +25,10 @@ class ShmReceiverBackend:
     def __init__(self, fd: int, num_bytes: int) -> None:
         self._invitation = RemoteMemoryInfo(msgspec.msgpack.encode(_ShmRemoteMemory(num_bytes)), (fd,))
 
-    def register_sender(self, writer: int) -> RemoteMemoryInfo:
+    def register_sender(self, sender_id: int) -> RemoteMemoryInfo:
         return self._invitation
 
-    def unregister_sender(self, writer: int) -> None:
+    def unregister_sender(self, sender_id: int) -> None:
         """Its connection ended, by its own doing or with its life. Either way it writes no more."""
 
     def close(self) -> None:

@@ -10,12 +10,12 @@ from onward.pd.transfer.framed_channel import FramedChannel
 
 
 class TcpReceiverBackend:
-    """Has nothing to give: bytes come on the link, and `sink` decides where they go."""
+    """Has nothing to give: bytes come on the link, and `KvReceiver` decides where they go."""
 
-    def register_sender(self, writer: int) -> RemoteMemoryInfo:
+    def register_sender(self, sender_id: int) -> RemoteMemoryInfo:
         return RemoteMemoryInfo()
 
-    def unregister_sender(self, writer: int) -> None:
+    def unregister_sender(self, sender_id: int) -> None:
         pass
 
     def close(self) -> None:
@@ -32,7 +32,7 @@ class TcpSenderBackend:
         self._num_complete = 0
 
     def start(self, copies: Sequence[MemoryCopy]) -> None:
-        self._channel.send_payload([self._memory[at : at + count] for at, _, count in copies])
+        self._channel.send_payload([self._memory[offset : offset + count] for offset, _, count in copies])
         self._ends.append(self._channel.num_bytes_queued)
         self._channel.flush()
 

@@ -20,34 +20,38 @@ CANCEL_S = 3.0
 
 
 class RouterAbortEndpoint:
-    def __init__(self, serving: StreamRunner, found: ClusterResponseStore, max_body_bytes: int) -> None:
-        self._serving = serving
-        self._found = found
+    def __init__(self, runner: StreamRunner, response_store: ClusterResponseStore, max_body_bytes: int) -> None:
+        self._runner = runner
+        self._response_store = response_store
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, request: Request) -> Response:
         caller = get_caller(request.scope)
-        given = await read_abort_names(request, self._max_body_bytes)
-        if given is None:
+        requested = await read_abort_names(request, self._max_body_bytes)
+        if requested is None:
             check_admin(caller)
-            every = sorted(await self._abort(None, None))
-            audit_log.log_abort(caller, None, every)
-            return abort_response(every, [])
-        names = {one: without_id_prefix(one) for one in given}
+            aborted_names = sorted(await self._abort(None, None))
+            audit_log.log_abort(caller, None, aborted_names)
+            return abort_response(aborted_names, [])
+        names = {name: without_id_prefix(name) for name in requested}
         known = await self._abort([*names.values()], caller.access_filter) if names else set[str]()
-        aborted = [one for one, bare in names.items() if one in known or bare in known]
-        audit_log.log_abort(caller, given, aborted)
-        return abort_response(aborted, [one for one in names if one not in aborted])
+        aborted = [name for name, bare_name in names.items() if name in known or bare_name in known]
+        audit_log.log_abort(caller, requested, aborted)
+        return abort_response(aborted, [name for name in names if name not in aborted])
 
     async def _abort(self, names: list[str] | None, caller: str | None) -> Set[str]:
         """A stored response that nothing runs is cancelled, also where no instance has it any more."""
-        aborted = await self._serving.abort(names, caller)
-        left = [one for one in aborted.left if is_stored(one.request.path, one.request.body)]
-        records = [self._found.record_of(one, is_live=False) for one in left]
-        idle = aborted.idle.keys() - {one.request_id for one in left}
+        aborted = await self._runner.abort(names, caller)
+        detached = [stream for stream in aborted.left if is_stored(stream.request.path, stream.request.body)]
+        records = [self._response_store.record_of(stream, is_live=False) for stream in detached]
+        idle = aborted.idle.keys() - {stream.request_id for stream in detached}
         _, are_cancelled = await asyncio.gather(
-            asyncio.gather(*(self._found.cancel_soon(one, CANCEL_S) for one in records)),
-            asyncio.gather(*(self._found.cancel_idle(request_id, CANCEL_S) for request_id in idle)),
+            asyncio.gather(*(self._response_store.cancel_soon(record, CANCEL_S) for record in records)),
+            asyncio.gather(*(self._response_store.cancel_idle(request_id, CANCEL_S) for request_id in idle)),
         )
-        ended = [aborted.idle[one] for one, is_cancelled in zip(idle, are_cancelled, strict=True) if is_cancelled]
+        ended = [
+            aborted.idle[request_id]
+            for request_id, is_cancelled in zip(idle, are_cancelled, strict=True)
+            if is_cancelled
+        ]
         return {*aborted.known_names}.union(*ended)

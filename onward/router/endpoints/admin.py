@@ -35,18 +35,18 @@ class ClusterAuthError(OnwardError):
 
 
 class RouterAdminEndpoints:
-    def __init__(self, serving: StreamRunner, registry: Registry, cluster_key: str) -> None:
-        self._serving = serving
-        self._core = serving.core
+    def __init__(self, runner: StreamRunner, registry: Registry, cluster_key: str) -> None:
+        self._serving = runner
+        self._core = runner.core
         self._registry = registry
         self._cluster_key = cluster_key
 
     async def forward_get(self, request: Request) -> Response:
         """All of them serve the same."""
-        for replica in self._core.instances.list_instances(self._serving.clock.now_s()):
-            answer = await self._serving.upstream.get(replica.url, request.scope["path"])
-            if answer is not None and answer[0] < 500:
-                return Response(answer[1], answer[0], media_type="application/json")
+        for instance in self._core.instances.list_instances(self._serving.clock.now_s()):
+            reply = await self._serving.upstream.get(instance.url, request.scope["path"])
+            if reply is not None and reply[0] < 500:
+                return Response(reply[1], reply[0], media_type="application/json")
         raise Unavailable("there is no instance that could say it", retry_after_s=1.0)
 
     async def health(self, request: Request) -> Response:
@@ -89,8 +89,8 @@ class RouterAdminEndpoints:
         if self._cluster_key:
             self._check_cluster_auth(request, body)
         registration = decode_registration(body)
-        answer = self._register(registration)
-        return Response(msgspec.msgpack.encode(answer), media_type="application/msgpack")
+        reply = self._register(registration)
+        return Response(msgspec.msgpack.encode(reply), media_type="application/msgpack")
 
     def _register(self, registration: Registration) -> RegistrationReply:
         if not self._cluster_key and _is_on_another_machine(registration.url):
@@ -99,15 +99,15 @@ class RouterAdminEndpoints:
             error = f"url is {url}, on another machine; that needs a --cluster-key-file here and there"
             _logger.warning(log.event("instance not taken", url=registration.url, error=error))
             return RegistrationReply(self._core.incarnation, REGISTER_INTERVAL_S, error)
-        before = self._core.instances.get(registration.instance)
-        answer = self._core.register(registration, self._serving.clock.now_s())
-        after = self._core.instances.get(registration.instance)
-        if (before and before.state) != (after and after.state):
+        previous = self._core.instances.get(registration.instance)
+        reply = self._core.register(registration, self._serving.clock.now_s())
+        current = self._core.instances.get(registration.instance)
+        if (previous and previous.state) != (current and current.state):
             self._serving.notify_change()
-            log_instance_state(registration, after)
-        if answer.error:
-            _logger.warning(log.event("instance not taken", url=registration.url, error=answer.error))
-        return answer
+            log_instance_state(registration, current)
+        if reply.error:
+            _logger.warning(log.event("instance not taken", url=registration.url, error=reply.error))
+        return reply
 
     def _check_cluster_auth(self, request: Request, body: bytes) -> None:
         proof = request.headers.get(SIGNATURE_HEADER)

@@ -32,70 +32,70 @@ _RETRYABLE_STATUSES = (429, 500, 502, 503)
 class RouterEmbeddingsEndpoint:
     """An ASGI application."""
 
-    def __init__(self, serving: StreamRunner, max_body_bytes: int) -> None:
-        self._serving, self._max_body_bytes = serving, max_body_bytes
+    def __init__(self, runner: StreamRunner, max_body_bytes: int) -> None:
+        self._runner, self._max_body_bytes = runner, max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await handle_errors(send, self._serve(scope, receive, send))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await asgi.read_body(receive, self._max_body_bytes)
-        serving = self._serving
-        deadline_at_s = deadline_from_body(body, serving.clock.now_s(), serving.core.config.request_timeout_s)
+        runner = self._runner
+        deadline_at_s = deadline_from_body(body, runner.clock.now_s(), runner.core.config.request_timeout_s)
         await asgi.run_until_disconnect(receive, self._answer(self._attempt(scope, body), deadline_at_s, send))
 
     def _attempt(self, scope: Scope, body: bytes) -> Attempt:
-        caller, serving = get_caller(scope), self._serving
+        caller, runner = get_caller(scope), self._runner
         return Attempt(
             schema_version=SCHEMA_VERSION,
             path=PATH,
             body=body,
-            request_id=serving.random.hex_token(),
+            request_id=runner.random.hex_token(),
             attempt_epoch=1,
             seed=0,
-            created_s=int(serving.clock.wall_s()),
+            created_s=int(runner.clock.wall_s()),
             client_request_id=client_request_id(scope),
             caller=caller.name,
             caller_limits=caller.limits,
             caller_priority=caller.priority,
-            strict_fields=serving.core.config.strict_fields,
+            strict_fields=runner.core.config.strict_fields,
         )
 
     async def _answer(self, attempt: Attempt, deadline_at_s: float | None, send: Send) -> None:
-        told: ForwardedResponse | None = None
-        for replica in self._candidates():
+        response: ForwardedResponse | None = None
+        for instance in self._candidates():
             left_s = self._time_left_s(deadline_at_s)
             timeout_s = TIMEOUT_S if left_s is None else min(TIMEOUT_S, left_s + DEADLINE_MARGIN_S)
             message = msgspec.msgpack.encode(msgspec.structs.replace(attempt, deadline_in_s=left_s))
-            answer = await self._serving.upstream.forward(replica.url, EMBED_PATH, message, timeout_s)
-            told = answer or told
-            if answer is not None and answer.status not in _RETRYABLE_STATUSES:
+            reply = await self._runner.upstream.forward(instance.url, EMBED_PATH, message, timeout_s)
+            response = reply or response
+            if reply is not None and reply.status not in _RETRYABLE_STATUSES:
                 break
-        if told is None:
+        if response is None:
             self._time_left_s(deadline_at_s)
             raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
-        if told.status == 200:
-            ignored = {} if told.ignored_fields is None else {IGNORED_FIELDS_HEADER: told.ignored_fields}
-            await asgi.respond(send, 200, told.body, {**asgi.JSON_HEADERS, **ignored})
+        if response.status == 200:
+            ignored = {} if response.ignored_fields is None else {IGNORED_FIELDS_HEADER: response.ignored_fields}
+            await asgi.respond(send, 200, response.body, {**asgi.JSON_HEADERS, **ignored})
         else:
-            await asgi.respond_error(send, parse_error_info(told.body, told.status), told.body)
+            await asgi.respond_error(send, parse_error_info(response.body, response.status), response.body)
 
     def _time_left_s(self, deadline_at_s: float | None) -> float | None:
         """Raises if that is nothing."""
-        left_s = None if deadline_at_s is None else deadline_at_s - self._serving.clock.now_s()
+        left_s = None if deadline_at_s is None else deadline_at_s - self._runner.clock.now_s()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded("the request's deadline has passed")
         return left_s
 
     def _candidates(self) -> list[InstanceInfo]:
         """From a random one on, so that each has its share. One that restarts a process takes requests, and holds them."""
-        serving = self._serving
-        takers = [
-            one
-            for one in serving.core.serving_instances(serving.clock.now_s())
-            if can_take_request(one, RoutingCriteria())
+        runner = self._runner
+        instances = [
+            instance
+            for instance in runner.core.serving_instances(runner.clock.now_s())
+            if can_take_request(instance, RoutingCriteria())
         ]
-        ready = [one for one in takers if one.state is InstanceState.READY]
-        others = [one for one in takers if one.state is not InstanceState.READY]
-        first = serving.random.below(len(ready)) if ready else 0
+        ready = [instance for instance in instances if instance.state is InstanceState.READY]
+        others = [instance for instance in instances if instance.state is not InstanceState.READY]
+        first = runner.random.below(len(ready)) if ready else 0
         return (ready[first:] + ready[:first] + others)[:MAX_TRIES]

@@ -22,8 +22,8 @@ INTERNAL_PATH_BY_CLIENT_PATH: Mapping[str, str] = {"/tokenize": TOKENIZE_PATH, "
 
 
 class RouterForwardEndpoint:
-    def __init__(self, serving: StreamRunner, max_body_bytes: int) -> None:
-        self._serving = serving
+    def __init__(self, runner: StreamRunner, max_body_bytes: int) -> None:
+        self._runner = runner
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, request: Request) -> Response:
@@ -31,12 +31,12 @@ class RouterForwardEndpoint:
             body = await asgi.read_body(request.receive, self._max_body_bytes)
         except asgi.ClientDisconnected:
             raise InvalidRequest("whoever asked has gone") from None
-        serving = self._serving
-        for replica in serving.core.serving_instances(serving.clock.now_s())[:MAX_TRIES]:
+        runner = self._runner
+        for instance in runner.core.serving_instances(runner.clock.now_s())[:MAX_TRIES]:
             path, caller = INTERNAL_PATH_BY_CLIENT_PATH[request.scope["path"]], get_caller(request.scope).name
-            answer = await serving.upstream.forward(replica.url, path, body, caller=caller)
-            if answer is not None and answer.status < 500:
-                told, status = answer.body, answer.status
-                headers = error_headers(parse_error_info(told, status)) if status >= 400 else {}
-                return Response(told, status, headers=headers, media_type="application/json")
+            reply = await runner.upstream.forward(instance.url, path, body, caller=caller)
+            if reply is not None and reply.status < 500:
+                reply_body, status = reply.body, reply.status
+                headers = error_headers(parse_error_info(reply_body, status)) if status >= 400 else {}
+                return Response(reply_body, status, headers=headers, media_type="application/json")
         raise Unavailable("there is no instance that could answer", retry_after_s=1.0)

@@ -1,4 +1,4 @@
-"""The routes that generate: from a client's request to a stream that `serving` carries to its end.
+"""The routes that generate: from a client's request to a stream that `StreamRunner` carries to its end.
 
 A POST begins one, or with `Last-Event-ID` takes one up again; a GET with `Last-Event-ID` only takes up. What was lost is
 looked for here, then at the instances; only a POST can do without, since it brings the request and the cursor the seed.
@@ -34,62 +34,67 @@ LOOKUP_INTERVAL_S = 0.5
 
 
 class RouterGenerationEndpoint:
-    """An ASGI application for every path that generates. `tokenizing`: where somebody chooses by the prompt's tokens."""
+    """An ASGI application for every path that generates. `routing_tokenizer`: only where a policy
+    selects by the prompt's tokens."""
 
-    def __init__(self, serving: StreamRunner, tokenizing: RoutingTokenizer | None) -> None:
-        self._serving = serving
-        self._tokenizing = tokenizing
-        self._config = serving.core.config
+    def __init__(self, runner: StreamRunner, routing_tokenizer: RoutingTokenizer | None) -> None:
+        self._runner = runner
+        self._routing_tokenizer = routing_tokenizer
+        self._config = runner.core.config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await handle_errors(send, self._handle(scope, receive, send))
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        place = parse_last_event_id(scope)
-        if place is not None and not owns_request_id(get_caller(scope), place.request_id):
-            raise unknown_stream(place.request_id)
-        if place is not None and scope["method"] != "HEAD" and await self.told_end(place, get_caller(scope), send):
+        cursor = parse_last_event_id(scope)
+        if cursor is not None and not owns_request_id(get_caller(scope), cursor.request_id):
+            raise unknown_stream(cursor.request_id)
+        if (
+            cursor is not None
+            and scope["method"] != "HEAD"
+            and await self.try_send_end(cursor, get_caller(scope), send)
+        ):
             return
         if scope["method"] != "POST":
-            if place is None or scope["method"] == "HEAD":
+            if cursor is None or scope["method"] == "HEAD":
                 raise InvalidRequest("Last-Event-ID: is required, with GET", param="Last-Event-ID")
-            route = await self._try_resume(scope["path"], place, get_caller(scope))
-            if isinstance(route, OnwardError):
-                raise route
+            routed = await self._try_resume(scope["path"], cursor, get_caller(scope))
+            if isinstance(routed, OnwardError):
+                raise routed
         else:
             body = await asgi.read_body(receive, self._config.max_body_bytes)
-            route = await self._open_or_resume(scope, body, place)
-        set_response_request_id(scope, route.stream.request.client_request_id or route.stream.request_id)
-        await self.stream_to_client(route, get_caller(scope), receive, send)
+            routed = await self._open_or_resume(scope, body, cursor)
+        set_response_request_id(scope, routed.stream.request.client_request_id or routed.stream.request_id)
+        await self.stream_to_client(routed, get_caller(scope), receive, send)
 
     async def resolve_body(self, caller: Caller, body: bytes) -> bytes:
         """With whatever must be known before the first attempt."""
         return body
 
-    async def told_end(self, place: Cursor, caller: Caller, send: Send) -> bool:
+    async def try_send_end(self, cursor: Cursor, caller: Caller, send: Send) -> bool:
         """Whether the client was told the rest of what has ended, and does not run again."""
         return False
 
-    async def with_latest_epoch(self, place: Cursor) -> Cursor:
+    async def with_latest_epoch(self, cursor: Cursor) -> Cursor:
         """With the highest epoch that anybody may have used: what goes on from here comes after that."""
-        return place
+        return cursor
 
-    async def stream_to_client(self, route: RoutedStream, caller: Caller, receive: Receive, send: Send) -> None:
-        client = PartialOutputWriter(send, route.stream, self._serving, tells_resumes=self._config.report_resumes)
-        await asgi.run_until_disconnect(receive, self._serving.run_stream(route, client))
+    async def stream_to_client(self, routed: RoutedStream, caller: Caller, receive: Receive, send: Send) -> None:
+        writer = PartialOutputWriter(send, routed.stream, self._runner, reports_resumes=self._config.report_resumes)
+        await asgi.run_until_disconnect(receive, self._runner.run_stream(routed, writer))
 
-    async def _open_or_resume(self, scope: Scope, body: bytes, place: Cursor | None) -> RoutedStream:
-        caller, serving = get_caller(scope), self._serving
-        why_anew = None if place is None else await self._try_resume(scope["path"], place, caller)
-        if isinstance(why_anew, RoutedStream):
-            return why_anew
+    async def _open_or_resume(self, scope: Scope, body: bytes, cursor: Cursor | None) -> RoutedStream:
+        caller, runner = get_caller(scope), self._runner
+        resumed = None if cursor is None else await self._try_resume(scope["path"], cursor, caller)
+        if isinstance(resumed, RoutedStream):
+            return resumed
         check_body(body)
         body = compact_json(await self.resolve_body(caller, body))
-        arrival = RequestMetadata(
-            request_id=make_owned_id(serving.random.hex_token(), caller.name),
-            random_seed=serving.random.bits(SEED_BITS),
-            arrived_wall_s=serving.clock.wall_s(),
-            arrived_at_s=serving.clock.now_s(),
+        metadata = RequestMetadata(
+            request_id=make_owned_id(runner.random.hex_token(), caller.name),
+            random_seed=runner.random.bits(SEED_BITS),
+            arrived_wall_s=runner.clock.wall_s(),
+            arrived_at_s=runner.clock.now_s(),
             client_request_id=client_request_id(scope),
             caller=caller.name,
             caller_limits=caller.limits,
@@ -99,54 +104,54 @@ class RouterGenerationEndpoint:
             default_max_tokens=self._config.default_max_tokens,
             strict_fields=self._config.strict_fields,
         )
-        origin = build_client_request(scope["path"], body, arrival, place)
-        if place is not None and not origin.is_streaming:
+        client_request = build_client_request(scope["path"], body, metadata, cursor)
+        if cursor is not None and not client_request.is_streaming:
             raise InvalidRequest("Last-Event-ID: only for a request that streams", param="Last-Event-ID")
-        if self._tokenizing is not None:
-            origin = await self._tokenizing.add_token_ids(origin)
-        route = serving.core.open_stream(
-            origin, serving.clock.now_s(), epoch=0 if place is None else place.attempt_epoch
+        if self._routing_tokenizer is not None:
+            client_request = await self._routing_tokenizer.add_token_ids(client_request)
+        routed = runner.core.open_stream(
+            client_request, runner.clock.now_s(), epoch=0 if cursor is None else cursor.attempt_epoch
         )
-        route.may_exist_at_unreachable_instance = isinstance(why_anew, Unavailable)
-        return route
+        routed.may_exist_at_unreachable_instance = isinstance(resumed, Unavailable)
+        return routed
 
-    async def _try_resume(self, path: str, place: Cursor, caller: Caller) -> RoutedStream | NotFound | Unavailable:
+    async def _try_resume(self, path: str, cursor: Cursor, caller: Caller) -> RoutedStream | NotFound | Unavailable:
         """Or why it is not. Somebody else's is unknown, and is neither cut off nor made again."""
-        core, clock = self._serving.core, self._serving.clock
-        core.check_not_aborted(place.request_id, clock.now_s())
-        live = core.find_live(place.request_id)
+        core, clock = self._runner.core, self._runner.clock
+        core.check_not_aborted(cursor.request_id, clock.now_s())
+        live = core.find_live(cursor.request_id)
         if live is not None and not may_access(caller, live.stream.request.caller):
-            raise unknown_stream(place.request_id)
-        await self._serving.detach(place.request_id, DETACH_TIMEOUT_S)
-        place = await self.with_latest_epoch(place)
-        known, is_all = core.detached.find(place.request_id, clock.now_s()), True
-        if known is None or not covers_cursor(known, place):
+            raise unknown_stream(cursor.request_id)
+        await self._runner.detach(cursor.request_id, DETACH_TIMEOUT_S)
+        cursor = await self.with_latest_epoch(cursor)
+        stream, is_complete = core.detached.find(cursor.request_id, clock.now_s()), True
+        if stream is None or not covers_cursor(stream, cursor):
             # It may have been elsewhere since it was here.
-            known, is_all = await self._find_at_instances(place.request_id)
-        if known is not None and not may_access(caller, known.request.caller):
-            raise unknown_stream(place.request_id)
-        why_not = unknown_stream(place.request_id) if is_all else instance_unreachable("Last-Event-ID")
+            stream, is_complete = await self._find_at_instances(cursor.request_id)
+        if stream is not None and not may_access(caller, stream.request.caller):
+            raise unknown_stream(cursor.request_id)
+        error = unknown_stream(cursor.request_id) if is_complete else instance_unreachable("Last-Event-ID")
         # Somebody else may have come back for it while we asked around.
-        if known is None or known.request.path != path or core.find_live(place.request_id) is not None:
-            return why_not
-        if caller.name == known.request.caller:
+        if stream is None or stream.request.path != path or core.find_live(cursor.request_id) is not None:
+            return error
+        if caller.name == stream.request.caller:
             # An admin may continue a stream of another caller, which is within that caller's limits.
-            known.request = replace(known.request, caller_limits=caller.limits, caller_priority=caller.priority)
-        return core.resume_stream(known, place, clock.now_s()) or why_not
+            stream.request = replace(stream.request, caller_limits=caller.limits, caller_priority=caller.priority)
+        return core.resume_stream(stream, cursor, clock.now_s()) or error
 
     async def _find_at_instances(self, request_id: str) -> tuple[ClientStream | None, bool]:
         """The furthest that instances have, and whether all could be asked. A router that has just started waits for them
         to register before it says that nobody has it."""
-        serving = self._serving
+        runner = self._runner
         while True:
-            kept = await find_records(serving, request_id)
-            now_s = serving.clock.now_s()
-            if kept.records:
-                best = max((record.attempt for record in kept.records), key=_num_tokens)
-                return stream_from_record(best, now_s), kept.is_complete
-            if now_s >= serving.settled_at_s:
-                return None, kept.is_complete
-            await serving.wait_for_change(LOOKUP_INTERVAL_S)
+            found = await find_records(runner, request_id)
+            now_s = runner.clock.now_s()
+            if found.records:
+                best = max((record.attempt for record in found.records), key=_num_tokens)
+                return stream_from_record(best, now_s), found.is_complete
+            if now_s >= runner.settled_at_s:
+                return None, found.is_complete
+            await runner.wait_for_change(LOOKUP_INTERVAL_S)
 
 
 def _num_tokens(attempt: Attempt) -> int:

@@ -34,82 +34,88 @@ FINAL_EVENT_TIMEOUT_S = 3.0
 
 
 class RouterResponsesEndpoint(RouterGenerationEndpoint):
-    def __init__(self, serving: StreamRunner, tokenizing: RoutingTokenizer | None, found: ClusterResponseStore) -> None:
-        super().__init__(serving, tokenizing)
-        self._serving = serving
-        self._found = found
-        self._tells_resumes = serving.core.config.report_resumes
-        self._background = TaskPool()
-        self._copies: set[asyncio.Task[None]] = set()
+    def __init__(
+        self, runner: StreamRunner, routing_tokenizer: RoutingTokenizer | None, response_store: ClusterResponseStore
+    ) -> None:
+        super().__init__(runner, routing_tokenizer)
+        self._runner = runner
+        self._response_store = response_store
+        self._reports_resumes = runner.core.config.report_resumes
+        self._background_tasks = TaskPool()
+        self._copy_tasks: set[asyncio.Task[None]] = set()
         """Responses that are being copied to a second instance."""
 
     async def resolve_body(self, caller: Caller, body: bytes) -> bytes:
-        return await with_previous_response(self._found, caller, body, self._serving.core.config.max_body_bytes)
+        return await with_previous_response(self._response_store, caller, body, self._runner.core.config.max_body_bytes)
 
-    async def with_latest_epoch(self, place: Cursor) -> Cursor:
+    async def with_latest_epoch(self, cursor: Cursor) -> Cursor:
         """Whoever has followed it by its id has had it taken up by an instance, without us."""
-        kept = await find_records(self._serving, place.request_id)
-        epoch = max((record.attempt.attempt_epoch for record in kept.records), default=0)
-        return msgspec.structs.replace(place, attempt_epoch=max(place.attempt_epoch, epoch))
+        stored = await find_records(self._runner, cursor.request_id)
+        epoch = max((record.attempt.attempt_epoch for record in stored.records), default=0)
+        return msgspec.structs.replace(cursor, attempt_epoch=max(cursor.attempt_epoch, epoch))
 
-    async def told_end(self, place: Cursor, caller: Caller, send: Send) -> bool:
+    async def try_send_end(self, cursor: Cursor, caller: Caller, send: Send) -> bool:
         record = None
-        if self._serving.core.find_live(place.request_id) is None:
-            record = await self._found.cancelled(caller, place.request_id)
-        if record is None or record.attempt.seed != place.seed or len(place.choices) != 1:
+        if self._runner.core.find_live(cursor.request_id) is None:
+            record = await self._response_store.cancelled(caller, cursor.request_id)
+        if record is None or record.attempt.seed != cursor.seed or len(cursor.choices) != 1:
             return False
-        [told] = place.choices
-        rest = b"" if told.finish_reason is not None else await self._found.rest(record, told.position)
+        [events] = cursor.choices
+        remaining = (
+            b"" if events.finish_reason is not None else await self._response_store.rest(record, events.position)
+        )
         await send(asgi.start_message(200, sse.HEADERS))
-        await send(asgi.body_message(rest, more=False))
+        await send(asgi.body_message(remaining, more_body=False))
         return True
 
-    async def stream_to_client(self, route: RoutedStream, caller: Caller, receive: Receive, send: Send) -> None:
-        is_taken_up = route.stream.has_progress  # by a client that wants to read on from its place
-        if is_taken_up or not response_options(route.stream.request.body).background:
-            client = ResponseEventWriter(send, route.stream, self._found, tells_resumes=self._tells_resumes)
-            await asgi.run_until_disconnect(receive, self._run_and_copy(route, client))
+    async def stream_to_client(self, routed: RoutedStream, caller: Caller, receive: Receive, send: Send) -> None:
+        is_resumed = routed.stream.has_progress  # by a client that wants to read on from its place
+        if is_resumed or not response_options(routed.stream.request.body).background:
+            writer = ResponseEventWriter(
+                send, routed.stream, self._response_store, reports_resumes=self._reports_resumes
+            )
+            await asgi.run_until_disconnect(receive, self._run_and_copy(routed, writer))
             return
-        route.is_background = True
-        await self._start_background(route)
-        await asgi.run_until_disconnect(receive, self._respond(route, caller, send))
+        routed.is_background = True
+        await self._start_background(routed)
+        await asgi.run_until_disconnect(receive, self._respond(routed, caller, send))
 
-    async def _run_and_copy(self, route: RoutedStream, client: ClientWriter) -> None:
-        stream = route.stream
-        await self._serving.run_stream(route, client)
+    async def _run_and_copy(self, routed: RoutedStream, writer: ClientWriter) -> None:
+        stream = routed.stream
+        await self._runner.run_stream(routed, writer)
         if (
             stream.all_finished
             and is_stored(stream.request.path, stream.request.body)
-            and len(self._copies) < MAX_COPIES
+            and len(self._copy_tasks) < MAX_COPIES
         ):
             # A task of its own: the client has its answer, and may hang up now.
-            copy = asyncio.create_task(self._found.store_final(stream))
-            self._copies.add(copy)
-            copy.add_done_callback(self._copies.discard)
+            task = asyncio.create_task(self._response_store.store_final(stream))
+            self._copy_tasks.add(task)
+            task.add_done_callback(self._copy_tasks.discard)
 
-    async def _start_background(self, route: RoutedStream) -> None:
+    async def _start_background(self, routed: RoutedStream) -> None:
         """Until an instance has taken it."""
-        client = BackgroundWriter(route.stream, self._found)
+        writer = BackgroundWriter(routed.stream, self._response_store)
         try:
-            task = self._background.start(self._serving.run_stream(route, client), route.stream.request.caller)
+            task = self._background_tasks.start(self._runner.run_stream(routed, writer), routed.stream.request.caller)
         except Overloaded:
-            self._serving.core.close_stream(route, self._serving.clock.now_s(), keep=False)
+            self._runner.core.close_stream(routed, self._runner.clock.now_s(), keep=False)
             raise
-        while not (route.stream.was_accepted or task.done()):
+        while not (routed.stream.was_accepted or task.done()):
             await asyncio.wait((task,), timeout=ACCEPT_POLL_S)
-        if not route.stream.was_accepted and client.info is not None and client.info.code != ABORTED:
-            raise RequestFailed(client.info)
+        if not routed.stream.was_accepted and writer.error is not None and writer.error.code != ABORTED:
+            raise RequestFailed(writer.error)
 
-    async def _respond(self, route: RoutedStream, caller: Caller, send: Send) -> None:
-        stream = route.stream
+    async def _respond(self, routed: RoutedStream, caller: Caller, send: Send) -> None:
+        stream = routed.stream
         if stream.request.is_streaming:
-            await stream_stored_response(self._found, caller, PREFIX + stream.request_id, -1, send)
+            await stream_stored_response(self._response_store, caller, PREFIX + stream.request_id, -1, send)
             return
-        if self._serving.core.find_live(stream.request_id) is route:
-            record = self._found.record_of(stream, is_live=True)
+        if self._runner.core.find_live(stream.request_id) is routed:
+            record = self._response_store.record_of(stream, is_live=True)
         else:
-            record = await self._found.find(caller, PREFIX + stream.request_id)
-        await asgi.respond(send, 200, await self._found.show(record))
+            record = await self._response_store.find(caller, PREFIX + stream.request_id)
+        await asgi.respond(send, 200, await self._response_store.show(record))
 
 
 class ResponseEventWriter(ClientWriter):
@@ -118,10 +124,12 @@ class ResponseEventWriter(ClientWriter):
 
     end_marker = b""
 
-    def __init__(self, send: Send, stream: ClientStream, found: ClusterResponseStore, *, tells_resumes: bool) -> None:
-        super().__init__(send, stream, reports_resumes=tells_resumes)
-        self._told_stream = stream
-        self._found = found
+    def __init__(
+        self, send: Send, stream: ClientStream, response_store: ClusterResponseStore, *, reports_resumes: bool
+    ) -> None:
+        super().__init__(send, stream, reports_resumes=reports_resumes)
+        self._client_stream = stream
+        self._response_store = response_store
         self._last = b""
 
     async def write(self, events: bytes) -> None:
@@ -129,112 +137,116 @@ class ResponseEventWriter(ClientWriter):
             self._last = events
         await super().write(events)
 
-    async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
-        stream, record = self._told_stream, await self._cancelled(info)
+    async def fail(self, error: ErrorInfo, body: bytes | None) -> None:
+        stream, record = self._client_stream, await self._cancelled(error)
         end = None if record is None or not stream.has_reached_cursor else await self._end_of(record)
         if end is None:
-            await super().fail(info, await self._with_partial(info, body))
+            await super().fail(error, await self._with_partial(error, body))
         elif stream.request.is_streaming:
             await self.write(end)
-            await self._send(asgi.body_message(b"", more=False))
+            await self._send(asgi.body_message(b"", more_body=False))
         else:
             headers = {**asgi.JSON_HEADERS, **self._resume_header(), **self._ignored_header()}
             await asgi.respond(self._send, 200, end, headers)
 
-    async def _cancelled(self, info: ErrorInfo) -> StreamRecord | None:
+    async def _cancelled(self, error: ErrorInfo) -> StreamRecord | None:
         """How a response has ended that was not to go on; it may have been complete already. None: it has failed."""
-        stream = self._told_stream
-        if info.code == REPLACED:
-            return await self._found.cancelled(None, stream.request_id)
-        if info.code != ABORTED:
+        stream = self._client_stream
+        if error.code == REPLACED:
+            return await self._response_store.cancelled(None, stream.request_id)
+        if error.code != ABORTED:
             return None
-        record = self._found.record_of(stream, is_live=False)
-        is_kept = is_stored(stream.request.path, stream.request.body)
-        kept = await self._found.cancel_soon(record, FINAL_EVENT_TIMEOUT_S) if is_kept else None
-        return kept or msgspec.structs.replace(record, is_cancelled=True)
+        record = self._response_store.record_of(stream, is_live=False)
+        is_response_stored = is_stored(stream.request.path, stream.request.body)
+        stored = await self._response_store.cancel_soon(record, FINAL_EVENT_TIMEOUT_S) if is_response_stored else None
+        return stored or msgspec.structs.replace(record, is_cancelled=True)
 
     async def _end_of(self, record: StreamRecord) -> bytes | None:
         """Of a response that is over: for a client that has the events of the tokens up to here, or nothing. None: no
         instance could be asked in time."""
-        streams = self._told_stream.request.is_streaming
+        is_streaming = self._client_stream.request.is_streaming
         try:
             async with asyncio.timeout(FINAL_EVENT_TIMEOUT_S):
-                told = (
-                    self._found.rest(record, self._num_told) if streams else self._found.ask_instances("whole", record)
+                events = (
+                    self._response_store.rest(record, self._num_tokens_sent)
+                    if is_streaming
+                    else self._response_store.ask_instances("whole", record)
                 )
-                return await told
+                return await events
         except (OnwardError, RequestFailed, TimeoutError):
             return None
 
-    async def _with_partial(self, info: ErrorInfo, body: bytes | None) -> bytes | None:
+    async def _with_partial(self, error: ErrorInfo, body: bytes | None) -> bytes | None:
         """The body of an error of HTTP, with the output so far."""
-        stream = self._told_stream
+        stream = self._client_stream
         if body is not None or not stream.has_tokens or stream.request.is_streaming:
             return body
-        record = msgspec.structs.replace(self._found.record_of(stream, is_live=False), error=info)
+        record = msgspec.structs.replace(self._response_store.record_of(stream, is_live=False), error=error)
         partial = await self._end_of(record)
-        return None if partial is None else error_body(info, partial)
+        return None if partial is None else error_body(error, partial)
 
     @property
-    def _num_told(self) -> int | None:
+    def _num_tokens_sent(self) -> int | None:
         """Before the first token its client has been told nothing, not even that it has begun."""
-        stream = self._told_stream
+        stream = self._client_stream
         return len(stream.choices[0].token_ids) if stream.has_progress else None
 
-    async def error_event(self, info: ErrorInfo, body: bytes | None) -> bytes:
+    async def error_event(self, error: ErrorInfo, body: bytes | None) -> bytes:
         """The last event, as an instance makes it: its number follows from the tokens that the client has. Without an
         instance it has no output. Where its number is not known, there is none: the stream ends as one that was cut."""
-        stream = self._told_stream
+        stream = self._client_stream
         if not stream.has_reached_cursor:
             return b""
-        record = msgspec.structs.replace(self._found.record_of(stream, is_live=False), error=info)
+        record = msgspec.structs.replace(self._response_store.record_of(stream, is_live=False), error=error)
         if (end := await self._end_of(record)) is not None:
             return end
         last = last_sequence_number(self._last)
         is_known = last >= 0 or not stream.has_progress
-        return _failed_event(stream, info, last + 1) if is_known else b""
+        return _failed_event(stream, error, last + 1) if is_known else b""
 
 
 class BackgroundWriter(ClientWriter):
     """Reads what is made in the background."""
 
-    def __init__(self, stream: ClientStream, found: ClusterResponseStore) -> None:
+    def __init__(self, stream: ClientStream, response_store: ClusterResponseStore) -> None:
         super().__init__(_ignore, stream, reports_resumes=False)
-        self.info: ErrorInfo | None = None
-        self._carried = stream
-        self._found = found
+        self.error: ErrorInfo | None = None
+        self._client_stream = stream
+        self._response_store = response_store
 
     async def write(self, events: bytes) -> None:
         pass
 
     async def finish(self) -> None:
-        await self._found.store_final(self._carried)
+        await self._response_store.store_final(self._client_stream)
 
-    async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
-        self.info = info
-        if info.code == ABORTED:
-            await self._found.cancel_soon(self._found.record_of(self._carried, is_live=False), FINAL_EVENT_TIMEOUT_S)
-        elif self._carried.was_accepted:
-            await self._found.store_final(self._carried, info)
+    async def fail(self, error: ErrorInfo, body: bytes | None) -> None:
+        self.error = error
+        if error.code == ABORTED:
+            await self._response_store.cancel_soon(
+                self._response_store.record_of(self._client_stream, is_live=False), FINAL_EVENT_TIMEOUT_S
+            )
+        elif self._client_stream.was_accepted:
+            await self._response_store.store_final(self._client_stream, error)
 
 
 async def _ignore(_: object) -> None:
     pass
 
 
-def _failed_event(stream: ClientStream, info: ErrorInfo, number: int) -> bytes:
-    origin = stream.request
+def _failed_event(stream: ClientStream, error: ErrorInfo, sequence_number: int) -> bytes:
+    client_request = stream.request
     response = {
-        "id": PREFIX + origin.request_id,
+        "id": PREFIX + client_request.request_id,
         "object": "response",
-        "created_at": origin.created_s,
+        "created_at": client_request.created_s,
         "status": "failed",
-        "error": response_error_fields(info),
-        "model": response_options(origin.body).model,
+        "error": response_error_fields(error),
+        "model": response_options(client_request.body).model,
         "output": [],
         "parallel_tool_calls": True,
         "tool_choice": "auto",
         "tools": [],
     }
-    fields = {"type": "response.failed", "sequence_number": number, "response": response}
+    fields = {"type": "response.failed", "sequence_number": sequence_number, "response": response}
     return sse.named_event("response.failed", msgspec.json.encode(fields))

@@ -11,21 +11,29 @@ PROMPT_END_TOKENS = 16
 
 
 def starts_in_reasoning(
-    form: ReasoningFormat, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, continues_message: bool = False
+    reasoning_format: ReasoningFormat,
+    tokenizer: Tokenizer,
+    prompt_token_ids: Sequence[int],
+    *,
+    continues_message: bool = False,
 ) -> bool:
     """Whether an output begins inside the thinking. `continues_message`: its message has begun in the prompt, and whoever
     wrote that has said so if it is thinking."""
-    end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
-    return form.prompt_ends_inside(end) if continues_message else form.output_starts_inside(end)
+    prompt_end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+    return (
+        reasoning_format.prompt_ends_inside(prompt_end)
+        if continues_message
+        else reasoning_format.output_starts_inside(prompt_end)
+    )
 
 
 def make_reasoning_params(
-    form: ReasoningFormat, tokenizer: Tokenizer, *, begins_inside: bool, budget: int | None
+    reasoning_format: ReasoningFormat, tokenizer: Tokenizer, *, starts_inside: bool, budget: int | None
 ) -> ReasoningParams | None:
     """None if the tags are no tokens of their own: the same tag may be spelled in many ways then, and cannot be followed
     without the text."""
-    begin, end = tokenizer.token_id(form.begin), tokenizer.token_id(form.end)
-    if begin is None or end is None:
+    begin_id, end_id = tokenizer.token_id(reasoning_format.begin), tokenizer.token_id(reasoning_format.end)
+    if begin_id is None or end_id is None:
         return None
-    lead = tuple(tokenizer.encode(form.forced_end_prefix, add_special_tokens=False))
-    return ReasoningParams((begin,), (end,), begins_inside, budget, lead)
+    prefix = tuple(tokenizer.encode(reasoning_format.forced_end_prefix, add_special_tokens=False))
+    return ReasoningParams((begin_id,), (end_id,), starts_inside, budget, prefix)

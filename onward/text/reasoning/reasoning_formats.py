@@ -36,27 +36,27 @@ class ReasoningFormat:
     def prompt_ends_inside(self, prompt_end: str) -> bool:
         return prompt_end.rstrip().endswith(self.begin)
 
-    def parser(self, begins_inside: bool) -> IncrementalParser:
-        return IncrementalParser(lambda source: self._read(source, begins_inside))
+    def parser(self, starts_inside: bool) -> IncrementalParser:
+        return IncrementalParser(lambda parser: self._read(parser, starts_inside))
 
-    def _read(self, source: IncrementalParser, begins_inside: bool) -> ParseSteps[None]:
-        yield from source.read_whitespace()
-        if begins_inside:
-            source.emit_held(MarkupText)
+    def _read(self, parser: IncrementalParser, starts_inside: bool) -> ParseSteps[None]:
+        yield from parser.read_whitespace()
+        if starts_inside:
+            parser.emit_held(MarkupText)
         # One that the prompt has opened may be opened once more, or closed at once.
-        tag = yield from source.read_one_of(self.markers if begins_inside else (self.begin,))
+        tag = yield from parser.read_one_of(self.markers if starts_inside else (self.begin,))
         if tag == self.begin:
-            yield from self._end_tag(source)
-        if tag == self.begin or (begins_inside and tag is None):
-            source.emit_held(ReasoningText)
-            tag = self.end if (yield from source.emit_until(self.end, ReasoningText)) else None
+            yield from self._end_tag(parser)
+        if tag == self.begin or (starts_inside and tag is None):
+            parser.emit_held(ReasoningText)
+            tag = self.end if (yield from parser.emit_until(self.end, ReasoningText)) else None
         if tag == self.end:
-            yield from self._end_tag(source)
-        yield from source.emit_rest(ContentText)
+            yield from self._end_tag(parser)
+        yield from parser.emit_rest(ContentText)
 
-    def _end_tag(self, source: IncrementalParser) -> ParseSteps[None]:
-        yield from source.read_whitespace()
-        source.emit_held(MarkupText)
+    def _end_tag(self, parser: IncrementalParser) -> ParseSteps[None]:
+        yield from parser.read_whitespace()
+        parser.emit_held(MarkupText)
 
 
 _ALL = (
@@ -68,9 +68,9 @@ _ALL = (
 REASONING_FORMATS = MappingProxyType({one.name: one for one in _ALL})
 
 
-def select_reasoning_format(knob: str, template: str | None) -> ReasoningFormat | None:
+def select_reasoning_format(setting: str, template: str | None) -> ReasoningFormat | None:
     """The format that `--reasoning-parser` asks for: one by its name, or `auto` or `none`."""
-    name = detect_reasoning_format(template or "") if knob == "auto" else knob
+    name = detect_reasoning_format(template or "") if setting == "auto" else setting
     return None if name is None or name == "none" else REASONING_FORMATS[name]
 
 

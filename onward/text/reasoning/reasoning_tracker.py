@@ -23,18 +23,18 @@ class ReasoningPhase(Enum):
 
 
 class ReasoningTracker:
-    __slots__ = ("_end", "_num_read", "_rule", "_start", "answer_position", "num_tokens", "phase")
+    __slots__ = ("_end", "_num_read", "_params", "_start", "answer_position", "num_tokens", "phase")
 
-    def __init__(self, rule: ReasoningParams, token_ids: Iterable[int] = ()) -> None:
-        self.phase = ReasoningPhase.INSIDE if rule.starts_in_reasoning else ReasoningPhase.BEFORE
+    def __init__(self, params: ReasoningParams, token_ids: Iterable[int] = ()) -> None:
+        self.phase = ReasoningPhase.INSIDE if params.starts_in_reasoning else ReasoningPhase.BEFORE
         self.num_tokens = 0
         """Of the thinking, those of a whole end tag not counted."""
-        self.answer_position: int | None = None if rule.starts_in_reasoning else 0
+        self.answer_position: int | None = None if params.starts_in_reasoning else 0
         """The position of the answer's first token. None while the thinking goes on."""
-        self._rule = rule
+        self._params = params
         self._num_read = 0
-        self._start = _SequenceMatcher(rule.begin_token_ids)
-        self._end = _SequenceMatcher(rule.end_token_ids)
+        self._start = _SequenceMatcher(params.begin_token_ids)
+        self._end = _SequenceMatcher(params.end_token_ids)
         for token_id in token_ids:
             self.advance(token_id)
 
@@ -46,7 +46,7 @@ class ReasoningTracker:
     @property
     def begin_token_ids(self) -> tuple[int, ...]:
         """Those that would begin it, while it may begin."""
-        return self._rule.begin_token_ids if self.phase is ReasoningPhase.BEFORE else ()
+        return self._params.begin_token_ids if self.phase is ReasoningPhase.BEFORE else ()
 
     @property
     def is_at_start(self) -> bool:
@@ -55,15 +55,15 @@ class ReasoningTracker:
     @property
     def forced_token_id(self) -> int | None:
         """The only token that may come next. None: the model chooses."""
-        budget = self._rule.budget
+        budget = self._params.budget
         if self.phase is not ReasoningPhase.INSIDE or budget is None or self.num_tokens < budget:
             return None
         # A tag that has begun is finished; else the lead comes, then the tag. At most that many tokens are forced.
         if self._end.num_matched:
-            return self._rule.end_token_ids[self._end.num_matched]
+            return self._params.end_token_ids[self._end.num_matched]
         num_over = self.num_tokens - budget
-        lead = self._rule.forced_prefix_token_ids
-        return lead[num_over] if num_over < len(lead) else self._rule.end_token_ids[0]
+        prefix = self._params.forced_prefix_token_ids
+        return prefix[num_over] if num_over < len(prefix) else self._params.end_token_ids[0]
 
     def advance(self, token_id: int) -> None:
         self._num_read += 1
@@ -73,7 +73,7 @@ class ReasoningTracker:
             case ReasoningPhase.INSIDE:
                 self.num_tokens += 1
                 if self._end.advance(token_id):
-                    self.num_tokens -= len(self._rule.end_token_ids)
+                    self.num_tokens -= len(self._params.end_token_ids)
                     self.phase, self.answer_position = ReasoningPhase.BEHIND, self._num_read
             case ReasoningPhase.BEHIND:
                 pass
@@ -85,24 +85,29 @@ class ReasoningTracker:
             self.phase = ReasoningPhase.BEHIND
 
 
-def thinking_state(token_ids: Sequence[int], rule: ReasoningParams) -> ReasoningTracker:
+def thinking_state(token_ids: Sequence[int], params: ReasoningParams) -> ReasoningTracker:
     """As it stands behind these tokens."""
-    return ReasoningTracker(rule, token_ids)
+    return ReasoningTracker(params, token_ids)
 
 
-def find_forbidden_forced_token(rule: ReasoningParams, end_token_ids: Collection[int], min_tokens: int) -> int | None:
+def find_forbidden_forced_token(params: ReasoningParams, end_token_ids: Collection[int], min_tokens: int) -> int | None:
     """A token that the budget may force at a place where `min_tokens` forbids it as an end of the output, so that no token
     is left to choose. None: there is none.
 
     budget 2, lead (.), end (</think>), min_tokens 4      a  b  .  </think>     forced at 2 and 3, and no end before 4
     """
-    if rule.budget is None:
+    if params.budget is None:
         return None
-    first = rule.budget + (0 if rule.starts_in_reasoning else len(rule.begin_token_ids))
-    lead, end = rule.forced_prefix_token_ids, rule.end_token_ids
+    first_position = params.budget + (0 if params.starts_in_reasoning else len(params.begin_token_ids))
+    prefix, end = params.forced_prefix_token_ids, params.end_token_ids
     # The model may have begun the tag by itself when the budget is used up: then its rest is forced without the lead.
-    places = [(one, first + index) for index, one in enumerate((*lead, end[0]))] + [(one, first) for one in end[1:]]
-    return next((one for one, place in places if place < min_tokens and one in end_token_ids), None)
+    forced_positions = [(token_id, first_position + index) for index, token_id in enumerate((*prefix, end[0]))] + [
+        (token_id, first_position) for token_id in end[1:]
+    ]
+    return next(
+        (token_id for token_id, position in forced_positions if position < min_tokens and token_id in end_token_ids),
+        None,
+    )
 
 
 class _SequenceMatcher:

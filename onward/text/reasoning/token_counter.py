@@ -11,15 +11,15 @@ from onward.text.message_events import MessageEvent, ReasoningText
 
 
 class ReasoningTokenCounter:
-    __slots__ = ("_num_read", "_num_textless", "_num_told", "_untold", "count")
+    __slots__ = ("_num_classified", "_num_read", "_num_textless", "_unclassified", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        self._num_read = self._num_told = 0
+        self._num_read = self._num_classified = 0
         """Characters."""
         self._num_textless = 0
         """Tokens that have shown no text yet."""
-        self._untold: deque[tuple[int, int]] = deque()
+        self._unclassified: deque[tuple[int, int]] = deque()
         """Where a text ends of which nobody knows what it says, and how many tokens it took."""
 
     def push(self, text: str) -> None:
@@ -31,13 +31,13 @@ class ReasoningTokenCounter:
         """More text, of tokens that have come before."""
         if text:
             self._num_read += len(text)
-            self._untold.append((self._num_read, self._num_textless))
+            self._unclassified.append((self._num_read, self._num_textless))
             self._num_textless = 0
 
     def count_events(self, events: Sequence[MessageEvent]) -> None:
         for event in events:
-            self._num_told += len(event.text)
-            while self._untold and self._untold[0][0] <= self._num_told:
-                _, num_tokens = self._untold.popleft()
+            self._num_classified += len(event.text)
+            while self._unclassified and self._unclassified[0][0] <= self._num_classified:
+                _, num_tokens = self._unclassified.popleft()
                 if isinstance(event, ReasoningText):
                     self.count += num_tokens

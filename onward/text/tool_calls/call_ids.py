@@ -17,6 +17,6 @@ def tool_call_id(request_id: str, choice: int, index: int, style: IdStyle = "ope
     digest = hashlib.blake2b(f"{request_id}/{choice}/{index}".encode(), digest_size=24).digest()
     number, characters = int.from_bytes(digest, "big"), []
     for _ in range(_LENGTHS[style]):
-        number, place = divmod(number, len(_CHARACTERS))
-        characters.append(_CHARACTERS[place])
+        number, digit = divmod(number, len(_CHARACTERS))
+        characters.append(_CHARACTERS[digit])
     return _PREFIXES[style] + "".join(characters)

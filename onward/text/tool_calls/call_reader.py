@@ -37,9 +37,9 @@ class ToolCallReader:
 
     __slots__ = ("_known_names", "_only_known", "num_started", "parser")
 
-    def __init__(self, source: IncrementalParser, known_names: Collection[str], only_known: bool = False) -> None:
+    def __init__(self, parser: IncrementalParser, known_names: Collection[str], only_known: bool = False) -> None:
         self.num_started = 0
-        self.parser = source
+        self.parser = parser
         self._known_names = known_names
         self._only_known = only_known
 
@@ -86,11 +86,11 @@ class ToolCallReader:
     def begin(self, name: str, num_chars: int | None = None) -> int:
         index = self.num_started
         self.num_started += 1
-        event_of = partial(_started, index, name)
+        make_event = partial(_started, index, name)
         if num_chars is None:
-            self.parser.emit_held_or_empty(event_of)
+            self.parser.emit_held_or_empty(make_event)
         else:
-            self.parser.emit_first(num_chars, event_of)
+            self.parser.emit_first(num_chars, make_event)
         return index
 
     def end(self, index: int, is_complete: bool) -> None:
@@ -100,97 +100,97 @@ class ToolCallReader:
 class _JsonCallReader:
     """The members of one call's object, in any order. Arguments in front of the name wait for it."""
 
-    __slots__ = ("_calls", "_has_arguments", "_index", "_name", "_source", "_waiting")
+    __slots__ = ("_buffered", "_has_arguments", "_index", "_name", "_parser", "_reader")
 
-    def __init__(self, calls: ToolCallReader) -> None:
-        self._calls = calls
-        self._source = calls.parser
+    def __init__(self, reader: ToolCallReader) -> None:
+        self._reader = reader
+        self._parser = reader.parser
         self._index: int | None = None
         self._name: str | None = None
         self._has_arguments = False
-        self._waiting: tuple[int, int, str] | None = None
+        self._buffered: tuple[int, int, str] | None = None
         """Of arguments that could not be told at once: where they begin and end in what is held, and their JSON text."""
 
     def read(self) -> ParseSteps[bool]:
-        is_whole = yield from self._read_members()
-        if self._index is None and is_whole and self._name is not None:
+        is_complete = yield from self._read_members()
+        if self._index is None and is_complete and self._name is not None:
             self._emit_buffered(self._name)
-        elif self._index is None or not is_whole:
-            self._calls.emit_content()
+        elif self._index is None or not is_complete:
+            self._reader.emit_content()
             return False
-        self._calls.emit_markup()
+        self._reader.emit_markup()
         return True
 
     def _read_members(self) -> ParseSteps[bool]:
-        source = self._source
-        if not (yield from source.consume_if("{")):
+        parser = self._parser
+        if not (yield from parser.consume_if("{")):
             return False
-        yield from source.read_whitespace()
+        yield from parser.read_whitespace()
         while True:
             if not (yield from self._read_member()):
                 return False
-            yield from source.read_whitespace()
-            if (yield from source.consume_if("}")):
+            yield from parser.read_whitespace()
+            if (yield from parser.consume_if("}")):
                 return True
-            if not (yield from source.consume_if(",")):
+            if not (yield from parser.consume_if(",")):
                 return False
-            yield from source.read_whitespace()
+            yield from parser.read_whitespace()
 
     def _read_member(self) -> ParseSteps[bool]:
-        begin = self._source.num_held
-        if not (yield from read_key(self._source)):
+        begin = self._parser.num_held
+        if not (yield from read_key(self._parser)):
             return False
-        key = _string_at(self._source.held, begin)
+        key = _string_at(self._parser.held, begin)
         if key in NAME_KEYS:
             return (yield from self._read_name())
         if key in ARGUMENTS_KEYS:
             return (yield from self._read_arguments())
-        return key in SIDE_KEYS and (yield from read_value(self._source))
+        return key in SIDE_KEYS and (yield from read_value(self._parser))
 
     def _read_name(self) -> ParseSteps[bool]:
-        begin = self._source.num_held
-        if self._name is not None or not (yield from read_string(self._source)):
+        begin = self._parser.num_held
+        if self._name is not None or not (yield from read_string(self._parser)):
             return False
-        self._name = _string_at(self._source.held, begin)
-        return self._calls.accepts(self._name)
+        self._name = _string_at(self._parser.held, begin)
+        return self._reader.accepts(self._name)
 
     def _read_arguments(self) -> ParseSteps[bool]:
         if self._has_arguments:
             return False
         self._has_arguments = True
-        match (yield from self._source.peek()):
+        match (yield from self._parser.peek()):
             case "{" if self._name is not None:
-                is_whole = yield from self._calls.read_arguments(self._name)
-                self._index = self._calls.num_started - 1
-                return is_whole
+                is_complete = yield from self._reader.read_arguments(self._name)
+                self._index = self._reader.num_started - 1
+                return is_complete
             case "{":
                 return (yield from self._buffer_arguments(read_object))
             case '"':
                 return (yield from self._buffer_arguments(read_string))
             case _:  # a call without arguments; anything else here is no call
-                return (yield from self._source.read_one_of(("null",))) is not None
+                return (yield from self._parser.read_one_of(("null",))) is not None
 
-    def _buffer_arguments(self, read: Callable[[IncrementalParser], ParseSteps[bool]]) -> ParseSteps[bool]:
+    def _buffer_arguments(self, read_value_of: Callable[[IncrementalParser], ParseSteps[bool]]) -> ParseSteps[bool]:
         """Arguments that are told when the object has ended: they came before the name, or as JSON within a string."""
-        begin = self._source.num_held
-        if not (yield from read(self._source)):
+        begin = self._parser.num_held
+        if not (yield from read_value_of(self._parser)):
             return False
-        text = self._source.held[begin:]
+        text = self._parser.held[begin:]
         inner = _object_within(text) if text[0] == '"' else text
         if inner is None:
             return False
-        self._waiting = (begin, self._source.num_held, inner)
+        self._buffered = (begin, self._parser.num_held, inner)
         return True
 
     def _emit_buffered(self, name: str) -> None:
         """The whole object has been read before anything of it could be told."""
-        if self._waiting is None:
-            self._calls.emit_call(name, NO_ARGUMENTS)
+        if self._buffered is None:
+            self._reader.emit_call(name, NO_ARGUMENTS)
             return
-        begin, end, arguments = self._waiting
-        index = self._calls.begin(name, begin)
-        self._source.emit_first(end - begin, partial(ToolCallArguments, index, arguments))
-        self._calls.end(index, True)
+        begin, end, arguments = self._buffered
+        index = self._reader.begin(name, begin)
+        self._parser.emit_first(end - begin, partial(ToolCallArguments, index, arguments))
+        self._reader.end(index, True)
 
 
 def _started(index: int, name: str, text: str) -> MessageEvent:

@@ -23,66 +23,66 @@ FENCE_BEGIN, FENCE_END = "```json", "```"
 ReadCall = Callable[[ToolCallReader], ParseSteps[bool]]
 
 
-def _read(read_call: ReadCall, calls: ToolCallReader) -> ParseSteps[None]:
-    source = calls.parser
-    yield from source.read_whitespace()
-    mark = yield from source.read_one_of((CALLS_BEGIN,))
+def _read(read_call: ReadCall, reader: ToolCallReader) -> ParseSteps[None]:
+    parser = reader.parser
+    yield from parser.read_whitespace()
+    mark = yield from parser.read_one_of((CALLS_BEGIN,))
     while True:
         if mark is None:
-            calls.emit_content()
-            if not (yield from source.emit_until(CALLS_BEGIN, ContentText)):
+            reader.emit_content()
+            if not (yield from parser.emit_until(CALLS_BEGIN, ContentText)):
                 return
-        mark = (yield from _next_row(calls)) if (yield from _read_row(read_call, calls)) else None
+        mark = (yield from _next_row(reader)) if (yield from _read_row(read_call, reader)) else None
 
 
-def _next_row(calls: ToolCallReader) -> ParseSteps[str | None]:
-    yield from calls.read_trailing_whitespace()
-    return (yield from calls.parser.read_one_of((CALLS_BEGIN,)))
+def _next_row(reader: ToolCallReader) -> ParseSteps[str | None]:
+    yield from reader.read_trailing_whitespace()
+    return (yield from reader.parser.read_one_of((CALLS_BEGIN,)))
 
 
-def _read_row(read_call: ReadCall, calls: ToolCallReader) -> ParseSteps[bool]:
-    source, num_before = calls.parser, calls.num_started
+def _read_row(read_call: ReadCall, reader: ToolCallReader) -> ParseSteps[bool]:
+    parser, num_before = reader.parser, reader.num_started
     while True:
-        yield from source.read_whitespace()
-        mark = yield from source.read_one_of((CALL_BEGIN, CALLS_END))
+        yield from parser.read_whitespace()
+        mark = yield from parser.read_one_of((CALL_BEGIN, CALLS_END))
         if mark != CALL_BEGIN:
             break
-        yield from source.read_whitespace()
-        if not (yield from read_call(calls)):
+        yield from parser.read_whitespace()
+        if not (yield from read_call(reader)):
             return False
-        yield from source.read_whitespace()
-        if (yield from source.read_one_of((CALL_END,))) is None:
+        yield from parser.read_whitespace()
+        if (yield from parser.read_one_of((CALL_END,))) is None:
             return False
-        calls.emit_markup()
-    if mark is None or calls.num_started == num_before:
+        reader.emit_markup()
+    if mark is None or reader.num_started == num_before:
         return False
-    calls.emit_markup()
+    reader.emit_markup()
     return True
 
 
-def _read_fenced_call(calls: ToolCallReader) -> ParseSteps[bool]:
-    source = calls.parser
-    yield from source.read_run(NAME_CHARACTERS)  # the kind, which is always `function`
-    if (yield from source.read_one_of((SEPARATOR,))) is None:
+def _read_fenced_call(reader: ToolCallReader) -> ParseSteps[bool]:
+    parser = reader.parser
+    yield from parser.read_run(NAME_CHARACTERS)  # the kind, which is always `function`
+    if (yield from parser.read_one_of((SEPARATOR,))) is None:
         return False
-    name = yield from source.read_run(NAME_CHARACTERS)
-    yield from source.read_whitespace()
-    if (yield from source.read_one_of((FENCE_BEGIN,))) is None:
+    name = yield from parser.read_run(NAME_CHARACTERS)
+    yield from parser.read_whitespace()
+    if (yield from parser.read_one_of((FENCE_BEGIN,))) is None:
         return False
-    yield from source.read_whitespace()
-    if not (yield from calls.read_arguments(name)):
+    yield from parser.read_whitespace()
+    if not (yield from reader.read_arguments(name)):
         return False
-    yield from source.read_whitespace()
-    return (yield from source.read_one_of((FENCE_END,))) is not None
+    yield from parser.read_whitespace()
+    return (yield from parser.read_one_of((FENCE_END,))) is not None
 
 
-def _read_plain_call(calls: ToolCallReader) -> ParseSteps[bool]:
-    source = calls.parser
-    name = yield from source.read_run(NAME_CHARACTERS)
-    if (yield from source.read_one_of((SEPARATOR,))) is None:
+def _read_plain_call(reader: ToolCallReader) -> ParseSteps[bool]:
+    parser = reader.parser
+    name = yield from parser.read_run(NAME_CHARACTERS)
+    if (yield from parser.read_one_of((SEPARATOR,))) is None:
         return False
-    yield from source.read_whitespace()
-    return (yield from calls.read_arguments(name))
+    yield from parser.read_whitespace()
+    return (yield from reader.read_arguments(name))
 
 
 read_v3 = partial(_read, _read_fenced_call)

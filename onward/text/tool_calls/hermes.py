@@ -13,25 +13,25 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS = (BEGIN, END)
 
 
-def read(calls: ToolCallReader) -> ParseSteps[None]:
-    source = calls.parser
-    yield from source.read_whitespace()
-    mark = yield from source.read_one_of((BEGIN,))
+def read(reader: ToolCallReader) -> ParseSteps[None]:
+    parser = reader.parser
+    yield from parser.read_whitespace()
+    mark = yield from parser.read_one_of((BEGIN,))
     while True:
         if mark is None:
-            calls.emit_content()
-            if not (yield from source.emit_until(BEGIN, ContentText)):
+            reader.emit_content()
+            if not (yield from parser.emit_until(BEGIN, ContentText)):
                 return
-        yield from source.read_whitespace()
-        mark = (yield from _next_mark(calls)) if (yield from calls.read_object()) else None
+        yield from parser.read_whitespace()
+        mark = (yield from _next_mark(reader)) if (yield from reader.read_object()) else None
 
 
-def _next_mark(calls: ToolCallReader) -> ParseSteps[str | None]:
+def _next_mark(reader: ToolCallReader) -> ParseSteps[str | None]:
     """Behind a call: where the next one begins at once. A missing end is forgiven there."""
-    source = calls.parser
-    yield from calls.read_trailing_whitespace()
-    mark = yield from source.read_one_of(MARKS)
+    parser = reader.parser
+    yield from reader.read_trailing_whitespace()
+    mark = yield from parser.read_one_of(MARKS)
     if mark == END:
-        yield from calls.read_trailing_whitespace()
-        mark = yield from source.read_one_of((BEGIN,))
+        yield from reader.read_trailing_whitespace()
+        mark = yield from parser.read_one_of((BEGIN,))
     return mark

@@ -15,128 +15,128 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 _ESCAPED = frozenset('"\\/bfnrt')
 
 
-def read_value(source: IncrementalParser, depth: int = 0) -> ParseSteps[bool]:
+def read_value(parser: IncrementalParser, depth: int = 0) -> ParseSteps[bool]:
     """False: what was read is no value."""
-    match (yield from source.peek()):
+    match (yield from parser.peek()):
         case "{":
-            return (yield from read_object(source, depth))
+            return (yield from read_object(parser, depth))
         case "[":
-            return (yield from _read_array(source, depth))
+            return (yield from _read_array(parser, depth))
         case '"':
-            return (yield from read_string(source))
+            return (yield from read_string(parser))
         case "t" | "f" | "n":
-            return (yield from source.read_one_of(("true", "false", "null"))) is not None
+            return (yield from parser.read_one_of(("true", "false", "null"))) is not None
         case _:
-            return (yield from _read_number(source))
+            return (yield from _read_number(parser))
 
 
-def read_object(source: IncrementalParser, depth: int = 0) -> ParseSteps[bool]:
-    if depth >= MAX_DEPTH or not (yield from source.consume_if("{")):
+def read_object(parser: IncrementalParser, depth: int = 0) -> ParseSteps[bool]:
+    if depth >= MAX_DEPTH or not (yield from parser.consume_if("{")):
         return False
-    yield from source.read_whitespace()
-    if (yield from source.consume_if("}")):
+    yield from parser.read_whitespace()
+    if (yield from parser.consume_if("}")):
         return True
     while True:
-        if not (yield from read_key(source)):
+        if not (yield from read_key(parser)):
             return False
-        if not (yield from read_value(source, depth + 1)):
+        if not (yield from read_value(parser, depth + 1)):
             return False
-        match (yield from _read_separator(source, "}")):
+        match (yield from _read_separator(parser, "}")):
             case "}":
                 return True
             case ",":
-                yield from source.read_whitespace()
+                yield from parser.read_whitespace()
             case _:
                 return False
 
 
-def read_key(source: IncrementalParser) -> ParseSteps[bool]:
+def read_key(parser: IncrementalParser) -> ParseSteps[bool]:
     """A member's name, up to where its value begins."""
-    if not (yield from read_string(source)):
+    if not (yield from read_string(parser)):
         return False
-    yield from source.read_whitespace()
-    if not (yield from source.consume_if(":")):
+    yield from parser.read_whitespace()
+    if not (yield from parser.consume_if(":")):
         return False
-    yield from source.read_whitespace()
+    yield from parser.read_whitespace()
     return True
 
 
-def read_string(source: IncrementalParser) -> ParseSteps[bool]:
-    if not (yield from source.consume_if('"')):
+def read_string(parser: IncrementalParser) -> ParseSteps[bool]:
+    if not (yield from parser.consume_if('"')):
         return False
     while True:
-        source.consume_run(_PLAIN)
-        seen = yield from source.peek()
+        parser.consume_run(_PLAIN)
+        seen = yield from parser.peek()
         if seen == '"':
-            source.consume()
+            parser.consume()
             return True
         if seen == "\\":
-            source.consume()
-            if not (yield from _read_escape(source)):
+            parser.consume()
+            if not (yield from _read_escape(parser)):
                 return False
         elif seen == END or seen < " ":
             return False
 
 
-def _read_escape(source: IncrementalParser) -> ParseSteps[bool]:
-    seen = yield from source.peek()
+def _read_escape(parser: IncrementalParser) -> ParseSteps[bool]:
+    seen = yield from parser.peek()
     if seen in _ESCAPED:
-        source.consume()
+        parser.consume()
         return True
-    if not (yield from source.consume_if("u")):
+    if not (yield from parser.consume_if("u")):
         return False
     for _ in range(4):
-        if (yield from source.peek()) not in _HEX:
+        if (yield from parser.peek()) not in _HEX:
             return False
-        source.consume()
+        parser.consume()
     return True
 
 
-def _read_array(source: IncrementalParser, depth: int) -> ParseSteps[bool]:
+def _read_array(parser: IncrementalParser, depth: int) -> ParseSteps[bool]:
     if depth >= MAX_DEPTH:
         return False
-    source.consume()
-    yield from source.read_whitespace()
-    if (yield from source.consume_if("]")):
+    parser.consume()
+    yield from parser.read_whitespace()
+    if (yield from parser.consume_if("]")):
         return True
-    while (yield from read_value(source, depth + 1)):
-        match (yield from _read_separator(source, "]")):
+    while (yield from read_value(parser, depth + 1)):
+        match (yield from _read_separator(parser, "]")):
             case "]":
                 return True
             case ",":
-                yield from source.read_whitespace()
+                yield from parser.read_whitespace()
             case _:
                 return False
     return False
 
 
-def _read_separator(source: IncrementalParser, closing: str) -> ParseSteps[str]:
-    yield from source.read_whitespace()
-    seen = yield from source.peek()
+def _read_separator(parser: IncrementalParser, closing: str) -> ParseSteps[str]:
+    yield from parser.read_whitespace()
+    seen = yield from parser.peek()
     if seen in (",", closing):
-        source.consume()
+        parser.consume()
         return seen
     return END
 
 
-def _read_number(source: IncrementalParser) -> ParseSteps[bool]:
-    yield from source.consume_if("-")
-    if not (yield from source.consume_if("0")) and not (yield from _read_digits(source)):
+def _read_number(parser: IncrementalParser) -> ParseSteps[bool]:
+    yield from parser.consume_if("-")
+    if not (yield from parser.consume_if("0")) and not (yield from _read_digits(parser)):
         return False
-    if (yield from source.consume_if(".")) and not (yield from _read_digits(source)):
+    if (yield from parser.consume_if(".")) and not (yield from _read_digits(parser)):
         return False
-    if (yield from source.peek()) not in ("e", "E"):
+    if (yield from parser.peek()) not in ("e", "E"):
         return True
-    source.consume()
-    if (yield from source.peek()) in ("+", "-"):
-        source.consume()
-    return (yield from _read_digits(source))
+    parser.consume()
+    if (yield from parser.peek()) in ("+", "-"):
+        parser.consume()
+    return (yield from _read_digits(parser))
 
 
-def _read_digits(source: IncrementalParser) -> ParseSteps[bool]:
+def _read_digits(parser: IncrementalParser) -> ParseSteps[bool]:
     """At least one."""
-    seen = yield from source.peek()
+    seen = yield from parser.peek()
     if seen == END or seen not in _DIGIT:
         return False
-    yield from source.read_run(_DIGITS)
+    yield from parser.read_run(_DIGITS)
     return True

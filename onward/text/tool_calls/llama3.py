@@ -13,29 +13,29 @@ TAG = "<|python_tag|>"
 MARKS = (TAG,)
 
 
-def read(calls: ToolCallReader) -> ParseSteps[None]:
-    source = calls.parser
-    yield from source.read_whitespace()
-    is_call = yield from _begins(calls)
+def read(reader: ToolCallReader) -> ParseSteps[None]:
+    parser = reader.parser
+    yield from parser.read_whitespace()
+    is_call = yield from _begins(reader)
     while True:
         if not is_call:
-            calls.emit_content()
-            if not (yield from source.emit_until(TAG, ContentText)):
+            reader.emit_content()
+            if not (yield from parser.emit_until(TAG, ContentText)):
                 return
-            yield from source.read_whitespace()
-        is_call = (yield from calls.read_object()) and (yield from _next_begins(calls))
+            yield from parser.read_whitespace()
+        is_call = (yield from reader.read_object()) and (yield from _next_begins(reader))
 
 
-def _next_begins(calls: ToolCallReader) -> ParseSteps[bool]:
-    yield from calls.read_trailing_whitespace()
-    yield from calls.parser.consume_if(";")
-    yield from calls.parser.read_whitespace()
-    return (yield from _begins(calls))
+def _next_begins(reader: ToolCallReader) -> ParseSteps[bool]:
+    yield from reader.read_trailing_whitespace()
+    yield from reader.parser.consume_if(";")
+    yield from reader.parser.read_whitespace()
+    return (yield from _begins(reader))
 
 
-def _begins(calls: ToolCallReader) -> ParseSteps[bool]:
-    if (yield from calls.parser.peek()) == "{":
+def _begins(reader: ToolCallReader) -> ParseSteps[bool]:
+    if (yield from reader.parser.peek()) == "{":
         return True
-    tag = yield from calls.parser.read_one_of((TAG,))
-    yield from calls.parser.read_whitespace()
+    tag = yield from reader.parser.read_one_of((TAG,))
+    yield from reader.parser.read_whitespace()
     return tag is not None

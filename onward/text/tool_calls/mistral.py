@@ -13,50 +13,50 @@ BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MARKS = (BEGIN, CALL_ID, ARGS)
 
 
-def read(calls: ToolCallReader) -> ParseSteps[None]:
-    source = calls.parser
-    yield from source.read_whitespace()
-    mark = yield from source.read_one_of((BEGIN,))
+def read(reader: ToolCallReader) -> ParseSteps[None]:
+    parser = reader.parser
+    yield from parser.read_whitespace()
+    mark = yield from parser.read_one_of((BEGIN,))
     while True:
         if mark is None:
-            calls.emit_content()
-            if not (yield from source.emit_until(BEGIN, ContentText)):
+            reader.emit_content()
+            if not (yield from parser.emit_until(BEGIN, ContentText)):
                 return
-        yield from source.read_whitespace()
-        is_list = (yield from source.peek()) == "["
-        is_whole = (yield from _read_list(calls)) if is_list else (yield from _read_named(calls))
-        mark = (yield from _next_begin(calls)) if is_whole else None
+        yield from parser.read_whitespace()
+        is_list = (yield from parser.peek()) == "["
+        is_whole = (yield from _read_list(reader)) if is_list else (yield from _read_named(reader))
+        mark = (yield from _next_begin(reader)) if is_whole else None
 
 
-def _next_begin(calls: ToolCallReader) -> ParseSteps[str | None]:
-    yield from calls.read_trailing_whitespace()
-    return (yield from calls.parser.read_one_of((BEGIN,)))
+def _next_begin(reader: ToolCallReader) -> ParseSteps[str | None]:
+    yield from reader.read_trailing_whitespace()
+    return (yield from reader.parser.read_one_of((BEGIN,)))
 
 
-def _read_list(calls: ToolCallReader) -> ParseSteps[bool]:
-    source = calls.parser
-    source.consume()
-    yield from source.read_whitespace()
-    while (yield from calls.read_object()):
-        yield from source.read_whitespace()
-        if (yield from source.consume_if("]")):
-            calls.emit_markup()
+def _read_list(reader: ToolCallReader) -> ParseSteps[bool]:
+    parser = reader.parser
+    parser.consume()
+    yield from parser.read_whitespace()
+    while (yield from reader.read_object()):
+        yield from parser.read_whitespace()
+        if (yield from parser.consume_if("]")):
+            reader.emit_markup()
             return True
-        if not (yield from source.consume_if(",")):
+        if not (yield from parser.consume_if(",")):
             return False
-        yield from source.read_whitespace()
+        yield from parser.read_whitespace()
     return False
 
 
-def _read_named(calls: ToolCallReader) -> ParseSteps[bool]:
-    source = calls.parser
-    name = yield from source.read_run(NAME_CHARACTERS)
-    if (yield from source.peek()) == "[":
-        mark = yield from source.read_one_of((CALL_ID, ARGS))
+def _read_named(reader: ToolCallReader) -> ParseSteps[bool]:
+    parser = reader.parser
+    name = yield from parser.read_run(NAME_CHARACTERS)
+    if (yield from parser.peek()) == "[":
+        mark = yield from parser.read_one_of((CALL_ID, ARGS))
         if mark == CALL_ID:
-            yield from source.read_run(NAME_CHARACTERS)
-            mark = yield from source.read_one_of((ARGS,))
+            yield from parser.read_run(NAME_CHARACTERS)
+            mark = yield from parser.read_one_of((ARGS,))
         if mark is None:
             return False
-    yield from source.read_whitespace()
-    return (yield from calls.read_arguments(name))
+    yield from parser.read_whitespace()
+    return (yield from reader.read_arguments(name))

@@ -13,41 +13,41 @@ from onward.text.tool_calls.call_reader import ToolCallReader
 FENCE, LANGUAGE = "```", "json"
 
 
-def read(calls: ToolCallReader) -> ParseSteps[None]:
-    source = calls.parser
-    yield from source.read_whitespace()
-    if (yield from source.peek()) == FENCE[0]:
-        yield from _read_fenced(calls)
+def read(reader: ToolCallReader) -> ParseSteps[None]:
+    parser = reader.parser
+    yield from parser.read_whitespace()
+    if (yield from parser.peek()) == FENCE[0]:
+        yield from _read_fenced(reader)
     else:
-        yield from _read_calls(calls)
-    calls.emit_content()
-    yield from source.emit_rest(ContentText)
+        yield from _read_calls(reader)
+    reader.emit_content()
+    yield from parser.emit_rest(ContentText)
 
 
-def _read_fenced(calls: ToolCallReader) -> ParseSteps[None]:
-    source = calls.parser
-    if (yield from source.read_one_of((FENCE,))) is None:
+def _read_fenced(reader: ToolCallReader) -> ParseSteps[None]:
+    parser = reader.parser
+    if (yield from parser.read_one_of((FENCE,))) is None:
         return
-    if (yield from source.peek()) == LANGUAGE[0] and (yield from source.read_one_of((LANGUAGE,))) is None:
+    if (yield from parser.peek()) == LANGUAGE[0] and (yield from parser.read_one_of((LANGUAGE,))) is None:
         return
-    yield from source.read_whitespace()
-    if not (yield from _read_calls(calls)):
+    yield from parser.read_whitespace()
+    if not (yield from _read_calls(reader)):
         return
-    if (yield from source.read_one_of((FENCE,))) is not None:
-        yield from calls.read_trailing_whitespace()
+    if (yield from parser.read_one_of((FENCE,))) is not None:
+        yield from reader.read_trailing_whitespace()
 
 
-def _read_calls(calls: ToolCallReader) -> ParseSteps[bool]:
-    source = calls.parser
-    in_list = yield from source.consume_if("[")
-    yield from source.read_whitespace()
-    while (yield from calls.read_object()):
-        yield from calls.read_trailing_whitespace()
-        if in_list and (yield from source.consume_if("]")):
-            yield from calls.read_trailing_whitespace()
+def _read_calls(reader: ToolCallReader) -> ParseSteps[bool]:
+    parser = reader.parser
+    in_list = yield from parser.consume_if("[")
+    yield from parser.read_whitespace()
+    while (yield from reader.read_object()):
+        yield from reader.read_trailing_whitespace()
+        if in_list and (yield from parser.consume_if("]")):
+            yield from reader.read_trailing_whitespace()
             return True
-        yield from source.consume_if("," if in_list else ";")
-        yield from source.read_whitespace()
-        if (yield from source.peek()) != "{":
+        yield from parser.consume_if("," if in_list else ";")
+        yield from parser.read_whitespace()
+        if (yield from parser.peek()) != "{":
             return not in_list
     return False

@@ -31,83 +31,83 @@ class _NotALiteral(Exception):
     """What comes is not a literal that JSON can say."""
 
 
-def read(calls: ToolCallReader) -> ParseSteps[None]:
-    source = calls.parser
-    yield from source.read_whitespace()
-    begins = (yield from source.peek()) == "[" or (yield from source.read_one_of((TAG,))) is not None
+def read(reader: ToolCallReader) -> ParseSteps[None]:
+    parser = reader.parser
+    yield from parser.read_whitespace()
+    begins = (yield from parser.peek()) == "[" or (yield from parser.read_one_of((TAG,))) is not None
     while True:
         if not begins:
-            calls.emit_content()
-            if not (yield from source.emit_until(TAG, ContentText)):
+            reader.emit_content()
+            if not (yield from parser.emit_until(TAG, ContentText)):
                 return
-        begins = (yield from _read_list(calls)) and (yield from _next_begins(calls))
+        begins = (yield from _read_list(reader)) and (yield from _next_begins(reader))
 
 
-def _next_begins(calls: ToolCallReader) -> ParseSteps[bool]:
-    source = calls.parser
-    yield from calls.read_trailing_whitespace()
-    mark = yield from source.read_one_of(MARKS)
+def _next_begins(reader: ToolCallReader) -> ParseSteps[bool]:
+    parser = reader.parser
+    yield from reader.read_trailing_whitespace()
+    mark = yield from parser.read_one_of(MARKS)
     if mark == TAG_END:
-        yield from calls.read_trailing_whitespace()
-        mark = yield from source.read_one_of((TAG,))
+        yield from reader.read_trailing_whitespace()
+        mark = yield from parser.read_one_of((TAG,))
     return mark is not None
 
 
-def _read_list(calls: ToolCallReader) -> ParseSteps[bool]:
-    source = calls.parser
-    yield from source.read_whitespace()
-    if not (yield from source.consume_if("[")):
+def _read_list(reader: ToolCallReader) -> ParseSteps[bool]:
+    parser = reader.parser
+    yield from parser.read_whitespace()
+    if not (yield from parser.consume_if("[")):
         return False
-    yield from source.read_whitespace()
-    while (yield from _read_call(calls)):
-        yield from source.read_whitespace()
-        if (yield from source.consume_if("]")):
+    yield from parser.read_whitespace()
+    while (yield from _read_call(reader)):
+        yield from parser.read_whitespace()
+        if (yield from parser.consume_if("]")):
             return True
-        if not (yield from source.consume_if(",")):
+        if not (yield from parser.consume_if(",")):
             return False
-        yield from source.read_whitespace()
+        yield from parser.read_whitespace()
     return False
 
 
-def _read_call(calls: ToolCallReader) -> ParseSteps[bool]:
-    source = calls.parser
-    name = yield from source.read_run(NAME_CHARACTERS)
-    if not calls.accepts(name) or not (yield from source.consume_if("(")):
+def _read_call(reader: ToolCallReader) -> ParseSteps[bool]:
+    parser = reader.parser
+    name = yield from parser.read_run(NAME_CHARACTERS)
+    if not reader.accepts(name) or not (yield from parser.consume_if("(")):
         return False
     try:
-        arguments = yield from _read_arguments(source)
+        arguments = yield from _read_arguments(parser)
     except _NotALiteral:
         return False
-    calls.emit_call(name, json.dumps(arguments, ensure_ascii=False))
+    reader.emit_call(name, json.dumps(arguments, ensure_ascii=False))
     return True
 
 
-def _read_arguments(source: IncrementalParser) -> ParseSteps[dict[str, Any]]:
+def _read_arguments(parser: IncrementalParser) -> ParseSteps[dict[str, Any]]:
     arguments: dict[str, Any] = {}
-    yield from source.read_whitespace()
-    while not (yield from source.consume_if(")")):
-        name = yield from source.read_run(_WORD)
-        yield from source.read_whitespace()
+    yield from parser.read_whitespace()
+    while not (yield from parser.consume_if(")")):
+        name = yield from parser.read_run(_WORD)
+        yield from parser.read_whitespace()
         if not name.isidentifier() or name in arguments:
             raise _NotALiteral
-        yield from _expect(source, "=")
-        arguments[name] = yield from _read_literal(source, 0)
-        yield from _read_comma(source, ")")
+        yield from _expect(parser, "=")
+        arguments[name] = yield from _read_literal(parser, 0)
+        yield from _read_comma(parser, ")")
     return arguments
 
 
-def _read_literal(source: IncrementalParser, depth: int) -> ParseSteps[Any]:
+def _read_literal(parser: IncrementalParser, depth: int) -> ParseSteps[Any]:
     if depth >= MAX_DEPTH:
         raise _NotALiteral
-    yield from source.read_whitespace()
-    seen = yield from source.peek()
+    yield from parser.read_whitespace()
+    seen = yield from parser.peek()
     if seen == "[":
-        return (yield from _read_items(source, depth))
+        return (yield from _read_items(parser, depth))
     if seen == "{":
-        return (yield from _read_members(source, depth))
+        return (yield from _read_members(parser, depth))
     if seen in ("'", '"'):
-        return (yield from _read_string(source))
-    return _constant((yield from source.read_run(_WORD)))
+        return (yield from _read_string(parser))
+    return _constant((yield from parser.read_run(_WORD)))
 
 
 def _constant(word: str) -> Any:
@@ -124,77 +124,77 @@ def _constant(word: str) -> Any:
     return number
 
 
-def _read_items(source: IncrementalParser, depth: int) -> ParseSteps[list[Any]]:
+def _read_items(parser: IncrementalParser, depth: int) -> ParseSteps[list[Any]]:
     items: list[Any] = []
-    source.consume()
-    yield from source.read_whitespace()
-    while not (yield from source.consume_if("]")):
-        items.append((yield from _read_literal(source, depth + 1)))
-        yield from _read_comma(source, "]")
+    parser.consume()
+    yield from parser.read_whitespace()
+    while not (yield from parser.consume_if("]")):
+        items.append((yield from _read_literal(parser, depth + 1)))
+        yield from _read_comma(parser, "]")
     return items
 
 
-def _read_members(source: IncrementalParser, depth: int) -> ParseSteps[dict[str, Any]]:
+def _read_members(parser: IncrementalParser, depth: int) -> ParseSteps[dict[str, Any]]:
     members: dict[str, Any] = {}
-    source.consume()
-    yield from source.read_whitespace()
-    while not (yield from source.consume_if("}")):
-        key = yield from _read_literal(source, depth + 1)
+    parser.consume()
+    yield from parser.read_whitespace()
+    while not (yield from parser.consume_if("}")):
+        key = yield from _read_literal(parser, depth + 1)
         if not isinstance(key, str):
             raise _NotALiteral
-        yield from source.read_whitespace()
-        yield from _expect(source, ":")
-        members[key] = yield from _read_literal(source, depth + 1)
-        yield from _read_comma(source, "}")
+        yield from parser.read_whitespace()
+        yield from _expect(parser, ":")
+        members[key] = yield from _read_literal(parser, depth + 1)
+        yield from _read_comma(parser, "}")
     return members
 
 
-def _read_comma(source: IncrementalParser, closing: str) -> ParseSteps[None]:
-    yield from source.read_whitespace()
-    if (yield from source.peek()) != closing:
-        yield from _expect(source, ",")
-        yield from source.read_whitespace()
+def _read_comma(parser: IncrementalParser, closing: str) -> ParseSteps[None]:
+    yield from parser.read_whitespace()
+    if (yield from parser.peek()) != closing:
+        yield from _expect(parser, ",")
+        yield from parser.read_whitespace()
 
 
-def _expect(source: IncrementalParser, character: str) -> ParseSteps[None]:
-    if not (yield from source.consume_if(character)):
+def _expect(parser: IncrementalParser, character: str) -> ParseSteps[None]:
+    if not (yield from parser.consume_if(character)):
         raise _NotALiteral
 
 
-def _read_string(source: IncrementalParser) -> ParseSteps[str]:
-    quote = yield from source.peek()
-    source.consume()
+def _read_string(parser: IncrementalParser) -> ParseSteps[str]:
+    quote = yield from parser.peek()
+    parser.consume()
     parts: list[str] = []
-    while not (yield from source.consume_if(quote)):
-        seen = yield from source.peek()
+    while not (yield from parser.consume_if(quote)):
+        seen = yield from parser.peek()
         if seen in (END, "\n"):
             raise _NotALiteral
         if seen == "\\":
-            source.consume()
-            parts.append((yield from _read_escape(source)))
+            parser.consume()
+            parts.append((yield from _read_escape(parser)))
         elif seen in ("'", '"'):
-            source.consume()
+            parser.consume()
             parts.append(seen)
         else:
-            parts.append((yield from source.read_run(_PLAIN)))
+            parts.append((yield from parser.read_run(_PLAIN)))
     text = "".join(parts)
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise _NotALiteral
     return text
 
 
-def _read_escape(source: IncrementalParser) -> ParseSteps[str]:
-    kind = yield from source.peek()
+def _read_escape(parser: IncrementalParser) -> ParseSteps[str]:
+    kind = yield from parser.peek()
     if kind == END:
         raise _NotALiteral
-    source.consume()
+    parser.consume()
     if kind not in _HEX_LENGTHS:
         return _ESCAPES.get(kind, "\\" + kind)  # as Python has it
     digits = ""
     for _ in range(_HEX_LENGTHS[kind]):
-        seen = yield from source.peek()
+        seen = yield from parser.peek()
         if seen not in _HEX:
             raise _NotALiteral
-        source.consume()
+        parser.consume()
         digits += seen
     return chr(int(digits, 16))

@@ -22,7 +22,7 @@ class ToolCallFormat:
     id_style: IdStyle = "openai"
 
     def parser(self, tool_names: Collection[str]) -> IncrementalParser:
-        return IncrementalParser(lambda source: self.read(ToolCallReader(source, tool_names, self.only_known_names)))
+        return IncrementalParser(lambda parser: self.read(ToolCallReader(parser, tool_names, self.only_known_names)))
 
 
 _ALL = (
@@ -38,9 +38,9 @@ _SHOWS_PYTHON_CALLS = re.compile(r"\[\w+\(\w+=")
 TOOL_CALL_FORMATS = MappingProxyType({one.name: one for one in _ALL})
 
 
-def select_tool_call_format(knob: str, template: str | None) -> ToolCallFormat | None:
+def select_tool_call_format(setting: str, template: str | None) -> ToolCallFormat | None:
     """The format that `--tool-call-parser` asks for: one by its name, or `auto` or `none`."""
-    name = detect_tool_call_format(template or "") if knob == "auto" else knob
+    name = detect_tool_call_format(template or "") if setting == "auto" else setting
     return None if name == "none" else TOOL_CALL_FORMATS[name]
 
 

@@ -25,11 +25,11 @@ class AllowedHosts:
     """Any address will do: the server listens beyond this machine, and may be reached by others than its own."""
 
     @staticmethod
-    def for_server(bound: str, named: Iterable[str]) -> "AllowedHosts":
-        """`bound`: the address that the server listens on. `named`: what it is called beside that."""
-        stays_here = is_loopback(bound)
-        own = ("localhost", bound) if stays_here else ("localhost", bound, socket.gethostname())
-        return AllowedHosts(frozenset(_usable((*own, *named))), not stays_here)
+    def for_server(listen_host: str, extra_names: Iterable[str]) -> "AllowedHosts":
+        """`listen_host`: the address that the server listens on. `extra_names`: what it is called beside that."""
+        is_local = is_loopback(listen_host)
+        own_names = ("localhost", listen_host) if is_local else ("localhost", listen_host, socket.gethostname())
+        return AllowedHosts(frozenset(_usable((*own_names, *extra_names))), not is_local)
 
     def allows(self, authority: str) -> bool:
         """Whether this is the value of a `Host` header that may be used."""

@@ -59,10 +59,10 @@ def add_entry(path: Path, entry: ApiKeyEntry) -> None:
     """What stands in the file stays as it is, comments too."""
     with _only_writer(path):
         text = _text(path) if path.exists() else ""
-        before = text.rstrip("\n") + "\n\n" if text.strip() else ""
-        whole = before + table_text(entry)
-        parse_table(whole, str(path))
-        _replace(path, whole)
+        existing = text.rstrip("\n") + "\n\n" if text.strip() else ""
+        new_text = existing + table_text(entry)
+        parse_table(new_text, str(path))
+        _replace(path, new_text)
 
 
 def remove_entry(path: Path, name: str) -> None:
@@ -77,22 +77,24 @@ def remove_entry(path: Path, name: str) -> None:
             raise StartupError(
                 f"{name} is the only key of {path}, which servers do not read without one; add another first"
             )
-        whole = _without_table(text, names.index(name))
-        if [entry.name for entry in parse_table(whole, str(path))] != [one for one in names if one != name]:
+        new_text = _without_table(text, names.index(name))
+        if [entry.name for entry in parse_table(new_text, str(path))] != [
+            entry_name for entry_name in names if entry_name != name
+        ]:
             raise StartupError(f"{path} is not written as `onward keys` writes it; remove {name} in an editor")
-        _replace(path, whole)
+        _replace(path, new_text)
 
 
 def _without_table(text: str, number: int) -> str:
     """The text without the lines of one [[key]]. Comments above a table belong to it."""
     lines = text.splitlines(keepends=True)
-    starts = [at for at, line in enumerate(lines) if _TABLE_LINE.match(line)]
+    starts = [index for index, line in enumerate(lines) if _TABLE_LINE.match(line)]
     if number >= len(starts):
         return text
-    begin, end = starts[number], starts[number + 1] if number + 1 < len(starts) else len(lines)
-    while number + 1 < len(starts) and end > begin and lines[end - 1].lstrip().startswith("#"):
+    start, end = starts[number], starts[number + 1] if number + 1 < len(starts) else len(lines)
+    while number + 1 < len(starts) and end > start and lines[end - 1].lstrip().startswith("#"):
         end -= 1
-    return "".join(lines[:begin] + lines[end:])
+    return "".join(lines[:start] + lines[end:])
 
 
 @contextmanager
@@ -102,20 +104,20 @@ def _only_writer(path: Path) -> Iterator[None]:
     The folder and not the file: a lock on a file that is replaced is a lock on the old one. No lock file is left behind.
     """
     try:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        folder_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as fault:
         raise StartupError(f"cannot read {path.parent}: {fault.strerror}") from None
     try:
-        _lock(folder, path)
+        _lock(folder_fd, path)
         yield
     finally:
-        os.close(folder)
+        os.close(folder_fd)
 
 
-def _lock(folder: int, path: Path) -> None:
+def _lock(folder_fd: int, path: Path) -> None:
     for _ in range(MAX_LOCK_ATTEMPTS):
         try:
-            return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(LOCK_RETRY_S)
         except OSError as fault:
@@ -142,17 +144,17 @@ def _text(path: Path) -> str:
 
 def _replace(path: Path, text: str) -> None:
     """A server that reads it meanwhile has the old one or the new one, whole."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(fd, "w") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            draft.replace(path)
+            temporary.replace(path)
         except BaseException:
-            draft.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as fault:
         raise StartupError(f"cannot write {path}: {fault.strerror}") from None

@@ -71,10 +71,17 @@ class ApiKeyTable:
         self.entries = tuple(entries)
         self._callers = [
             (
-                bytes.fromhex(one.digest),
-                Caller(one.name, one.role, one.max_in_flight, one.tokens_per_minute, one.priority, one.max_connections),
+                bytes.fromhex(entry.digest),
+                Caller(
+                    entry.name,
+                    entry.role,
+                    entry.max_in_flight,
+                    entry.tokens_per_minute,
+                    entry.priority,
+                    entry.max_connections,
+                ),
             )
-            for one in self.entries
+            for entry in self.entries
         ]
 
     def __len__(self) -> int:
@@ -82,13 +89,13 @@ class ApiKeyTable:
 
     def find(self, bearer: str) -> Caller | None:
         """In a time that tells neither how many digits are right nor where in the table it stands."""
-        given = _digest(bearer)
-        found: Caller | None = None
+        bearer_digest = _digest(bearer)
+        match: Caller | None = None
         for digest, caller in self._callers:
             # All are looked at, and digests are compared, so that nothing is learnt about a key from the time.
-            if hmac.compare_digest(given, digest):
-                found = caller
-        return found
+            if hmac.compare_digest(bearer_digest, digest):
+                match = caller
+        return match
 
 
 def hash_key(key: str) -> str:
@@ -109,8 +116,8 @@ def merge_tables(*tables: Iterable[ApiKeyEntry]) -> ApiKeyTable:
     names, digests = set[str](), set[str]()
     for entry in entries:
         if entry.name in names or entry.digest in digests:
-            what = "name" if entry.name in names else "key"
-            raise StartupError(f"API keys: the {what} of {entry.name} is given twice")
+            duplicate = "name" if entry.name in names else "key"
+            raise StartupError(f"API keys: the {duplicate} of {entry.name} is given twice")
         names.add(entry.name)
         digests.add(entry.digest)
     return ApiKeyTable(entries)
@@ -137,8 +144,8 @@ def parse_table(text: str, file: str) -> list[ApiKeyEntry]:
         entry = _entry(row, f"{file}: key {number}")
         for field, value in (("name", entry.name), ("digest", entry.digest)):
             if value in seen[field]:
-                shown = "hash" if field == "digest" else field
-                raise StartupError(f"{file}: key {number} ({entry.name}): {shown}: is that of an earlier key")
+                field_name = "hash" if field == "digest" else field
+                raise StartupError(f"{file}: key {number} ({entry.name}): {field_name}: is that of an earlier key")
             seen[field].add(value)
         entries.append(entry)
     return entries
@@ -151,43 +158,43 @@ def table_text(entry: ApiKeyEntry) -> str:
     return "\n".join(lines) + "\n"
 
 
-def check_name(name: Any, place: str) -> str:
+def check_name(name: Any, location: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise StartupError(
-            f"{place}: name: must be 1 to {MAX_NAME_LENGTH} letters, digits or ._@-, and begin with a letter or digit"
+            f"{location}: name: must be 1 to {MAX_NAME_LENGTH} letters, digits or ._@-, and begin with a letter or digit"
         )
     return name
 
 
-def _entry(row: dict[str, Any], place: str) -> ApiKeyEntry:
-    place = f"{place} ({check_name(row.get('name'), place)})"
+def _entry(row: dict[str, Any], location: str) -> ApiKeyEntry:
+    location = f"{location} ({check_name(row.get('name'), location)})"
     if unknown := sorted(row.keys() - _FIELDS.keys()):
-        raise StartupError(f"{place}: {unknown[0][:80]}: is not known; there are {', '.join(_FIELDS)}")
+        raise StartupError(f"{location}: {unknown[0][:80]}: is not known; there are {', '.join(_FIELDS)}")
     if "hash" not in row:
-        raise StartupError(f"{place}: hash: is missing")
-    return ApiKeyEntry(**{_STRUCT_NAMES.get(name, name): _FIELDS[name](value, place) for name, value in row.items()})
+        raise StartupError(f"{location}: hash: is missing")
+    return ApiKeyEntry(**{_STRUCT_NAMES.get(name, name): _FIELDS[name](value, location) for name, value in row.items()})
 
 
-def _check_hash(value: Any, place: str) -> str:
+def _check_hash(value: Any, location: str) -> str:
     digest = value.removeprefix(HASH_PREFIX) if isinstance(value, str) and value.startswith(HASH_PREFIX) else ""
     if not _DIGEST.fullmatch(digest):
         # What stands there is not shown: it may be the key itself, by mistake.
-        raise StartupError(f"{place}: hash: must be {HASH_PREFIX} and {2 * DIGEST_BYTES} hexadecimal digits")
+        raise StartupError(f"{location}: hash: must be {HASH_PREFIX} and {2 * DIGEST_BYTES} hexadecimal digits")
     return digest
 
 
-def _check_role(value: Any, place: str) -> str:
+def _check_role(value: Any, location: str) -> str:
     if value not in ("user", "admin"):
-        raise StartupError(f'{place}: role: must be "user" or "admin"')
+        raise StartupError(f'{location}: role: must be "user" or "admin"')
     return value
 
 
 def check_limit(name: str) -> Callable[[Any, str], int]:
     low, high = (-MAX_PRIORITY, MAX_PRIORITY) if name == "priority" else (1, MAX_LIMIT)
 
-    def check(value: Any, place: str) -> int:
+    def check(value: Any, location: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise StartupError(f"{place}: {name}: must be a whole number from {low} to {high}")
+            raise StartupError(f"{location}: {name}: must be a whole number from {low} to {high}")
         return value
 
     return check
@@ -207,7 +214,7 @@ def _digest(key: str) -> bytes:
     return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=DIGEST_BYTES).digest()
 
 
-def _without_text(fault: tomllib.TOMLDecodeError) -> str:
+def _without_text(error: tomllib.TOMLDecodeError) -> str:
     """Where it is broken. The text itself may be a key."""
-    place = re.search(r"at (?:line \d+, column \d+|end of document)", str(fault))
-    return f"it cannot be read {place[0]}" if place else "it cannot be read"
+    location = re.search(r"at (?:line \d+, column \d+|end of document)", str(error))
+    return f"it cannot be read {location[0]}" if location else "it cannot be read"

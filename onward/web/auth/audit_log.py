@@ -27,5 +27,5 @@ def log_key_reload(num_keys: int) -> None:
     _logger.info(log.event("audit", caller="signal", action="reload_keys", targets=num_keys))
 
 
-def log_failed_key_reload(why: str) -> None:
-    _logger.error(log.event("audit", caller="signal", action="reload_keys", targets=0, refused=why))
+def log_failed_key_reload(reason: str) -> None:
+    _logger.error(log.event("audit", caller="signal", action="reload_keys", targets=0, refused=reason))

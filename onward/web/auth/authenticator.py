@@ -57,27 +57,27 @@ class ActiveKeys:
 class Authenticator:
     def __init__(
         self,
-        keyring: ActiveKeys,
+        active_keys: ActiveKeys,
         routes: Sequence[BaseRoute],
         cluster_key: str,
         clock: Clock,
         *,
         answers_preflights: bool = False,
-        guard: CrossSiteGuard | None = None,
+        cross_site_guard: CrossSiteGuard | None = None,
     ) -> None:
-        """`answers_preflights`: browsers ask beforehand, without a key, what they may send. `guard`: for where there are no
-        keys."""
-        self._keyring = keyring
+        """`answers_preflights`: browsers ask beforehand, without a key, what they may send. `cross_site_guard`: checks
+        requests to a server without keys."""
+        self._active_keys = active_keys
         self._routes = check_routes(routes)
         self._by_path = {route.path: route.access for route in self._routes}
         self._cluster_key = cluster_key
         self._clock = clock
         self._answers_preflights = answers_preflights
-        self._guard = guard
+        self._cross_site_guard = cross_site_guard
 
     def check(self, scope: Scope) -> ErrorInfo | None:
         """Why it may not come in, if so. Else the exchange has a caller from here on."""
-        if not len(self._keyring.keys):
+        if not len(self._active_keys.keys):
             scope[_CALLER] = ANONYMOUS
             return self._refusal_without_keys(scope)
         access = self._access(scope)
@@ -95,12 +95,12 @@ class Authenticator:
 
     def _refusal_without_keys(self, scope: Scope) -> ErrorInfo | None:
         """A router that proves itself may call this server by any name; on routes of their own the endpoint checks it."""
-        if self._guard is None or (refusal := self._guard.refusal(scope)) is None:
+        if self._cross_site_guard is None or (refusal := self._cross_site_guard.refusal(scope)) is None:
             return None
-        has_proof = bool(self._cluster_key) and (
+        is_cluster = bool(self._cluster_key) and (
             self._access(scope) is RouteAccess.CLUSTER or self._caller(scope) is CLUSTER
         )
-        return None if has_proof else refusal
+        return None if is_cluster else refusal
 
     def _access(self, scope: Scope) -> RouteAccess:
         if self._answers_preflights and scope["method"] == "OPTIONS":
@@ -108,18 +108,22 @@ class Authenticator:
         access = self._by_path.get(scope["path"])
         if access is not None:
             return access
-        return next((one.access for one in self._routes if one.matches(scope)[0] is not Match.NONE), RouteAccess.USER)
+        return next(
+            (route.access for route in self._routes if route.matches(scope)[0] is not Match.NONE), RouteAccess.USER
+        )
 
     def _caller(self, scope: Scope) -> Caller | None:
         scheme, _, token = (asgi.header(scope, b"authorization") or "").partition(" ")
         if scheme.lower() == "bearer":
-            return self._keyring.keys.find(token.strip())
-        proof = asgi.header(scope, SIGNATURE_HEADER.encode())
-        if proof is None or not self._cluster_key:
+            return self._active_keys.keys.find(token.strip())
+        signature = asgi.header(scope, SIGNATURE_HEADER.encode())
+        if signature is None or not self._cluster_key:
             return None
         # Only what says nothing beside its path is proven here; what has a body is for the endpoint to check.
-        proven = verify_signature(self._cluster_key, proof, scope["method"], scope["path"], b"", self._clock.wall_s())
-        return CLUSTER if proven else None
+        is_valid = verify_signature(
+            self._cluster_key, signature, scope["method"], scope["path"], b"", self._clock.wall_s()
+        )
+        return CLUSTER if is_valid else None
 
 
 def check_routes(routes: Sequence[BaseRoute]) -> list[GuardedRoute]:

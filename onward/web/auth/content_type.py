@@ -20,19 +20,19 @@ def check_content_type(scope: Scope) -> ErrorInfo | None:
     """Why the body is not looked at, if so."""
     if scope["method"] not in _WITH_BODY:
         return None
-    given = asgi.header(scope, b"content-type")
+    content_type = asgi.header(scope, b"content-type")
     is_internal = scope["path"].startswith(INTERNAL_PREFIX)
-    if given is None:
-        is_taken = not is_internal or asgi.header(scope, SIGNATURE_HEADER.encode()) is not None
+    if content_type is None:
+        is_accepted = not is_internal or asgi.header(scope, SIGNATURE_HEADER.encode()) is not None
     else:
-        media_type = given.partition(";")[0].strip().lower()
+        media_type = content_type.partition(";")[0].strip().lower()
         is_json = media_type in (JSON, BYTES) or media_type.endswith("+json")
-        is_taken = is_json or (is_internal and media_type == MSGPACK)
-    return None if is_taken else _unsupported(given, is_internal)
+        is_accepted = is_json or (is_internal and media_type == MSGPACK)
+    return None if is_accepted else _unsupported(content_type, is_internal)
 
 
-def _unsupported(given: str | None, is_internal: bool) -> ErrorInfo:
-    wanted = f"{MSGPACK} or {JSON}" if is_internal else JSON
-    got = "there is none" if given is None else f"got {short_repr(given)}"
-    problem = f"Content-Type: must be {wanted}, {got}; with curl say -H 'Content-Type: {JSON}'"
+def _unsupported(content_type: str | None, is_internal: bool) -> ErrorInfo:
+    expected = f"{MSGPACK} or {JSON}" if is_internal else JSON
+    received = "there is none" if content_type is None else f"got {short_repr(content_type)}"
+    problem = f"Content-Type: must be {expected}, {received}; with curl say -H 'Content-Type: {JSON}'"
     return ErrorInfo("unsupported_media_type", problem, 415, param="Content-Type")

@@ -68,9 +68,9 @@ def _ipv6(host: str) -> str:
 
 def canonical_origin(origin: str) -> str:
     """As browsers send it. Raises `ValueError` for what is no origin."""
-    scheme, mark, rest = origin.partition("://")
+    scheme, separator, rest = origin.partition("://")
     scheme = scheme.lower()
-    if not mark or _NOT_IN_AUTHORITY.search(rest):
+    if not separator or _NOT_IN_AUTHORITY.search(rest):
         raise ValueError("it looks like https://example.com, without a path")
     if scheme not in DEFAULT_PORTS:
         if not _OTHER_ORIGIN.fullmatch(f"{scheme}://{rest}"):
@@ -88,7 +88,7 @@ def is_same_origin(origin: str, host: str | None) -> bool:
     a proxy in front may have ended TLS."""
     scheme, _, rest = origin.partition("://")
     default = DEFAULT_PORTS.get(scheme)
-    page, here = parse_authority(rest), parse_authority(host or "")
-    if default is None or page is None or here is None:
+    page_authority, server_authority = parse_authority(rest), parse_authority(host or "")
+    if default is None or page_authority is None or server_authority is None:
         return False
-    return page.with_port(default) == here.with_port(default)
+    return page_authority.with_port(default) == server_authority.with_port(default)

@@ -66,18 +66,18 @@ def _names(request: AbortRequest, max_ids: int) -> list[str] | None:
         raise field_error("ids", "is required, unless all is true")
     if len(request.ids) > max_ids:
         raise field_error("ids", f"at most {max_ids} ids, got {len(request.ids)}")
-    for index, given in enumerate(request.ids):
-        if not 1 <= len(given) <= MAX_CLIENT_REQUEST_ID_LENGTH:
+    for index, request_id in enumerate(request.ids):
+        if not 1 <= len(request_id) <= MAX_CLIENT_REQUEST_ID_LENGTH:
             raise field_error(
-                f"ids[{index}]", f"must have 1 to {MAX_CLIENT_REQUEST_ID_LENGTH} characters, got {len(given)}"
+                f"ids[{index}]", f"must have 1 to {MAX_CLIENT_REQUEST_ID_LENGTH} characters, got {len(request_id)}"
             )
     return request.ids
 
 
-def without_id_prefix(given: str) -> str:
+def without_id_prefix(request_id: str) -> str:
     """A response's id without what stands before it; any other name as it is."""
-    ours = _RESPONSE_ID.fullmatch(given)
-    return ours[1] if ours else given
+    match = _RESPONSE_ID.fullmatch(request_id)
+    return match[1] if match else request_id
 
 
 def abort_response(aborted: list[str], unknown: list[str]) -> Response:

@@ -84,57 +84,57 @@ class ResponseStore(Protocol):
 class StoredResponseEndpoint:
     """An ASGI application."""
 
-    def __init__(self, responses: ResponseStore) -> None:
-        self._responses = responses
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await handle_errors(send, self._serve(scope, receive, send))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         await asgi.read_body(receive, MAX_IGNORED_BYTES)
-        await asgi.run_until_disconnect(receive, self._answer(scope, QueryParams(scope["query_string"]), send))
+        await asgi.run_until_disconnect(receive, self._respond(scope, QueryParams(scope["query_string"]), send))
 
-    async def _answer(self, scope: Scope, query: Mapping[str, str], send: Send) -> None:
-        responses, caller, method, path = self._responses, get_caller(scope), scope["method"], scope["path"]
+    async def _respond(self, scope: Scope, query: Mapping[str, str], send: Send) -> None:
+        store, caller, method, path = self._store, get_caller(scope), scope["method"], scope["path"]
         response_id = scope["path_params"]["response_id"]
         if method == "GET" and not path.endswith(INPUT_ITEMS) and is_stream(query):
-            await stream_stored_response(responses, caller, response_id, starting_after(query), send)
+            await stream_stored_response(store, caller, response_id, starting_after(query), send)
             return
-        record = await responses.find(caller, response_id)
+        record = await store.find(caller, response_id)
         if path.endswith(CANCEL):
-            answer = await self._cancelled(caller, response_id, record)
+            body = await self._cancel(caller, response_id, record)
         elif path.endswith(INPUT_ITEMS):
-            answer = await responses.input_items(record, query)
+            body = await store.input_items(record, query)
         elif method == "DELETE":
-            await responses.show(record)  # raises for a response that is not stored
-            await responses.delete(record)
-            answer = msgspec.json.encode({"id": response_id, "object": "response", "deleted": True})
+            await store.show(record)  # raises for a response that is not stored
+            await store.delete(record)
+            body = msgspec.json.encode({"id": response_id, "object": "response", "deleted": True})
         else:
-            answer = await responses.show(record)
+            body = await store.show(record)
             if _is_idle(record) and response_options(record.attempt.body).background:
-                await responses.resume(record)
-        await asgi.respond(send, 200, answer)
+                await store.resume(record)
+        await asgi.respond(send, 200, body)
 
-    async def _cancelled(self, caller: Caller, response_id: str, record: StreamRecord) -> bytes:
+    async def _cancel(self, caller: Caller, response_id: str, record: StreamRecord) -> bytes:
         """Only a response in the background can be cancelled: of any other the client hangs up."""
-        shown = await self._responses.show(record)
+        body = await self._store.show(record)
         if not response_options(record.attempt.body).background:
             raise field_error("response_id", "only a response with background: true can be cancelled")
         if record.is_finished:
-            return shown
-        await self._responses.cancel(record)
-        return await self._responses.show(await self._responses.find(caller, response_id))
+            return body
+        await self._store.cancel(record)
+        return await self._store.show(await self._store.find(caller, response_id))
 
 
 async def stream_stored_response(
-    responses: ResponseStore, caller: Caller, response_id: str, after: int, send: Send
+    store: ResponseStore, caller: Caller, response_id: str, after: int, send: Send
 ) -> None:
     """The events behind the number `after`, and the rest as they come. Asks for the record again and again, so it does not
     matter which process runs the response, or whether that changes."""
-    record, reader = await responses.find(caller, response_id), responses.reader()
+    record, reader = await store.find(caller, response_id), store.reader()
     events = await reader.events(record, after)
     await send(asgi.start_message(200, sse.HEADERS))
-    silent_s = missed_s = took_s = 0.0
+    silent_s = failing_s = poll_duration_s = 0.0
     while True:
         if events:
             await send(asgi.body_message(events))
@@ -142,34 +142,34 @@ async def stream_stored_response(
         elif silent_s >= KEEP_ALIVE_S:
             await send(asgi.body_message(_KEEP_ALIVE))
             silent_s = 0.0
-        if not missed_s and _is_end(events, record):
+        if not failing_s and _is_end(events, record):
             break
-        is_idle = bool(missed_s) or _is_idle(record)
-        pause_s = pause_after(took_s, IDLE_POLL_INTERVAL_S if is_idle else responses.poll_interval_s)
-        began_s = responses.now_s()
+        is_idle = bool(failing_s) or _is_idle(record)
+        pause_s = pause_after(poll_duration_s, IDLE_POLL_INTERVAL_S if is_idle else store.poll_interval_s)
+        started_at_s = store.now_s()
         try:
             if _is_idle(record):
-                await responses.resume(record)
+                await store.resume(record)
             await asyncio.sleep(pause_s)
-            asked_s = responses.now_s()
-            record = await responses.find(caller, response_id)
+            polled_at_s = store.now_s()
+            record = await store.find(caller, response_id)
             events = await reader.events(record, after)
-            missed_s, took_s = 0.0, responses.now_s() - asked_s
+            failing_s, poll_duration_s = 0.0, store.now_s() - polled_at_s
         except (OnwardError, RequestFailed) as fault:
-            await asyncio.sleep(max(0.0, began_s + pause_s - responses.now_s()))
-            missed_s, events = missed_s + responses.now_s() - began_s, b""
-            if missed_s >= _patience_s(fault):
+            await asyncio.sleep(max(0.0, started_at_s + pause_s - store.now_s()))
+            failing_s, events = failing_s + store.now_s() - started_at_s, b""
+            if failing_s >= _patience_s(fault):
                 break  # deleted, forgotten, or nothing is left to ask
-        silent_s += responses.now_s() - began_s
-    await send(asgi.body_message(b"", more=False))
+        silent_s += store.now_s() - started_at_s
+    await send(asgi.body_message(b"", more_body=False))
 
 
-async def with_previous_response(responses: ResponseStore, caller: Caller, body: bytes, max_body_bytes: int) -> bytes:
+async def with_previous_response(store: ResponseStore, caller: Caller, body: bytes, max_body_bytes: int) -> bytes:
     """A request with the items of the response that it goes on from, so that all attempts at it see the same ones."""
-    previous = previous_response_id(undecoded_fields(body), body)
-    if previous is None:
+    previous_id = previous_response_id(undecoded_fields(body), body)
+    if previous_id is None:
         return body
-    items = await responses.context(await responses.find(caller, previous, PREVIOUS_ID_FIELD))
+    items = await store.context(await store.find(caller, previous_id, PREVIOUS_ID_FIELD))
     return with_previous_items(body, items, max_body_bytes)
 
 
@@ -188,16 +188,16 @@ def _is_idle(record: StreamRecord) -> bool:
 
 def _is_end(events: bytes, record: StreamRecord) -> bool:
     """A client that has the last event already is told nothing more."""
-    *_, last = events.rstrip().rsplit(b"\n\n", 1)
-    return last.startswith(_LAST_EVENTS) or (not events and record.is_finished and not record.is_live)
+    *_, last_event = events.rstrip().rsplit(b"\n\n", 1)
+    return last_event.startswith(_LAST_EVENTS) or (not events and record.is_finished and not record.is_live)
 
 
-def pause_after(took_s: float, least_s: float) -> float:
-    return min(MAX_POLL_INTERVAL_S, max(least_s, PAUSE_FACTOR * took_s))
+def pause_after(poll_duration_s: float, min_pause_s: float) -> float:
+    return min(MAX_POLL_INTERVAL_S, max(min_pause_s, PAUSE_FACTOR * poll_duration_s))
 
 
-def _patience_s(fault: OnwardError | RequestFailed) -> float:
-    if isinstance(fault, NotFound):
+def _patience_s(error: OnwardError | RequestFailed) -> float:
+    if isinstance(error, NotFound):
         return NOT_FOUND_TIMEOUT_S
-    info = fault.info if isinstance(fault, RequestFailed) else to_error_info(fault)
+    info = error.info if isinstance(error, RequestFailed) else to_error_info(error)
     return UNREACHABLE_TIMEOUT_S if info.retryable else 0.0

@@ -19,10 +19,10 @@ _ID = re.compile(PREFIX + "([0-9a-f]{32})")
 
 def request_id_of_response(caller: Caller, response_id: str, param: str) -> str:
     """The id of the request behind it. Somebody else's is as unknown as one that never was."""
-    name = _ID.fullmatch(response_id)
-    if name is None or not owns_request_id(caller, name[1]):
+    match = _ID.fullmatch(response_id)
+    if match is None or not owns_request_id(caller, match[1]):
         raise response_not_found(response_id, param)
-    return name[1]
+    return match[1]
 
 
 def response_not_found(response_id: str, param: str = "response_id") -> NotFound:
@@ -31,18 +31,18 @@ def response_not_found(response_id: str, param: str = "response_id") -> NotFound
 
 
 def is_stream(query: Mapping[str, str]) -> bool:
-    given = query.get("stream", "false")
-    if given not in ("true", "false"):
-        raise field_error("stream", f"must be true or false, got {short_repr(given)}")
-    if given == "false" and "starting_after" in query:
+    value = query.get("stream", "false")
+    if value not in ("true", "false"):
+        raise field_error("stream", f"must be true or false, got {short_repr(value)}")
+    if value == "false" and "starting_after" in query:
         raise field_error("starting_after", "only allowed with stream: true")
-    return given == "true"
+    return value == "true"
 
 
 def starting_after(query: Mapping[str, str]) -> int:
-    given = query.get("starting_after")
-    if given is None:
+    value = query.get("starting_after")
+    if value is None:
         return -1
-    if not given.isascii() or not given.isdigit() or len(given) > 9:
-        raise field_error("starting_after", f"must be the number of an event, got {short_repr(given)}")
-    return int(given)
+    if not value.isascii() or not value.isdigit() or len(value) > 9:
+        raise field_error("starting_after", f"must be the number of an event, got {short_repr(value)}")
+    return int(value)

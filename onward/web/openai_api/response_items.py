@@ -29,27 +29,29 @@ _TOOL_FIELDS = frozenset({"type", "name", "description", "parameters", "strict"}
 Item = dict[str, Any]
 
 
-def to_items(given: str | list[Any]) -> list[Item]:
+def to_items(input_items: str | list[Any]) -> list[Item]:
     """A string is one message of the user."""
-    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+    return (
+        [{"type": "message", "role": "user", "content": input_items}] if isinstance(input_items, str) else input_items
+    )
 
 
-def items_to_messages(context: list[Item], given: str | list[Any], instructions: str | None) -> list[ChatMessage]:
+def items_to_messages(context: list[Item], input_items: str | list[Any], instructions: str | None) -> list[ChatMessage]:
     """`context`: the items of earlier responses, which go before the request's own."""
-    if not given:
+    if not input_items:
         raise field_error(INPUT, "must not be empty")
-    if isinstance(given, list) and len(given) + len(context) > MAX_ITEMS:
+    if isinstance(input_items, list) and len(input_items) + len(context) > MAX_ITEMS:
         raise field_error(
-            INPUT, f"at most {MAX_ITEMS} items, with those of earlier responses, got {len(given) + len(context)}"
+            INPUT, f"at most {MAX_ITEMS} items, with those of earlier responses, got {len(input_items) + len(context)}"
         )
-    told = _ChatBuilder()
+    builder = _ChatBuilder()
     if instructions is not None:
-        told.messages.append(ChatMessage("system", instructions))
+        builder.messages.append(ChatMessage("system", instructions))
     for item in context:
-        told.add(item, CONTEXT)
-    for index, item in enumerate(to_items(given)):
-        told.add(item, INPUT if isinstance(given, str) else f"{INPUT}[{index}]")
-    return told.whole()
+        builder.add(item, CONTEXT)
+    for index, item in enumerate(to_items(input_items)):
+        builder.add(item, INPUT if isinstance(input_items, str) else f"{INPUT}[{index}]")
+    return builder.finish()
 
 
 @dataclass(slots=True)
@@ -77,18 +79,20 @@ class _ChatBuilder:
             case "message":
                 self._add_message(item, path)
             case "function_call":
-                self._going_on().calls.append(_call(item, path))
+                self._current_turn().calls.append(_call(item, path))
             case "function_call_output":
                 self._flush()
                 call_id = _text(item.get("call_id"), f"{path}.call_id", MAX_CALL_ID_LENGTH)
-                self.messages.append(ChatMessage("tool", _words(item.get("output"), f"{path}.output"), None, call_id))
+                self.messages.append(
+                    ChatMessage("tool", _content_text(item.get("output"), f"{path}.output"), None, call_id)
+                )
             case "reasoning":
                 self._flush()
-                self._going_on().reasoning = _thoughts(item, path)
+                self._current_turn().reasoning = _reasoning_text(item, path)
             case other:
                 raise field_error(f"{path}.type", f"must be one of {', '.join(ITEM_TYPES)}, got {short_repr(other)}")
 
-    def whole(self) -> list[ChatMessage]:
+    def finish(self) -> list[ChatMessage]:
         self._flush()
         return self.messages
 
@@ -96,16 +100,16 @@ class _ChatBuilder:
         role = item.get("role")
         if role not in _ROLES:
             raise field_error(f"{path}.role", f"must be one of {', '.join(_ROLES)}, got {short_repr(role)}")
-        content = _words(item.get("content"), f"{path}.content")
+        content = _content_text(item.get("content"), f"{path}.content")
         if role != "assistant":
             self._flush()
             self.messages.append(ChatMessage(role, content))
             return
         if self._assistant is not None and (self._assistant.content is not None or self._assistant.calls):
             self._flush()
-        self._going_on().content = content
+        self._current_turn().content = content
 
-    def _going_on(self) -> _AssistantTurn:
+    def _current_turn(self) -> _AssistantTurn:
         self._assistant = self._assistant or _AssistantTurn()
         return self._assistant
 
@@ -125,7 +129,7 @@ def _call(item: Item, path: str) -> dict[str, Any]:
     }
 
 
-def _thoughts(item: Item, path: str) -> str | None:
+def _reasoning_text(item: Item, path: str) -> str | None:
     """What the model thought, or else a summary of it; nothing, where it is sealed by whoever made it."""
     for name in ("content", "summary"):
         parts = item.get(name)
@@ -141,7 +145,7 @@ def _thoughts(item: Item, path: str) -> str | None:
     return None
 
 
-def _words(content: Any, path: str) -> str:
+def _content_text(content: Any, path: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
@@ -168,32 +172,36 @@ def _text(value: Any, path: str, max_length: int) -> str:
     return value
 
 
-def to_chat_tools(given: list[Any] | None) -> list[Tool] | None:
+def to_chat_tools(tools: list[Any] | None) -> list[Tool] | None:
     """Functions, which stand flat here. What others run for a model is not to be had."""
-    return None if given is None else [_tool(one, f"tools[{index}]") for index, one in enumerate(given)]
+    return None if tools is None else [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 
-def _tool(given: Any, path: str) -> Tool:
-    if not isinstance(given, dict):
-        raise field_error(path, f"must be a tool, got {short_repr(given)}")
-    if given.get("type") != "function":
-        raise field_error(f"{path}.type", f"only 'function' is supported, got {short_repr(given.get('type'))}")
-    for name in given.keys() - _TOOL_FIELDS:
-        if given[name] not in (None, False):
+def _tool(tool: Any, path: str) -> Tool:
+    if not isinstance(tool, dict):
+        raise field_error(path, f"must be a tool, got {short_repr(tool)}")
+    if tool.get("type") != "function":
+        raise field_error(f"{path}.type", f"only 'function' is supported, got {short_repr(tool.get('type'))}")
+    for name in tool.keys() - _TOOL_FIELDS:
+        if tool[name] not in (None, False):
             raise field_error(f"{path}.{name}", "not supported by this server")
-    parameters, strict, told = given.get("parameters"), given.get("strict"), given.get("description")
+    parameters, strict, description = tool.get("parameters"), tool.get("strict"), tool.get("description")
     if not isinstance(parameters, dict | None):
         raise field_error(f"{path}.parameters", "must be a JSON schema")
     if not isinstance(strict, bool | None):
         raise field_error(f"{path}.strict", "must be true or false")
-    if not isinstance(told, str | None):
+    if not isinstance(description, str | None):
         raise field_error(f"{path}.description", "must be a string")
-    return Tool("function", FunctionDefinition(_text(given.get("name"), f"{path}.name", 64), told, parameters, strict))
+    return Tool(
+        "function", FunctionDefinition(_text(tool.get("name"), f"{path}.name", 64), description, parameters, strict)
+    )
 
 
-def to_chat_tool_choice(given: str | dict[str, Any] | None) -> ToolChoice | None:
-    if not isinstance(given, dict):
-        return given
-    if given.get("type") != "function":
-        raise field_error("tool_choice.type", f"only 'function' is supported, got {short_repr(given.get('type'))}")
-    return NamedToolChoice("function", NamedToolFunction(_text(given.get("name"), "tool_choice.name", 64)))
+def to_chat_tool_choice(tool_choice: str | dict[str, Any] | None) -> ToolChoice | None:
+    if not isinstance(tool_choice, dict):
+        return tool_choice
+    if tool_choice.get("type") != "function":
+        raise field_error(
+            "tool_choice.type", f"only 'function' is supported, got {short_repr(tool_choice.get('type'))}"
+        )
+    return NamedToolChoice("function", NamedToolFunction(_text(tool_choice.get("name"), "tool_choice.name", 64)))

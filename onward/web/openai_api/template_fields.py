@@ -45,12 +45,12 @@ class ChatTemplateFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def template_options(fields: TemplateFields) -> TemplateOptions:
-    plan = resolve_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+    resolved = resolve_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
     return TemplateOptions(
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=fields.continue_final_message,
         variables=template_variables(fields.chat_template_kwargs, fields.reasoning_effort),
-        tools=plan.for_template(),
+        tools=resolved.for_template(),
     )
 
 
@@ -58,8 +58,8 @@ def template_variables(kwargs: dict[str, Any] | None, effort: str | None) -> dic
     """What `reasoning_effort` and `chat_template_kwargs` come to. The latter has the last word."""
     if effort is not None and effort not in EFFORTS:
         raise field_error("reasoning_effort", f"must be one of {', '.join(EFFORTS)}, got {effort!r:.80}")
-    told: dict[str, Any] = {} if effort in (None, NO_THINKING) else {"reasoning_effort": effort}
+    variables: dict[str, Any] = {} if effort in (None, NO_THINKING) else {"reasoning_effort": effort}
     if effort == NO_THINKING:
         # Two names are in use for the same switch.
-        told |= {"enable_thinking": False, "thinking": False}
-    return told | (kwargs or {})
+        variables |= {"enable_thinking": False, "thinking": False}
+    return variables | (kwargs or {})

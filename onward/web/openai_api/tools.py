@@ -105,19 +105,19 @@ NO_TOOLS = ResolvedTools()
 
 def resolve_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ResolvedTools:
     """Checks the fields `tools`, `tool_choice` and `parallel_tool_calls`."""
-    given = tuple(tools or ())
-    check_tools(given)
-    mode = _mode(choice, bool(given))
+    all_tools = tuple(tools or ())
+    check_tools(all_tools)
+    mode = _mode(choice, bool(all_tools))
     if mode == "none":
         # A model that must not call is not told what it could call.
         return NO_TOOLS
-    callable_tools = given
+    callable_tools = all_tools
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name if choice.function is not None else None
-        callable_tools = tuple(tool for tool in given if tool.function.name == name)
+        callable_tools = tuple(tool for tool in all_tools if tool.function.name == name)
         if not callable_tools:
             raise field_error("tool_choice.function.name", f"must be one of the tools, got {_short(name)}")
-    return ResolvedTools(mode, given, callable_tools, parallel is not False)
+    return ResolvedTools(mode, all_tools, callable_tools, parallel is not False)
 
 
 def _mode(choice: ToolChoice | None, has_tools: bool) -> Mode:
@@ -178,11 +178,11 @@ def _depth(value: Any) -> int:
     level, depth = [value], 0
     while level and depth <= MAX_SCHEMA_DEPTH:
         depth += 1
-        level = [inner for one in level for inner in _inside(one) if isinstance(inner, (dict, list))]
+        level = [inner for container in level for inner in _children(container) if isinstance(inner, (dict, list))]
     return depth
 
 
-def _inside(value: Any) -> Sequence[Any]:
+def _children(value: Any) -> Sequence[Any]:
     return list(value.values()) if isinstance(value, dict) else value
 
 
@@ -204,15 +204,15 @@ def _check_calls(path: str, calls: Sequence[Any]) -> None:
     if len(calls) > MAX_CALLS_PER_MESSAGE:
         raise field_error(path, f"at most {MAX_CALLS_PER_MESSAGE} calls, got {len(calls)}")
     for index, call in enumerate(calls):
-        sent = _converted(f"{path}[{index}]", call)
-        if sent.type != "function":
-            raise field_error(f"{path}[{index}].type", f"only 'function' is supported, got {_short(sent.type)}")
-        if not 1 <= len(sent.id) <= MAX_CALL_ID_LENGTH:
+        tool_call = _decode_tool_call(f"{path}[{index}]", call)
+        if tool_call.type != "function":
+            raise field_error(f"{path}[{index}].type", f"only 'function' is supported, got {_short(tool_call.type)}")
+        if not 1 <= len(tool_call.id) <= MAX_CALL_ID_LENGTH:
             raise field_error(f"{path}[{index}].id", f"must have 1 to {MAX_CALL_ID_LENGTH} characters")
-        parse_arguments(sent.function.arguments, f"{path}[{index}].function.arguments")
+        parse_arguments(tool_call.function.arguments, f"{path}[{index}].function.arguments")
 
 
-def _converted(path: str, call: Any) -> MessageToolCall:
+def _decode_tool_call(path: str, call: Any) -> MessageToolCall:
     try:
         return msgspec.convert(call, MessageToolCall)
     except msgspec.ValidationError as fault:

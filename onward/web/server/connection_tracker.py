@@ -66,13 +66,13 @@ class TrackedConnection(Protocol):
 
 
 class ConnectionTracker:
-    def __init__(self, bounds: ConnectionLimits, registry: Registry) -> None:
-        self.bounds = bounds
-        self.burst = WriteBatcher()
+    def __init__(self, limits: ConnectionLimits, registry: Registry) -> None:
+        self.limits = limits
+        self.write_batcher = WriteBatcher()
         self._busy: set[TrackedConnection] = set()
         self._idle: dict[TrackedConnection, None] = {}
         """In the order in which they became so."""
-        self._ended = registry.counter(
+        self._ended_counter = registry.counter(
             "onward_http_connections_ended_total", "HTTP connections ended since they reached a bound", ["why"]
         )
         registry.gauge("onward_http_connections", "HTTP connections", ["state"], self._counts)
@@ -83,7 +83,7 @@ class ConnectionTracker:
     def add(self, connection: TrackedConnection) -> None:
         """A new one. May end another, or this one."""
         self._idle[connection] = None
-        if len(self._busy) + len(self._idle) > self.bounds.max_connections + self.bounds.num_spare_connections:
+        if len(self._busy) + len(self._idle) > self.limits.max_connections + self.limits.num_spare_connections:
             oldest = next(iter(self._idle))
             self.remove(oldest)
             self.count_end("no_room")
@@ -92,7 +92,7 @@ class ConnectionTracker:
     @property
     def has_room(self) -> bool:
         """For one more that is busy."""
-        return len(self._busy) < self.bounds.max_connections
+        return len(self._busy) < self.limits.max_connections
 
     def set_busy(self, connection: TrackedConnection) -> None:
         self._idle.pop(connection, None)
@@ -111,37 +111,37 @@ class ConnectionTracker:
         for connection in list(self._busy):
             connection.shut_down()
 
-    def count_end(self, why: str) -> None:
-        self._ended.inc(why)
+    def count_end(self, reason: str) -> None:
+        self._ended_counter.inc(reason)
 
 
-def prepare_listener(listening: socket.socket, bounds: ConnectionLimits) -> None:
+def prepare_listener(listener: socket.socket, limits: ConnectionLimits) -> None:
     """What every accepted connection takes over from the socket. Not all systems have all of it."""
     options = [
-        (socket.SOL_SOCKET, "SO_SNDBUF", bounds.send_buffer_bytes),
+        (socket.SOL_SOCKET, "SO_SNDBUF", limits.send_buffer_bytes),
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", bounds.keep_alive_probe_s),
-        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", bounds.keep_alive_probe_s),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", limits.keep_alive_probe_s),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", limits.keep_alive_probe_s),
         (socket.IPPROTO_TCP, "TCP_KEEPCNT", KEPT_PROBES),
         # A client that has vanished while something was on its way to it.
-        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", KEPT_PROBES * bounds.keep_alive_probe_s * 1000),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", KEPT_PROBES * limits.keep_alive_probe_s * 1000),
     ]
     for level, name, value in options:
         with contextlib.suppress(AttributeError, OSError):
-            listening.setsockopt(level, getattr(socket, name), value)
+            listener.setsockopt(level, getattr(socket, name), value)
 
 
-def allowed_connections(wanted: int) -> int:
+def allowed_connections(requested: int) -> int:
     """As many as the limit of open files allows, which is raised as far as we may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = FILES_PER_CONNECTION * wanted + OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return wanted
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    needed_files = FILES_PER_CONNECTION * requested + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed_files:
+        return requested
+    new_limit = needed_files if hard == resource.RLIM_INFINITY else min(needed_files, hard)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        soft = allowed
-    affordable = max(1, min(wanted, (soft - OTHER_FILES) // FILES_PER_CONNECTION))
-    if affordable < wanted:
-        _logger.warning(log.event("fewer connections than asked for", connections=affordable, open_files=soft))
-    return affordable
+        resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
+        soft = new_limit
+    num_connections = max(1, min(requested, (soft - OTHER_FILES) // FILES_PER_CONNECTION))
+    if num_connections < requested:
+        _logger.warning(log.event("fewer connections than asked for", connections=num_connections, open_files=soft))
+    return num_connections

@@ -28,8 +28,8 @@ _TCP_CLOSE_WAIT = 8
 
 def note_response_start(scope: Scope, start: Message) -> None:
     """Of a response, for `skippable_bytes`."""
-    types = (value for name, value in start.get("headers", []) if name.lower() == b"content-type")
-    scope[_EVENT_STREAM] = next(types, b"").startswith(b"text/event-stream")
+    content_types = (value for name, value in start.get("headers", []) if name.lower() == b"content-type")
+    scope[_EVENT_STREAM] = next(content_types, b"").startswith(b"text/event-stream")
 
 
 def skippable_bytes(scope: Scope, cycle: RequestResponseCycle) -> bytes:
@@ -47,24 +47,24 @@ class HalfClosedWatcher:
     def __init__(self, transport: asyncio.Transport, on_gone: Callable[[], None]) -> None:
         self._transport, self._on_gone = transport, on_gone
         self._pause_s = FIRST_LOOK_S
-        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._look)
+        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._check)
 
     def stop(self) -> None:
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if _is_reset(self._transport):
             self._on_gone()
             return
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
-        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._look)
+        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._check)
 
 
 def _is_reset(transport: asyncio.Transport) -> bool:
     """False where the system does not tell. There a write fails in the end."""
-    sock = transport.get_extra_info("socket")
-    if sock is None or not hasattr(socket, "TCP_INFO"):
+    client_socket = transport.get_extra_info("socket")
+    if client_socket is None or not hasattr(socket, "TCP_INFO"):
         return False
     with contextlib.suppress(OSError):
-        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _TCP_CLOSE_WAIT
+        return client_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _TCP_CLOSE_WAIT
     return True

@@ -63,26 +63,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         connections: ConnectionTracker,
     ) -> None:
         super().__init__(config, server_state, app_state)
-        self._all, self._bounds = connections, connections.bounds
-        self.timeout_keep_alive = connections.bounds.idle_timeout_s
-        self._reading = _ReadState.NOTHING
+        self._tracker, self._limits = connections, connections.limits
+        self.timeout_keep_alive = connections.limits.idle_timeout_s
+        self._read_state = _ReadState.NOTHING
         self._refusal: tuple[str, ErrorInfo] | None = None
-        self._reading_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._half_closed: HalfClosedWatcher | None = None
         self._num_unread = 0
         self._num_headers = self._num_header_bytes = 0
-        self._num_bytes = 0
+        self._num_pending_bytes = 0
         """That have come since the parser has last told us of a step forward, or that were discarded."""
 
     # The connection.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().connection_made(BatchedTransport(transport, self._all.burst))
+        super().connection_made(BatchedTransport(transport, self._tracker.write_batcher))
         # Whatever the kernel does not take at once counts as unread, until it has taken all.
         transport.set_write_buffer_limits(high=1)
-        self._set_timer(self._bounds.head_timeout_s, self._head_is_late)
-        self._all.add(self)
+        self._set_timer(self._limits.head_timeout_s, self._on_head_timeout)
+        self._tracker.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_timer(None)
@@ -90,7 +90,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._half_closed is not None:
             self._half_closed.stop()
         self._unset_keepalive_if_required()
-        self._all.remove(self)
+        self._tracker.remove(self)
         super().connection_lost(exc)
 
     def evict(self) -> None:
@@ -98,35 +98,35 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def shut_down(self) -> None:
         """The server goes. A request that has not wholly come by now is refused; what is being answered is not."""
-        if self._reading is _ReadState.BODY and not self.cycle.response_started:
-            self._send_final_error(STOPPING, self._bounds.shutdown_close_timeout_s)
+        if self._read_state is _ReadState.BODY and not self.cycle.response_started:
+            self._send_final_error(STOPPING, self._limits.shutdown_close_timeout_s)
 
-    def _set_timer(self, seconds: float | None, then: Any = None) -> None:
-        if self._reading_timer is not None:
-            self._reading_timer.cancel()
-        self._reading_timer = None if seconds is None else self.loop.call_later(seconds, then)
+    def _set_timer(self, timeout_s: float | None, callback: Any = None) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        self._read_timer = None if timeout_s is None else self.loop.call_later(timeout_s, callback)
 
     # Reading.
 
     def data_received(self, data: bytes) -> None:
-        self._num_bytes += len(data)
-        if self._reading is _ReadState.DISCARDING:
-            if self._num_bytes > self._bounds.max_discarded_bytes:
+        self._num_pending_bytes += len(data)
+        if self._read_state is _ReadState.DISCARDING:
+            if self._num_pending_bytes > self._limits.max_discarded_bytes:
                 self.transport.abort()
             return
         self._unset_keepalive_if_required()
-        if self._reading is _ReadState.NOTHING and self._reading_timer is None:
-            self._set_timer(self._bounds.head_timeout_s, self._head_is_late)
+        if self._read_state is _ReadState.NOTHING and self._read_timer is None:
+            self._set_timer(self._limits.head_timeout_s, self._on_head_timeout)
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            if self._reading is _ReadState.AHEAD:
+            if self._read_state is _ReadState.AHEAD:
                 self._stop_reading()
             else:
                 self._refuse(*(self._refusal or ("invalid_http", INVALID_HTTP)))
             return
-        if self._num_bytes > self._bounds.max_head_bytes:
-            self._refuse("head_too_large", self._too_large())
+        if self._num_pending_bytes > self._limits.max_head_bytes:
+            self._refuse("head_too_large", self._headers_too_large_error())
 
     def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Whether the connection stays open for writing: after a whole request, until its response is over. A router
@@ -143,8 +143,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     @property
     def _is_answering(self) -> bool:
         """A request has wholly come, and its response is not over."""
-        has_come = self._reading in (_ReadState.AHEAD, _ReadState.DISCARDING) and self.cycle is not None
-        return has_come and not (self.cycle.response_complete or self.cycle.disconnected)
+        is_received = self._read_state in (_ReadState.AHEAD, _ReadState.DISCARDING) and self.cycle is not None
+        return is_received and not (self.cycle.response_complete or self.cycle.disconnected)
 
     def _feed(self, data: bytes) -> None:
         assert self.parser is not None, "nothing comes after the end"
@@ -154,7 +154,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             # The parser leaves what follows such a head to others, also a body. Many clients propose HTTP/2 with every
             # first request; it is served as if they had not.
             head = self._head_without_upgrade()
-            self._reading, self.parser = _ReadState.NOTHING, httptools.HttpRequestParser(self)
+            self._read_state, self.parser = _ReadState.NOTHING, httptools.HttpRequestParser(self)
             self.parser.feed_data(head + data[proposed.args[0] :])
 
     def _head_without_upgrade(self) -> bytes:
@@ -162,39 +162,39 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         for name, value in self.headers:
             if name == b"connection":
-                value = b",".join(one for one in value.split(b",") if one.strip().lower() not in _OF_UPGRADES)
+                value = b",".join(token for token in value.split(b",") if token.strip().lower() not in _OF_UPGRADES)
             if name not in _OF_UPGRADES:
                 lines.append(b"%b: %b" % (name, value))
         return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
-        if self._reading is _ReadState.AHEAD:
+        if self._read_state is _ReadState.AHEAD:
             raise _StopParsing
-        self._reading = _ReadState.HEAD
+        self._read_state = _ReadState.HEAD
         self._num_headers = self._num_header_bytes = 0
         # It may have begun in the same read in which the last one ended: then the time for the next one to come has just
         # been set, and the time for its head has not.
         self._unset_keepalive_if_required()
-        if self._reading_timer is None:
-            self._set_timer(self._bounds.head_timeout_s, self._head_is_late)
+        if self._read_timer is None:
+            self._set_timer(self._limits.head_timeout_s, self._on_head_timeout)
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
-        if len(self.url) > self._bounds.max_url_bytes:
-            problem = f"URL: is longer than {self._bounds.max_url_bytes} bytes, the limit of this server"
+        if len(self.url) > self._limits.max_url_bytes:
+            problem = f"URL: is longer than {self._limits.max_url_bytes} bytes, the limit of this server"
             self._stop_parser("url_too_long", ErrorInfo("url_too_long", problem, 414))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_headers += 1
         self._num_header_bytes += len(name) + len(value)
-        if self._num_headers > self._bounds.max_headers:
-            problem = f"headers: are more than {self._bounds.max_headers}, the limit of this server"
+        if self._num_headers > self._limits.max_headers:
+            problem = f"headers: are more than {self._limits.max_headers}, the limit of this server"
             self._stop_parser("head_too_large", ErrorInfo("headers_too_large", problem, 431))
-        if self._num_header_bytes > self._bounds.max_head_bytes:
-            self._stop_parser("head_too_large", self._too_large())
+        if self._num_header_bytes > self._limits.max_head_bytes:
+            self._stop_parser("head_too_large", self._headers_too_large_error())
         # Those after a body count, but nobody asks for them.
-        if self._reading is _ReadState.HEAD:
+        if self._read_state is _ReadState.HEAD:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -203,12 +203,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self._stop_parser("invalid_http", INVALID_HTTP)
             return  # the same head comes again without that
         self._set_timer(None)
-        self._num_bytes = 0
-        if not self._all.has_room and self.url.partition(b"?")[0] != ALIVE_URL:
+        self._num_pending_bytes = 0
+        if not self._tracker.has_room and self.url.partition(b"?")[0] != ALIVE_URL:
             self._stop_parser("no_room", TOO_MANY_CONNECTIONS)
         super().on_headers_complete()
-        self._reading = _ReadState.BODY
-        self._all.set_busy(self)
+        self._read_state = _ReadState.BODY
+        self._tracker.set_busy(self)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self.scope["http_version"] != "1.1":
@@ -216,37 +216,37 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
-        self._num_bytes = 0
+        self._num_pending_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         super().on_message_complete()
-        self._num_bytes = 0
+        self._num_pending_bytes = 0
         if not self.cycle.response_complete:
-            self._reading = _ReadState.AHEAD
-        elif self._reading is _ReadState.BODY:
+            self._read_state = _ReadState.AHEAD
+        elif self._read_state is _ReadState.BODY:
             # The rest of a body that was not needed for the answer.
             self._set_timer(None)
             self._await_next()
             self.timeout_keep_alive_task = self.loop.call_later(
-                self._bounds.idle_timeout_s, self.timeout_keep_alive_handler
+                self._limits.idle_timeout_s, self.timeout_keep_alive_handler
             )
 
-    def _too_large(self) -> ErrorInfo:
-        problem = f"headers: are larger than {self._bounds.max_head_bytes} bytes, the limit of this server"
+    def _headers_too_large_error(self) -> ErrorInfo:
+        problem = f"headers: are larger than {self._limits.max_head_bytes} bytes, the limit of this server"
         return ErrorInfo("headers_too_large", problem, 431)
 
-    def _stop_parser(self, why: str, info: ErrorInfo) -> None:
-        self._refusal = (why, info)
+    def _stop_parser(self, reason: str, info: ErrorInfo) -> None:
+        self._refusal = (reason, info)
         raise _StopParsing
 
-    def _head_is_late(self) -> None:
-        if self._reading is _ReadState.HEAD:
+    def _on_head_timeout(self) -> None:
+        if self._read_state is _ReadState.HEAD:
             self._refuse("head_timeout", HEAD_TIMEOUT)
         else:
-            self._all.count_end("head_timeout")
+            self._tracker.count_end("head_timeout")
             self.transport.close()
 
     # Answering.
@@ -255,40 +255,40 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             return
-        if self._reading is _ReadState.AHEAD:
+        if self._read_state is _ReadState.AHEAD:
             self._await_next()
-        elif self._reading is _ReadState.BODY:
+        elif self._read_state is _ReadState.BODY:
             # The client may read its answer only when it has sent all.
             self._unset_keepalive_if_required()
-            self._all.set_idle(self)
-            self._set_timer(self._bounds.close_timeout_s, self.transport.close)
+            self._tracker.set_idle(self)
+            self._set_timer(self._limits.close_timeout_s, self.transport.close)
 
     def _await_next(self) -> None:
-        self._reading = _ReadState.NOTHING
-        self._all.set_idle(self)
+        self._read_state = _ReadState.NOTHING
+        self._tracker.set_idle(self)
 
     def _stop_reading(self) -> None:
         """The answer that is under way is the last one."""
-        self._all.count_end("pipelined")
-        self._reading, self._num_bytes = _ReadState.DISCARDING, 0
+        self._tracker.count_end("pipelined")
+        self._read_state, self._num_pending_bytes = _ReadState.DISCARDING, 0
         self.cycle.keep_alive = False
 
-    def _refuse(self, why: str, info: ErrorInfo) -> None:
-        self._all.count_end(why)
-        self._send_final_error(info, self._bounds.close_timeout_s)
+    def _refuse(self, reason: str, info: ErrorInfo) -> None:
+        self._tracker.count_end(reason)
+        self._send_final_error(info, self._limits.close_timeout_s)
 
-    def _send_final_error(self, info: ErrorInfo, seconds: float) -> None:
+    def _send_final_error(self, info: ErrorInfo, timeout_s: float) -> None:
         """The last word on this connection. Whoever works for it hears that the client has gone."""
-        self._reading, self._num_bytes = _ReadState.DISCARDING, 0
+        self._read_state, self._num_pending_bytes = _ReadState.DISCARDING, 0
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started:
                 self.transport.abort()
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._set_timer(seconds, self.transport.close)
+        self._set_timer(timeout_s, self.transport.close)
         self.transport.write(_final_error_response(info))
-        self._all.set_idle(self)
+        self._tracker.set_idle(self)
 
     # Writing.
 
@@ -301,16 +301,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_unread_timer()
 
     def _start_read_deadline(self) -> None:
-        is_patient = self.scope is not None and self.scope.get("path") in self._bounds.slow_reader_paths
-        seconds = self._bounds.write_timeout_s * (self._bounds.slow_reader_factor if is_patient else 1.0)
+        is_slow_reader = self.scope is not None and self.scope.get("path") in self._limits.slow_reader_paths
+        timeout_s = self._limits.write_timeout_s * (self._limits.slow_reader_factor if is_slow_reader else 1.0)
         self._num_unread = self.transport.get_write_buffer_size()
-        self._unread_timer = self.loop.call_later(seconds, self._check_read_deadline)
+        self._unread_timer = self.loop.call_later(timeout_s, self._check_read_deadline)
 
     def _check_read_deadline(self) -> None:
-        if self._num_unread - self.transport.get_write_buffer_size() >= self._bounds.min_read_bytes:
+        if self._num_unread - self.transport.get_write_buffer_size() >= self._limits.min_read_bytes:
             self._start_read_deadline()
             return
-        self._all.count_end("unread")
+        self._tracker.count_end("unread")
         self.transport.abort()
 
     def _stop_unread_timer(self) -> None:

@@ -67,9 +67,9 @@ def check_tls(tls: TlsFiles) -> None:
         # Asked for a passphrase, OpenSSL would wait at the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=_no_passphrase)
     except (ssl.SSLError, ValueError) as fault:
-        why = getattr(fault, "reason", None) or str(fault)
+        reason = getattr(fault, "reason", None) or str(fault)
         raise StartupError(
-            f"--tls-cert {tls.cert} and --tls-key {tls.key} are no certificate and its key: {why}"
+            f"--tls-cert {tls.cert} and --tls-key {tls.key} are no certificate and its key: {reason}"
         ) from None
 
 
@@ -86,7 +86,7 @@ class HttpServer(uvicorn.Server):
         on_started: Callable[[], None],
         *,
         tls: TlsFiles | None = None,
-        bounds: ConnectionLimits | None = None,
+        limits: ConnectionLimits | None = None,
         registry: Registry | None = None,
     ) -> None:
         config = uvicorn.Config(
@@ -105,22 +105,22 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._on_started = on_started
-        bounds = bounds or ConnectionLimits()
-        bounds = replace(bounds, max_connections=allowed_connections(bounds.max_connections))
-        self._bounds, self._connections = bounds, ConnectionTracker(bounds, registry or Registry())
+        limits = limits or ConnectionLimits()
+        limits = replace(limits, max_connections=allowed_connections(limits.max_connections))
+        self._limits, self._connections = limits, ConnectionTracker(limits, registry or Registry())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does it, with connections of our own and a bound for handshakes."""
         loop, tls = asyncio.get_running_loop(), self.config.ssl
         self.servers = []
-        for listening in sockets or []:
-            prepare_listener(listening, self._bounds)
+        for listener in sockets or []:
+            prepare_listener(listener, self._limits)
             self.servers.append(
                 await loop.create_server(
                     self._new_connection,
-                    sock=listening,
+                    sock=listener,
                     ssl=tls,
-                    ssl_handshake_timeout=None if tls is None else self._bounds.handshake_timeout_s,
+                    ssl_handshake_timeout=None if tls is None else self._limits.handshake_timeout_s,
                     backlog=self.config.backlog,
                 )
             )
@@ -134,13 +134,13 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def stop(self, grace_s: float, at_its_end: Callable[[], object]) -> None:
-        """No new connections; what is under way has the grace. `at_its_end` ends what is left, and tells its clients."""
+    def stop(self, grace_s: float, on_end: Callable[[], object]) -> None:
+        """No new connections; what is under way has the grace. `on_end` ends what is left, and tells its clients."""
         _logger.info(log.event("stopping", grace_s=grace_s))
         self.config.timeout_graceful_shutdown = int(grace_s + FINAL_EVENTS_S + 1)
         self.should_exit = True
-        asyncio.get_running_loop().call_later(grace_s, self._end_grace, at_its_end)
+        asyncio.get_running_loop().call_later(grace_s, self._end_grace, on_end)
 
-    def _end_grace(self, at_its_end: Callable[[], object]) -> None:
-        at_its_end()
+    def _end_grace(self, on_end: Callable[[], object]) -> None:
+        on_end()
         self._connections.shut_down()

@@ -18,19 +18,19 @@ class WriteBatcher:
     """Of one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: list[Callable[[], None]] = []
+        self._pending: list[Callable[[], None]] = []
 
     def add(self, flush: Callable[[], None]) -> None:
         """Calls it at the end of this turn, or earlier."""
-        if not self._waiting:
+        if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._waiting.append(flush)
-        if len(self._waiting) >= MAX_CONNECTIONS:
+        self._pending.append(flush)
+        if len(self._pending) >= MAX_CONNECTIONS:
             self._flush()
 
     def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for flush in waiting:
+        pending, self._pending = self._pending, []
+        for flush in pending:
             flush()
 
 
@@ -38,16 +38,16 @@ class BatchedTransport(asyncio.Transport):
     """A connection's transport, but for when it writes. What a protocol is told of full buffers it is told by that one,
     when the burst comes."""
 
-    def __init__(self, transport: asyncio.Transport, burst: WriteBatcher) -> None:
+    def __init__(self, transport: asyncio.Transport, batcher: WriteBatcher) -> None:
         super().__init__()
         self._transport = transport
-        self._burst = burst
+        self._batcher = batcher
         self._parts: list[bytes | bytearray | memoryview] = []
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._parts.append(data)
         if len(self._parts) == 1:
-            self._burst.add(self._flush)
+            self._batcher.add(self._flush)
 
     def _flush(self) -> None:
         parts, self._parts = self._parts, []

@@ -10,18 +10,18 @@ import torch
 
 class CudaGraphs:
     def __init__(self, *, is_on: bool) -> None:
-        self._is_on = is_on
+        self._is_enabled = is_on
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self._is_on else None
-        self._stream = torch.cuda.Stream() if self._is_on else None
+        self._pool = torch.cuda.graph_pool_handle() if self._is_enabled else None
+        self._stream = torch.cuda.Stream() if self._is_enabled else None
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Does the work, which is always the same for a key and touches only tensors that stay where they are."""
         graph = self._graphs.get(key)
         if graph is not None:
             graph.replay()
-        elif key in self._seen and self._is_on:
+        elif key in self._seen and self._is_enabled:
             self._graphs[key] = self._capture(work)
             self._graphs[key].replay()
         else:

@@ -85,14 +85,14 @@ class CudaModelRunner:
         self.max_model_len = resolve_max_model_len(config, model.config)
         _check_supported(model, config)
         dtype = getattr(torch, model.dtype)
-        loaded = load_device_weights(model, weights, dtype, device)
+        device_weights = load_device_weights(model, weights, dtype, device)
         max_rows = max(config.max_num_batched_tokens, padded_batch_size(config.max_num_seqs))
         max_sampled = padded_batch_size(config.max_num_seqs) + MAX_PROMPT_LOGPROB_ROWS
         buffers = ActivationBuffers.allocate(model.config, max_rows, dtype, device)
         logits = torch.zeros((max_sampled, model.config.vocab_size), dtype=dtype, device=device)
         self._decoder = DeviceDecoder(
-            model.config, loaded, ops, buffers, logits, build_device_rotary(model.config, self.max_model_len, device),
-            deterministic=config.deterministic,
+            model.config, device_weights, ops, buffers, logits,
+            build_device_rotary(model.config, self.max_model_len, device), deterministic=config.deterministic,
         )  # fmt: skip
         heads = HeadShape(model.config.num_heads, model.config.num_kv_heads, model.config.head_dim)
         ops.reserve(heads, config.max_num_seqs, max_sampled, model.config.vocab_size, device)
@@ -103,19 +103,23 @@ class CudaModelRunner:
             model, config.max_num_seqs, self.max_model_len, config.block_size, self.num_blocks, device, masks
         )
         max_blocks = self._slots.tensors.tables.shape[1]
-        self._rows = RowTensors.allocate(max_sampled, max_blocks, device)
-        self._rows.sampled.fill_(1)  # where nothing is launched, every row still draws a token
-        self._geometry = PackingSizes(
+        self._row_tensors = RowTensors.allocate(max_sampled, max_blocks, device)
+        self._row_tensors.sampled.fill_(1)  # where nothing is launched, every row still draws a token
+        self._packing_sizes = PackingSizes(
             config.block_size, self.max_model_len + 1, max_blocks, model.config.num_heads // model.config.num_kv_heads,
             ops.tile_rows,
         )  # fmt: skip
         self._graphs = CudaGraphs(is_on=device != "cpu" and not is_rehearsal)
         self._in_flight: deque[LaunchedStep] = deque()
-        self._stages = [StagingBuffer(device) for _ in range(MAX_STEPS_IN_FLIGHT)]
+        self._staging_buffers = [StagingBuffer(device) for _ in range(MAX_STEPS_IN_FLIGHT)]
         is_pinned = device != "cpu"
-        self._inputs = [torch.zeros((3, max_sampled), dtype=torch.int32, pin_memory=is_pinned) for _ in self._stages]
-        self._drawn = [torch.zeros((2, max_sampled), dtype=torch.int32, pin_memory=is_pinned) for _ in self._stages]
-        self._turn = 0
+        self._host_inputs = [
+            torch.zeros((3, max_sampled), dtype=torch.int32, pin_memory=is_pinned) for _ in self._staging_buffers
+        ]
+        self._host_sampled = [
+            torch.zeros((2, max_sampled), dtype=torch.int32, pin_memory=is_pinned) for _ in self._staging_buffers
+        ]
+        self._buffer_index = 0
         self._last_finish_s = 0.0
 
     def hello(self, worker_incarnation: str, engine_incarnation: str) -> WorkerHello:
@@ -135,22 +139,22 @@ class CudaModelRunner:
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Loads the usual kernels (or compiles them) and captures the usual graphs, through the door of real requests."""
         progress("warming up")
-        most = self._config.max_num_seqs
-        for size in warmup_batch_sizes(most):
-            self._run_dummy_steps(min(size, most), _PLAIN)
+        max_num_seqs = self._config.max_num_seqs
+        for size in warmup_batch_sizes(max_num_seqs):
+            self._run_dummy_steps(min(size, max_num_seqs), _PLAIN)
         self._run_dummy_steps(1, _CUT)
-        for slot in range(most):
+        for slot in range(max_num_seqs):
             self._slots.free(slot)
 
     def run_all_dummy_steps(self) -> None:
         """Steps of every size and kind."""
-        most = self._config.max_num_seqs
+        max_num_seqs = self._config.max_num_seqs
         self._run_dummy_steps(1, _PLAIN, self._config.max_num_batched_tokens)
-        for size in batch_sizes_up_to(most):
-            self._run_dummy_steps(min(size, most), _PLAIN)
+        for size in batch_sizes_up_to(max_num_seqs):
+            self._run_dummy_steps(min(size, max_num_seqs), _PLAIN)
         self._run_dummy_steps(1, _POOLED)
         for sampling in (_CUT, _CAREFUL, _CAREFUL_CUT, _BUDGETED):
-            for size in (1, most):
+            for size in (1, max_num_seqs):
                 self._run_dummy_steps(size, sampling)
 
     def _run_dummy_steps(self, num_slots: int, sampling: SamplingParams, length: int = 4) -> None:
@@ -159,9 +163,9 @@ class CudaModelRunner:
         table = [0] * -(-(length + 3) // self._config.block_size)
         per_step = max(1, self._config.max_num_batched_tokens // length)
         for first in range(0, num_slots, per_step):
-            several = range(first, min(first + per_step, num_slots))
-            assign = [AssignSlot(slot, 0, "warm-up", [0] * length, length, 0, table, sampling) for slot in several]
-            self.step(StepPlan(0, assign=assign, run=[RunSlot(slot, 0, length) for slot in several]))
+            slots = range(first, min(first + per_step, num_slots))
+            assign = [AssignSlot(slot, 0, "warm-up", [0] * length, length, 0, table, sampling) for slot in slots]
+            self.step(StepPlan(0, assign=assign, run=[RunSlot(slot, 0, length) for slot in slots]))
         for _ in range(2):
             self.step(StepPlan(0, run=[RunSlot(slot, 0, 1) for slot in range(num_slots)]))
 
@@ -179,12 +183,12 @@ class CudaModelRunner:
 
     @property
     def has_result(self) -> bool:
-        """Whether `finish` would not have to wait. Who asks for it moves a draw along that is waited for."""
+        """Whether `finish` would not have to wait. Has a side effect: launches deferred sampling."""
         step = self._in_flight[0] if self._in_flight else None
         if (
             step is not None
-            and (late := step.deferred_sampling) is not None
-            and (late.forward_event.is_done() or late.is_ready)
+            and (deferred := step.deferred_sampling) is not None
+            and (deferred.forward_event.is_done() or deferred.is_ready)
         ):
             self._finish_deferred_sampling()
         return step is not None and step.done_event is not None and step.done_event.is_done()
@@ -193,29 +197,31 @@ class CudaModelRunner:
     def begin(self, plan: StepPlan) -> None:
         """Launches all of it: preempt, assign, run, in this order."""
         assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "a step keeps its buffers until it is done"
-        begun_s = time.perf_counter()
+        started_s = time.perf_counter()
         self._finish_deferred_sampling()
-        stage = self._stages[self._turn]
+        stage = self._staging_buffers[self._buffer_index]
         stage.clear()
         events: list[SlotEvent] = [self._preempt(preempt) for preempt in plan.preempt]
         for assign in plan.assign:
             try:
                 self._slots.assign(assign, stage)
             except SlotError as fault:
-                self._fail(events, assign, fault)
+                self._fail_slot(events, assign, fault)
         spans: list[DeviceTokenSpan[DeviceSlotState]] = []
         for run in plan.run:
             try:
                 if (span := self._slots.add_span(run, stage)) is not None:
                     spans.append(span)
             except SlotError as fault:
-                self._fail(events, run, fault)
-        step = LaunchedStep(plan.step, begun_s, events, pack(spans, self._geometry), self._drawn[self._turn])
+                self._fail_slot(events, run, fault)
+        step = LaunchedStep(
+            plan.step, started_s, events, pack(spans, self._packing_sizes), self._host_sampled[self._buffer_index]
+        )
         self._compute(step, stage)
         if step.deferred_sampling is None:
             step.done_event = record_event(self._device)
         self._in_flight.append(step)
-        self._turn = (self._turn + 1) % MAX_STEPS_IN_FLIGHT
+        self._buffer_index = (self._buffer_index + 1) % MAX_STEPS_IN_FLIGHT
 
     def finish(self) -> StepResult | None:
         """The result of the oldest step in flight, once the device is done with it; None if there is none."""
@@ -237,10 +243,10 @@ class CudaModelRunner:
     def compute_logits(self, slot: int, start: int, count: int) -> torch.Tensor:
         """Logits of these tokens of an assigned slot, computed as one chunk: what exactness is asserted on."""
         assert not self._in_flight, "no step in flight uses the buffers"
-        stage = self._stages[0]
+        stage = self._staging_buffers[0]
         stage.clear()
         span = DeviceTokenSpan(slot, start, start + count, False, None, logprob_positions=range(start, start + count))
-        return self._forward(pack([span], self._geometry), stage).clone()
+        return self._forward(pack([span], self._packing_sizes), stage).clone()
 
     def _pool_blocks(self, itemsize: int) -> int:
         size = self._model.config.num_layers * self._page_items * itemsize
@@ -259,9 +265,9 @@ class CudaModelRunner:
         shape = (self.num_blocks + 1, 2, config.num_kv_heads, self._config.block_size, config.head_dim)
         return [torch.zeros(shape, dtype=dtype, device=self._device) for _ in range(config.num_layers)]
 
-    def _fail(self, events: list[SlotEvent], whose: AssignSlot | RunSlot, fault: SlotError) -> None:
-        self._slots.free(whose.slot)
-        events.append(SlotFailed(whose.slot, whose.slot_epoch, fault.code, str(fault)))
+    def _fail_slot(self, events: list[SlotEvent], target: AssignSlot | RunSlot, fault: SlotError) -> None:
+        self._slots.free(target.slot)
+        events.append(SlotFailed(target.slot, target.slot_epoch, fault.code, str(fault)))
 
     def _preempt(self, preempt: PreemptSlot) -> SlotPreempted:
         """Answered always: also where the slot failed before, nothing more will come from that epoch."""
@@ -283,17 +289,19 @@ class CudaModelRunner:
             return
         with_cuts = any(span.slot_state.uses_filtering for span in sampling)
         needs_care = any(span.position < span.slot_state.processed_until for span in sampling)
-        ruled = [(row, span) for row, span in enumerate(sampling) if span.position >= span.slot_state.constrained_from]
-        if packed.chunks is None and not needs_care and not ruled:
+        constrained = [
+            (row, span) for row, span in enumerate(sampling) if span.position >= span.slot_state.constrained_from
+        ]
+        if packed.chunks is None and not needs_care and not constrained:
             self._decode_and_sample(packed, stage, with_cuts=with_cuts)
             self._copy_sampled_to_host(step)
             return
         logits = self._forward(packed, stage)
-        self._pool(step)
+        self._add_to_poolers(step)
         self._compute_given_logprobs(step, logits[len(sampling) :])
         logits = logits[: len(sampling)]
-        if ruled:
-            step.deferred_sampling = DeferredSampling(logits, with_cuts, ruled, record_event(self._device))
+        if constrained:
+            step.deferred_sampling = DeferredSampling(logits, with_cuts, constrained, record_event(self._device))
             if step.deferred_sampling.is_ready:
                 self._sample_deferred(step, step.deferred_sampling)
             return
@@ -303,19 +311,19 @@ class CudaModelRunner:
 
     def _copy_sampled_to_host(self, step: LaunchedStep) -> None:
         # All of it, whoever sampled: a part would not lie in one piece, and would be waited for.
-        step.sampled.copy_(self._rows.sampled, non_blocking=True)
+        step.sampled.copy_(self._row_tensors.sampled, non_blocking=True)
 
     def _finish_deferred_sampling(self) -> None:
-        """Decides what the newest step draws, if that is still open: nothing is launched behind it before."""
-        if self._in_flight and (undrawn := self._in_flight[-1].deferred_sampling) is not None:
-            undrawn.wait()
-            self._sample_deferred(self._in_flight[-1], undrawn)
+        """Samples the newest step if its sampling is deferred; no later step is launched before."""
+        if self._in_flight and (deferred := self._in_flight[-1].deferred_sampling) is not None:
+            deferred.wait()
+            self._sample_deferred(self._in_flight[-1], deferred)
 
     @torch.inference_mode()
-    def _sample_deferred(self, step: LaunchedStep, undrawn: DeferredSampling) -> None:
+    def _sample_deferred(self, step: LaunchedStep, deferred: DeferredSampling) -> None:
         assert step.done_event is None, "a step is sampled once"
         ready: list[tuple[int, DeviceSlotState]] = []
-        for row, span in undrawn.constrained:
+        for row, span in deferred.constrained:
             if can_sample(span):
                 ready.append((row, span.slot_state))
             else:
@@ -323,7 +331,7 @@ class CudaModelRunner:
                 span.slot_state.undo_sample()
         masks = StepBitmasks(ready, self._model.config.vocab_size, self._device)
         step.faults, step.deferred_sampling = masks.faults, None
-        self._sample(step, undrawn.logits, masks, with_cuts=undrawn.with_cuts, needs_care=True)
+        self._sample(step, deferred.logits, masks, with_cuts=deferred.with_cuts, needs_care=True)
         self._copy_sampled_to_host(step)
         step.done_event = record_event(self._device)
 
@@ -351,33 +359,43 @@ class CudaModelRunner:
 
             self._graphs.run((len(rows.token_ids), "logits"), work)
             return self._decoder.logits[:count]
-        arrays = packed.chunks
+        chunks = packed.chunks
         assert packed.logits_indices is not None, "a step with chunks names the rows whose logits it needs"
         staged = [
-            stage.put(x)
-            for x in (arrays.token_indices, arrays.table_indices, arrays.positions, arrays.tiles, packed.logits_indices)
+            stage.put(array)
+            for array in (
+                chunks.token_indices,
+                chunks.table_indices,
+                chunks.positions,
+                chunks.tiles,
+                packed.logits_indices,
+            )
         ]
         rows = self._upload_rows(packed, stage, count)
         if count:
             self._ops.load_rows(slots, rows, self._config.block_size)
-        token_at, page_at, positions, tiles, wanted = (one.tensor() for one in staged)
+        token_indices, table_indices, positions, tiles, logits_indices = (array.tensor() for array in staged)
         return self._decoder.forward_mixed(
-            slots, rows, packed.num_decoding, PrefillChunks(token_at, page_at, positions, tiles), wanted
+            slots,
+            rows,
+            packed.num_decoding,
+            PrefillChunks(token_indices, table_indices, positions, tiles),
+            logits_indices,
         )
 
     def _upload_rows(self, packed: PackedStep[Any], stage: StagingBuffer, count: int) -> RowTensors:
         """Brings everything that the host says about this step to the device."""
-        here = self._inputs[self._turn]
-        fill_inputs(here.numpy()[:, :count], packed.sampling, self._slots.padding_slot)
+        host_inputs = self._host_inputs[self._buffer_index]
+        fill_inputs(host_inputs.numpy()[:, :count], packed.sampling, self._slots.padding_slot)
         self._slots.upload(stage)
-        self._rows.inputs.copy_(here, non_blocking=True)
-        return self._rows.first(count)
+        self._row_tensors.inputs.copy_(host_inputs, non_blocking=True)
+        return self._row_tensors.first(count)
 
     def _sample(
         self, step: LaunchedStep, logits: torch.Tensor, masks: StepBitmasks | None, *, with_cuts: bool, needs_care: bool
     ) -> None:
         assert len(logits) == len(step.packed.sampling), "every span that samples has one row of logits"
-        slots, rows = self._slots.tensors, self._rows.first(len(logits))
+        slots, rows = self._slots.tensors, self._row_tensors.first(len(logits))
         if needs_care:
             step.logprobs = sample_with_processors(
                 self._ops, logits, slots, rows, _rows_to_process(step), masks, with_cuts=with_cuts
@@ -386,14 +404,14 @@ class CudaModelRunner:
             self._ops.sample(logits, rows, with_cuts=with_cuts)
         self._ops.append_sampled_tokens(slots, rows)
 
-    def _pool(self, step: LaunchedStep) -> None:
+    def _add_to_poolers(self, step: LaunchedStep) -> None:
         outputs = self._decoder.last_hidden_states()
         for row, span in step.packed.pooled:
-            pool = span.slot_state.pooler
-            assert pool is not None, "a pooled span belongs to a slot with a pooler"
-            pool.add(outputs[row : row + span.count], self._ops)
+            pooler = span.slot_state.pooler
+            assert pooler is not None, "a pooled span belongs to a slot with a pooler"
+            pooler.add(outputs[row : row + span.count], self._ops)
             if span.end == span.slot_state.num_tokens:
-                step.vectors[span.slot] = pool.vector()
+                step.vectors[span.slot] = pooler.vector()
 
     def _compute_given_logprobs(self, step: LaunchedStep, logits: torch.Tensor) -> None:
         """How likely the given tokens were: each row tells of the token behind it, of the prompt or of the output."""
@@ -411,7 +429,7 @@ class CudaModelRunner:
 
 
 def _rows_to_process(step: LaunchedStep) -> Sequence[DeviceSamplingRow]:
-    voided = step.rows_without_mask | step.faults.keys()
+    discarded = step.rows_without_mask | step.faults.keys()
     return [
         DeviceSamplingRow(
             row,
@@ -420,7 +438,7 @@ def _rows_to_process(step: LaunchedStep) -> Sequence[DeviceSamplingRow]:
             span.end,
             span.position,
             span.slot_state.logits_processor,
-            row in voided,
+            row in discarded,
         )
         for row, span in enumerate(step.packed.sampling)
         if span.position < span.slot_state.processed_until

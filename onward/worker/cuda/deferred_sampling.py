@@ -38,19 +38,19 @@ class DeferredSampling:
 
     def wait(self) -> None:
         """While the device computes; then, if nobody could draw, a little longer for one of them."""
-        while (late := self._late()) and not self.forward_event.is_done():
-            SlotGrammar.wait_for_one(late, _LOOK_AGAIN_S)
+        while (pending := self._pending_grammars()) and not self.forward_event.is_done():
+            SlotGrammar.wait_for_one(pending, _LOOK_AGAIN_S)
         if (
-            late
+            pending
             and not any(can_sample(span) for _, span in self.constrained)
             and len(self.constrained) == len(self.logits)
         ):
-            SlotGrammar.wait_for_one(late)
+            SlotGrammar.wait_for_one(pending)
 
-    def _late(self) -> list[SlotGrammar]:
+    def _pending_grammars(self) -> list[SlotGrammar]:
         """Whose mask is being made. That of a slot whose last token is still on the device is not."""
-        known = [span.slot_state for _, span in self.constrained if has_all_tokens(span)]
-        needed = [grammar for owner in known if (grammar := active_grammar(owner)) is not None]
+        slots = [span.slot_state for _, span in self.constrained if has_all_tokens(span)]
+        needed = [grammar for slot in slots if (grammar := active_grammar(slot)) is not None]
         return [grammar for grammar in needed if not grammar.is_ready]
 
 

@@ -8,14 +8,14 @@ from onward.worker.cuda.staging_buffer import to_host
 
 
 class DeviceEmbeddingPooler:
-    def __init__(self, kind: Pooling, size: int, device: str) -> None:
-        self._kind = kind
-        self._sum = torch.zeros(size, dtype=torch.float64, device=device)
+    def __init__(self, pooling: Pooling, hidden_size: int, device: str) -> None:
+        self._pooling = pooling
+        self._sum = torch.zeros(hidden_size, dtype=torch.float64, device=device)
         self._num_rows = 0
 
     def add(self, rows: torch.Tensor, ops: Ops) -> None:
         """The next ones, in their order."""
-        if self._kind == "last":
+        if self._pooling == "last":
             self._sum.copy_(rows[-1])
             self._num_rows = 1
             return

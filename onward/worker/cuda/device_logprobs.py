@@ -14,18 +14,20 @@ class PendingLogprobs:
         """logits float32 [rows, vocabulary], tokens [rows]."""
         assert len(logits) == len(num_tops), "every row of logits has its number of top tokens"
         assert len(tokens) == len(num_tops), "every row of logits has its token"
-        own = logits.gather(1, tokens.long()[:, None])
+        token_logits = logits.gather(1, tokens.long()[:, None])
         totals = ops.logsumexp(logits)[:, None]
-        most = max(num_tops)
-        values, ids = logits.sort(dim=1, descending=True, stable=True) if most else (logits, tokens[:, None])
+        max_tops = max(num_tops)
+        values, ids = logits.sort(dim=1, descending=True, stable=True) if max_tops else (logits, tokens[:, None])
         self._num_tops = num_tops
-        self._numbers = to_host(torch.cat([own.double(), values[:, :most].double()], 1) - totals)
-        self._ids = to_host(torch.cat([(logits > own).sum(1, keepdim=True), ids[:, :most]], 1))
+        self._values = to_host(torch.cat([token_logits.double(), values[:, :max_tops].double()], 1) - totals)
+        self._ids = to_host(torch.cat([(logits > token_logits).sum(1, keepdim=True), ids[:, :max_tops]], 1))
 
     def read(self) -> list[TokenLogprobs]:
         """Once the device has passed the step."""
-        numbers, ids = self._numbers.tolist(), self._ids.tolist()
+        values, ids = self._values.tolist(), self._ids.tolist()
         return [
-            TokenLogprobs(own[0], places[0] + 1, list(zip(places[1 : top + 1], own[1 : top + 1], strict=True)))
-            for own, places, top in zip(numbers, ids, self._num_tops, strict=True)
+            TokenLogprobs(
+                logprobs[0], row_ids[0] + 1, list(zip(row_ids[1 : num_top + 1], logprobs[1 : num_top + 1], strict=True))
+            )
+            for logprobs, row_ids, num_top in zip(values, ids, self._num_tops, strict=True)
         ]

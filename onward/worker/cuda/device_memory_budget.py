@@ -8,27 +8,28 @@ GRAPH_RESERVE_BYTES = 1 << 30
 _MIB = 1 << 20
 
 
-def choose_num_device_blocks(config: WorkerConfig, size: int, max_model_len: int, free: int, total: int) -> int:
-    """`size` is that of one block; `free` and `total` are the device's bytes, measured with the weights loaded."""
+def choose_num_device_blocks(config: WorkerConfig, block_bytes: int, max_model_len: int, free: int, total: int) -> int:
+    """`free` and `total` are the device's bytes, measured with the weights loaded."""
     usable = int(total * config.gpu_memory_utilization) - (total - free) - GRAPH_RESERVE_BYTES
-    fitting = max(0, usable) // size
+    max_fitting = max(0, usable) // block_bytes
     if config.num_kv_blocks is not None:
-        return _checked(config.num_kv_blocks, fitting, size, usable)
-    if fitting < 2:
+        return _checked(config.num_kv_blocks, max_fitting, block_bytes, usable)
+    if max_fitting < 2:
         raise StartupError(
             f"no memory for the KV pool: of the device's {total // _MIB} MiB, {free // _MIB} are free once the weights are "
             f"loaded, and --gpu-memory-utilization {config.gpu_memory_utilization} leaves {max(0, usable) // _MIB} for "
-            f"blocks of {size / _MIB:.1f} MiB; raise it, free the device of others, or take a smaller model or --dtype"
+            f"blocks of {block_bytes / _MIB:.1f} MiB; raise it, free the device of others, or take a smaller model or "
+            "--dtype"
         )
-    return min(fitting, config.max_num_seqs * -(-max_model_len // config.block_size))
+    return min(max_fitting, config.max_num_seqs * -(-max_model_len // config.block_size))
 
 
-def _checked(wanted: int, fitting: int, size: int, usable: int) -> int:
-    if wanted < 1:
-        raise StartupError(f"--num-kv-blocks {wanted} is not positive")
-    if wanted > fitting:
+def _checked(num_blocks: int, max_fitting: int, block_bytes: int, usable: int) -> int:
+    if num_blocks < 1:
+        raise StartupError(f"--num-kv-blocks {num_blocks} is not positive")
+    if num_blocks > max_fitting:
         raise StartupError(
-            f"--num-kv-blocks {wanted} takes {wanted * size // _MIB} MiB, but --gpu-memory-utilization leaves only "
-            f"{max(0, usable) // _MIB} MiB: at most {fitting} blocks fit"
+            f"--num-kv-blocks {num_blocks} takes {num_blocks * block_bytes // _MIB} MiB, but --gpu-memory-utilization "
+            f"leaves only {max(0, usable) // _MIB} MiB: at most {max_fitting} blocks fit"
         )
-    return wanted
+    return num_blocks

@@ -18,13 +18,13 @@ class DeviceLogitsProcessor:
         self, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray, vocab_size: int, device: str
     ) -> None:
         self._sampling = sampling
-        known = [(token, bias) for token, bias in sampling.logit_bias if token < vocab_size]
-        self._bias_ids = to_device([token for token, _ in known], torch.int64, device)
-        self._biases = to_device([bias for _, bias in known], torch.float32, device)
-        bad = [word[0] for word in sampling.bad_words if len(word) == 1 and word[0] < vocab_size]
-        self._always_bad = to_device(bad, torch.int64, device)
-        runs = [word for word in sampling.bad_words if len(word) > 1 and word[-1] < vocab_size]
-        self._bad_runs = [(to_device(run[:-1], torch.int32, device), run[-1]) for run in runs]
+        known_bias = [(token, bias) for token, bias in sampling.logit_bias if token < vocab_size]
+        self._bias_ids = to_device([token for token, _ in known_bias], torch.int64, device)
+        self._biases = to_device([bias for _, bias in known_bias], torch.float32, device)
+        bad_token_ids = [word[0] for word in sampling.bad_words if len(word) == 1 and word[0] < vocab_size]
+        self._bad_token_ids = to_device(bad_token_ids, torch.int64, device)
+        sequences = [word for word in sampling.bad_words if len(word) > 1 and word[-1] < vocab_size]
+        self._bad_sequences = [(to_device(sequence[:-1], torch.int32, device), sequence[-1]) for sequence in sequences]
         self._counts: torch.Tensor | None = None
         self._seen: torch.Tensor | None = None
         if sampling.presence_penalty or sampling.frequency_penalty:
@@ -47,16 +47,16 @@ class DeviceLogitsProcessor:
             penalty = self._counts.float() * sampling.frequency_penalty + sampling.presence_penalty
             logits.copy_(torch.where(self._counts > 0, logits - penalty, logits))
         logits.index_add_(0, self._bias_ids, self._biases)
-        logits.index_fill_(0, self._always_bad, -torch.inf)
-        for beginning, last in self._bad_runs:
-            if num_output >= len(beginning):
-                is_begun = (tokens[num_known - len(beginning) : num_known] == beginning).all()
-                logits[last] = torch.where(is_begun, -torch.inf, logits[last])
+        logits.index_fill_(0, self._bad_token_ids, -torch.inf)
+        for prefix, last in self._bad_sequences:
+            if num_output >= len(prefix):
+                matches = (tokens[num_known - len(prefix) : num_known] == prefix).all()
+                logits[last] = torch.where(matches, -torch.inf, logits[last])
 
     def advance(self, token: torch.Tensor) -> None:
         """`token` is one number, on the device."""
-        at = token.view(1).long()
+        index = token.view(1).long()
         if self._counts is not None:
-            self._counts.index_add_(0, at, torch.ones_like(at, dtype=torch.int32))
+            self._counts.index_add_(0, index, torch.ones_like(index, dtype=torch.int32))
         if self._seen is not None:
-            self._seen.index_fill_(0, at, True)
+            self._seen.index_fill_(0, index, True)

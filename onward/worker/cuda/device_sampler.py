@@ -39,35 +39,55 @@ def uses_filtering(sampling: SamplingParams) -> bool:
 
 
 def sample_with_processors(
-    ops: Ops, logits: torch.Tensor, slots: SlotTensors, rows: RowTensors, draws: Sequence[DeviceSamplingRow],
+    ops: Ops, logits: torch.Tensor, slots: SlotTensors, rows: RowTensors, sampling_rows: Sequence[DeviceSamplingRow],
     masks: StepBitmasks | None, *, with_cuts: bool,
 ) -> PendingLogprobs | None:  # fmt: skip
-    """Draws for all rows; `draws` are those with rules or wishes of their own. Returns the logprobs of those that asked for
-    them, in their order."""
-    wide = logits.float()  # a copy, unless they are float32 already, which the next step overwrites anyway
-    asking = [draw for draw in draws if draw.sampling.logprobs is not None]
-    asked = to_device([draw.row for draw in asking], torch.int64, logits.device) if asking else None
-    raw = None if asked is None else wide[asked]
-    _apply_rules(ops, wide, slots, draws, masks)
-    ops.sample(wide, rows, with_cuts=with_cuts)
-    for draw in draws:
-        if draw.logits_processor is not None and not draw.is_discarded:
-            draw.logits_processor.advance(rows.sampled[0, draw.row])
-    if raw is None:
+    """Samples all rows; `sampling_rows` are those with logits processors or logprobs. Returns the logprobs of the rows
+    that request them, in their order."""
+    logits_f32 = logits.float()  # a copy, unless they are float32 already, which the next step overwrites anyway
+    logprob_rows = [sampling_row for sampling_row in sampling_rows if sampling_row.sampling.logprobs is not None]
+    logprob_indices = (
+        to_device([sampling_row.row for sampling_row in logprob_rows], torch.int64, logits.device)
+        if logprob_rows
+        else None
+    )
+    raw_logits = None if logprob_indices is None else logits_f32[logprob_indices]
+    _apply_processors(ops, logits_f32, slots, sampling_rows, masks)
+    ops.sample(logits_f32, rows, with_cuts=with_cuts)
+    for sampling_row in sampling_rows:
+        if sampling_row.logits_processor is not None and not sampling_row.is_discarded:
+            sampling_row.logits_processor.advance(rows.sampled[0, sampling_row.row])
+    if raw_logits is None:
         return None
-    return PendingLogprobs(raw, rows.sampled[0][asked], [draw.sampling.logprobs or 0 for draw in asking], ops)
+    return PendingLogprobs(
+        raw_logits,
+        rows.sampled[0][logprob_indices],
+        [sampling_row.sampling.logprobs or 0 for sampling_row in logprob_rows],
+        ops,
+    )
 
 
-def _apply_rules(
-    ops: Ops, wide: torch.Tensor, slots: SlotTensors, draws: Sequence[DeviceSamplingRow], masks: StepBitmasks | None
+def _apply_processors(
+    ops: Ops,
+    logits_f32: torch.Tensor,
+    slots: SlotTensors,
+    sampling_rows: Sequence[DeviceSamplingRow],
+    masks: StepBitmasks | None,
 ) -> None:
-    """In the order of the CPU's: penalties and words, what the answer must look like, ends."""
-    for draw in draws:
-        if draw.logits_processor is not None:
-            draw.logits_processor.apply(wide[draw.row], slots.tokens[draw.slot], draw.num_known, draw.num_output)
+    """The same order as on the CPU: penalties and bad words, grammars and budgets, end tokens."""
+    for sampling_row in sampling_rows:
+        if sampling_row.logits_processor is not None:
+            sampling_row.logits_processor.apply(
+                logits_f32[sampling_row.row],
+                slots.tokens[sampling_row.slot],
+                sampling_row.num_known,
+                sampling_row.num_output,
+            )
     if masks is not None:
-        masks.apply(wide, ops)
-    for draw in draws:
-        if draw.forbids_ends:
-            ends = [token for token in draw.sampling.end_token_ids if 0 <= token < wide.shape[1]]
-            wide[draw.row].index_fill_(0, to_device(ends, torch.int64, wide.device), -torch.inf)
+        masks.apply(logits_f32, ops)
+    for sampling_row in sampling_rows:
+        if sampling_row.forbids_ends:
+            end_token_ids = [token for token in sampling_row.sampling.end_token_ids if 0 <= token < logits_f32.shape[1]]
+            logits_f32[sampling_row.row].index_fill_(
+                0, to_device(end_token_ids, torch.int64, logits_f32.device), -torch.inf
+            )

@@ -80,13 +80,13 @@ class DeviceSlotState:
     def of(
         cls,
         assign: AssignSlot,
-        rules: DeviceLogitsProcessor | None,
+        logits_processor: DeviceLogitsProcessor | None,
         grammar: SlotGrammar | None,
         thinking: ReasoningTracker | None,
-        pool: DeviceEmbeddingPooler | None,
+        pooler: DeviceEmbeddingPooler | None,
     ) -> "DeviceSlotState":
         sampling = assign.sampling_params
-        always_careful = rules is not None or sampling.logprobs is not None
+        always_careful = logits_processor is not None or sampling.logprobs is not None
         return cls(
             assign.slot_epoch,
             assign.num_prompt,
@@ -95,7 +95,7 @@ class DeviceSlotState:
             len(assign.block_ids),
             sampling,
             assign.token_ids,
-            rules,
+            logits_processor,
             assign.rescore_from,
             wants_given_logprobs=assign.rescore_from is not None or sampling.prompt_logprobs is not None,
             uses_filtering=uses_filtering(sampling),
@@ -104,7 +104,7 @@ class DeviceSlotState:
             thinking=thinking,
             num_tokens_on_host=len(assign.token_ids),
             constrained_from=_constrained_from(sampling),
-            pooler=pool,
+            pooler=pooler,
         )
 
     @property
@@ -113,7 +113,8 @@ class DeviceSlotState:
         return self.grammar is not None or self.thinking is not None
 
     def accept_token(self, token_id: int) -> bool:
-        """Tells its rules what was drawn. Whether nothing can follow. Raises `SlotGrammarError`."""
+        """Advances grammar and reasoning by a sampled token. Returns whether nothing can follow. Raises
+        `SlotGrammarError`."""
         assert self.num_tokens_on_host < self.num_tokens, "only tokens of launched steps reach the host"
         self.num_tokens_on_host += 1
         is_done = constraints.advance(self, token_id)
@@ -164,15 +165,15 @@ class DeviceSlots:
         self._num_blocks, self._device = num_blocks, device
         self._model, self._vocab_size = model, model.config.vocab_size
         self.grammars = create_grammar_compiler(model)
-        self._masks = masks or ThreadedMaskExecutor(_num_mask_threads())
+        self._mask_executor = masks or ThreadedMaskExecutor(_num_mask_threads())
         self._max_blocks = -(-max_model_len // block_size)
         self.tensors = SlotTensors.allocate(max_num_seqs + 1, max_model_len + 1, self._max_blocks, device)
         self.tensors.tables[self.padding_slot] = num_blocks
         self._slots: list[DeviceSlotState | None] = [None] * max_num_seqs
-        self._numbers = np.zeros((3, max_num_seqs + 1), np.int64)
-        self._measures = np.zeros((4, max_num_seqs + 1), np.float32)
+        self._int_params = np.zeros((3, max_num_seqs + 1), np.int64)
+        self._float_params = np.zeros((4, max_num_seqs + 1), np.float32)
         self._uploads: list[_PendingUpload] = []
-        self._are_settings_new = False
+        self._params_changed = False
 
     def __getitem__(self, slot: int) -> DeviceSlotState | None:
         return self._slots[slot]
@@ -181,20 +182,20 @@ class DeviceSlots:
         self._slots[slot] = None
 
     def assign(self, assign: AssignSlot, stage: StagingBuffer) -> None:
-        """What must be uploaded for it goes to the stage; `send` says when."""
+        """Puts what must be uploaded into the staging buffer; `upload` sends it."""
         check_assignment(assign, self._max_model_len, self._vocab_size)
         if assign.push is not None:
             raise SlotError("internal_error", "this worker cannot push KV to a peer")
         self._check_table(assign.block_ids, 0)
         thinking = create_thinking(assign)
-        grammar = create_slot_grammar(assign, thinking, self._model, self.grammars, self._masks)
-        pool = self._new_pool(assign)
-        number, token_ids = assign.slot, assign.token_ids
-        self._upload(self.tensors.tokens[number, : len(token_ids)], np.array(token_ids, np.int32), stage)
+        grammar = create_slot_grammar(assign, thinking, self._model, self.grammars, self._mask_executor)
+        pooler = self._create_pooler(assign)
+        slot, token_ids = assign.slot, assign.token_ids
+        self._upload(self.tensors.tokens[slot, : len(token_ids)], np.array(token_ids, np.int32), stage)
         if assign.block_ids:
-            self._upload_blocks(number, 0, assign.block_ids, stage)
-        self._set_sampling(number, assign.sampling_params, assign.num_prompt)
-        self._slots[number] = DeviceSlotState.of(assign, self._rules(assign), grammar, thinking, pool)
+            self._upload_blocks(slot, 0, assign.block_ids, stage)
+        self._set_sampling(slot, assign.sampling_params, assign.num_prompt)
+        self._slots[slot] = DeviceSlotState.of(assign, self._create_logits_processor(assign), grammar, thinking, pooler)
 
     def add_span(self, run: RunSlot, stage: StagingBuffer) -> DeviceTokenSpan[DeviceSlotState] | None:
         """What the slot computes now, and on the host has computed from here on; nothing if it belongs to another epoch or
@@ -202,28 +203,30 @@ class DeviceSlots:
         slot = self._slots[run.slot]
         if slot is None or slot.slot_epoch != run.slot_epoch:
             return None
-        start, known = slot.num_computed, slot.num_tokens
-        assert start <= known, "only known tokens are computed"
-        end = min(start + run.num_tokens, known)
-        is_one = start + 1 == known and not slot.wants_given_logprobs and slot.pooler is None
-        new_block = self._take_blocks(run, slot, stage, start if is_one else None) if run.new_block_ids else NO_BLOCK
+        start, num_tokens = slot.num_computed, slot.num_tokens
+        assert start <= num_tokens, "only known tokens are computed"
+        end = min(start + run.num_tokens, num_tokens)
+        decodes = start + 1 == num_tokens and not slot.wants_given_logprobs and slot.pooler is None
+        new_block = self._take_blocks(run, slot, stage, start if decodes else None) if run.new_block_ids else NO_BLOCK
         if end <= start:
             return None
         if end > slot.num_blocks * self._block_size:
             check_slot_blocks(end, slot.num_blocks, self._block_size, self._max_model_len)
-        reported = logprob_positions(slot, start, end) if slot.wants_given_logprobs else None
+        positions = logprob_positions(slot, start, end) if slot.wants_given_logprobs else None
         slot.num_computed = end
         if slot.pooler is not None:
             return DeviceTokenSpan(run.slot, start, end, False, slot, is_pooled=True)
-        slot.num_tokens = known + (end == known)
-        return DeviceTokenSpan(run.slot, start, end, end == known, slot, known - slot.num_prompt, new_block, reported)
+        slot.num_tokens = num_tokens + (end == num_tokens)
+        return DeviceTokenSpan(
+            run.slot, start, end, end == num_tokens, slot, num_tokens - slot.num_prompt, new_block, positions
+        )
 
     def upload(self, stage: StagingBuffer) -> None:
         """Brings everything on the stage to the device, and what concerns slots to its place there."""
-        if self._are_settings_new:
-            self._upload(self.tensors.int_params, self._numbers, stage)
-            self._upload(self.tensors.float_params, self._measures, stage)
-            self._are_settings_new = False
+        if self._params_changed:
+            self._upload(self.tensors.int_params, self._int_params, stage)
+            self._upload(self.tensors.float_params, self._float_params, stage)
+            self._params_changed = False
         stage.send()
         for upload in self._uploads:
             upload.target.copy_(upload.staged.tensor())
@@ -248,20 +251,20 @@ class DeviceSlots:
             )
 
     def _upload_blocks(self, slot: int, first: int, block_ids: Sequence[int], stage: StagingBuffer) -> None:
-        place = self.tensors.tables[slot, first : first + len(block_ids)]
-        self._upload(place, np.array(block_ids, np.int32), stage)
+        table = self.tensors.tables[slot, first : first + len(block_ids)]
+        self._upload(table, np.array(block_ids, np.int32), stage)
 
     def _upload(self, target: torch.Tensor, array: np.ndarray, stage: StagingBuffer) -> None:
         self._uploads.append(_PendingUpload(target, stage.put(array)))
 
     def _set_sampling(self, slot: int, sampling: SamplingParams, num_prompt: int) -> None:
         seed, choice = (np.uint64(x & _U64).astype(np.int64) for x in (sampling.seed, sampling.choice_index))
-        self._numbers[:, slot] = seed, choice, num_prompt
+        self._int_params[:, slot] = seed, choice, num_prompt
         top_k = sampling.top_k if sampling.top_k < self._vocab_size else 0
-        self._measures[:, slot] = sampling.temperature, sampling.top_p, sampling.min_p, top_k
-        self._are_settings_new = True
+        self._float_params[:, slot] = sampling.temperature, sampling.top_p, sampling.min_p, top_k
+        self._params_changed = True
 
-    def _new_pool(self, assign: AssignSlot) -> DeviceEmbeddingPooler | None:
+    def _create_pooler(self, assign: AssignSlot) -> DeviceEmbeddingPooler | None:
         kind = assign.sampling_params.pooling
         if kind is None:
             return None
@@ -269,7 +272,7 @@ class DeviceSlots:
             raise SlotError("internal_error", "a mean needs every row, and a part of them came from the cache")
         return DeviceEmbeddingPooler(kind, self._model.config.hidden_size, self._device)
 
-    def _rules(self, assign: AssignSlot) -> DeviceLogitsProcessor | None:
+    def _create_logits_processor(self, assign: AssignSlot) -> DeviceLogitsProcessor | None:
         if not LogitsProcessor.is_needed(assign.sampling_params):
             return None
         tokens = np.array(assign.token_ids, np.int64)

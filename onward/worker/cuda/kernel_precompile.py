@@ -55,10 +55,10 @@ class KernelPrecompilation:
         """Their memory on the device is free again afterwards."""
         if not self._processes:
             return
-        codes = [_ended(process) for process in self._processes]
+        exit_codes = [_ended(process) for process in self._processes]
         self._processes.clear()
-        if any(codes):
-            logger.warning(log.event("kernels are compiled later", exit_codes=codes))
+        if any(exit_codes):
+            logger.warning(log.event("kernels are compiled later", exit_codes=exit_codes))
             return
         with contextlib.suppress(OSError):  # then the next start tries again
             self._stamp.parent.mkdir(parents=True, exist_ok=True)
@@ -103,16 +103,16 @@ def _identity(model: PreparedModel, config: WorkerConfig) -> str:
     for path in sorted(sources.glob("*.py")):
         digest.update(path.read_bytes())
     shape: ModelConfig = msgspec.structs.replace(model.config, num_layers=1)
-    facts = (
+    inputs = (
         shape, model.dtype, model.quantization, config.max_num_seqs, config.block_size, config.max_model_len,
         config.deterministic, metadata.version("torch"), gpu_model(),
     )  # fmt: skip
-    digest.update(msgspec.json.encode(facts))
+    digest.update(msgspec.json.encode(inputs))
     return digest.hexdigest()[:24]
 
 
 def main() -> None:
-    part, of = map(int, sys.argv[1:])
+    part, num_parts = map(int, sys.argv[1:])
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=_CompileTask)
     set_triton_cache()
     from onward.kernels.triton.kernel_launch import compile_share
@@ -122,7 +122,7 @@ def main() -> None:
 
     max_model_len = resolve_max_model_len(task.config, task.model.config)
     ops = TritonOps(max_model_len=max_model_len, fixed_order=task.config.deterministic)
-    with compile_share(part, of):
+    with compile_share(part, num_parts):
         CudaModelRunner(task.model, task.config, None, ops=ops, is_rehearsal=True).run_all_dummy_steps()
 
 

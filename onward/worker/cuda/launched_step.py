@@ -52,22 +52,22 @@ def build_events(step: LaunchedStep, free: Callable[[DeviceTokenSpan[DeviceSlotS
     is_plain = not (logprobs or scores or step.rows_without_mask or step.faults)
     token_ids, are_valid = step.sampled[:, : len(packed.sampling)].tolist()
     for row, (span, token, is_valid) in enumerate(zip(packed.sampling, token_ids, are_valid, strict=True)):
-        owner = span.slot_state
-        if owner.has_failed:
+        slot = span.slot_state
+        if slot.has_failed:
             continue
-        if is_plain and is_valid and not owner.is_constrained:
-            events.append(SlotTokens(span.slot, owner.slot_epoch, span.position, span.end, [token]))
+        if is_plain and is_valid and not slot.is_constrained:
+            events.append(SlotTokens(span.slot, slot.slot_epoch, span.position, span.end, [token]))
         else:
-            told = logprobs.get(span.slot), scores.get(span.slot)
-            events.append(_sampled(step, row, token if is_valid else None, told, free))
+            logprobs_and_scores = logprobs.get(span.slot), scores.get(span.slot)
+            events.append(_sampled(step, row, token if is_valid else None, logprobs_and_scores, free))
     return events
 
 
 def _logprobs(step: LaunchedStep) -> dict[int, TokenLogprobs]:
     if step.logprobs is None:
         return {}
-    asking = [span for span in step.packed.sampling if span.slot_state.sampling.logprobs is not None]
-    return dict(zip(map(_slot_of, asking), step.logprobs.read(), strict=True))
+    requested = [span for span in step.packed.sampling if span.slot_state.sampling.logprobs is not None]
+    return dict(zip(map(_slot_of, requested), step.logprobs.read(), strict=True))
 
 
 def _unfinished(
@@ -88,32 +88,32 @@ def _sampled(
     step: LaunchedStep,
     row: int,
     token: int | None,
-    told: tuple[TokenLogprobs | None, list[TokenLogprobs] | None],
+    logprobs_and_scores: tuple[TokenLogprobs | None, list[TokenLogprobs] | None],
     free: Callable[[DeviceTokenSpan[DeviceSlotState]], None],
 ) -> SlotEvent:
     span = step.packed.sampling[row]
-    owner = span.slot_state
-    logprobs, scores = told
+    slot = span.slot_state
+    logprobs, scores = logprobs_and_scores
     if row in step.rows_without_mask:
-        return SlotAdvanced(span.slot, owner.slot_epoch, span.end - 1, scores)
+        return SlotAdvanced(span.slot, slot.slot_epoch, span.end - 1, scores)
     if row in step.faults:
         return _grammar_failed(span, step.faults[row], free)
     if token is None:
-        if owner.grammar is not None:
+        if slot.grammar is not None:
             return _grammar_failed(span, _NO_TOKEN, free)
         return _failed(span, "invalid_logits", _NO_NUMBER, free)
     try:
-        is_done = owner.is_constrained and owner.accept_token(token)
+        is_done = slot.is_constrained and slot.accept_token(token)
     except SlotGrammarError as fault:
         return _grammar_failed(span, str(fault), free)
-    listed = None if logprobs is None else [logprobs]
-    return SlotTokens(span.slot, owner.slot_epoch, span.position, span.end, [token], listed, scores, is_done)
+    logprob_list = None if logprobs is None else [logprobs]
+    return SlotTokens(span.slot, slot.slot_epoch, span.position, span.end, [token], logprob_list, scores, is_done)
 
 
 def _grammar_failed(
-    span: DeviceTokenSpan[DeviceSlotState], problem: str, free: Callable[[DeviceTokenSpan[DeviceSlotState]], None]
+    span: DeviceTokenSpan[DeviceSlotState], message: str, free: Callable[[DeviceTokenSpan[DeviceSlotState]], None]
 ) -> SlotFailed:
-    return _failed(span, "grammar_failed", f"the request's grammar failed: {problem}", free)
+    return _failed(span, "grammar_failed", f"the request's grammar failed: {message}", free)
 
 
 def _failed(

@@ -14,8 +14,8 @@ _KINDS = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.d
 
 def to_device(values: Sequence[float], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
     """A few numbers on the device. Without pinned memory this would wait for all that the device has to do before."""
-    is_there = torch.device(device).type == "cpu"
-    return torch.tensor(values, dtype=dtype, pin_memory=not is_there).to(device, non_blocking=True)
+    is_host = torch.device(device).type == "cpu"
+    return torch.tensor(values, dtype=dtype, pin_memory=not is_host).to(device, non_blocking=True)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -42,22 +42,22 @@ class StagingBuffer:
         return StagedArray(self, start, array.shape, _KINDS[array.dtype])
 
     def send(self) -> None:
-        self._there[: self._used].copy_(self._here[: self._used], non_blocking=True)
+        self._device_buffer[: self._used].copy_(self._host_buffer[: self._used], non_blocking=True)
 
     def read(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         end = start + int(np.prod(shape)) * dtype.itemsize
         assert end <= self._used, "an array is read before its buffer is cleared"
-        return self._there[start:end].view(dtype).view(shape)
+        return self._device_buffer[start:end].view(dtype).view(shape)
 
     def _grow(self, num_bytes: int) -> None:
-        kept = self._bytes
-        self._allocate(max(num_bytes, 2 * len(kept)))
-        self._bytes[: len(kept)] = kept
+        old_bytes = self._bytes
+        self._allocate(max(num_bytes, 2 * len(old_bytes)))
+        self._bytes[: len(old_bytes)] = old_bytes
 
     def _allocate(self, num_bytes: int) -> None:
-        self._here = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._device != "cpu")
-        self._bytes = self._here.numpy()
-        self._there = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        self._host_buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._device != "cpu")
+        self._bytes = self._host_buffer.numpy()
+        self._device_buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
 
 class StagedArray:

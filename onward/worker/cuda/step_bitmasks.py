@@ -15,20 +15,20 @@ from onward.worker.logits_processors.slot_grammar import SlotGrammarError
 class StepBitmasks:
     """Of one step. Its rules are asked when it is made, and for all rows at once nothing but copies is left."""
 
-    def __init__(self, ruled: Sequence[tuple[int, ConstrainedSlot]], vocab_size: int, device: str) -> None:
+    def __init__(self, constrained: Sequence[tuple[int, ConstrainedSlot]], vocab_size: int, device: str) -> None:
         """(row of the logits, its slot): slots whose masks are ready."""
         self.faults: dict[int, str] = {}
         """By row: its grammar cannot go on."""
         self._device = device
         is_pinned = device != "cpu"
-        self._bits = torch.empty((len(ruled), -(-vocab_size // 8)), dtype=torch.uint8, pin_memory=is_pinned)
+        self._bits = torch.empty((len(constrained), -(-vocab_size // 8)), dtype=torch.uint8, pin_memory=is_pinned)
         self._rows: list[int] = []
         self._forced: list[tuple[int, int]] = []
         bits = self._bits.numpy()
-        for row, slot in ruled:
-            self._ask(row, slot, bits[len(self._rows)])
+        for row, slot in constrained:
+            self._fill_row(row, slot, bits[len(self._rows)])
 
-    def _ask(self, row: int, slot: ConstrainedSlot, bits: np.ndarray) -> None:
+    def _fill_row(self, row: int, slot: ConstrainedSlot, bits: np.ndarray) -> None:
         try:
             forced = constraints.fill_token_bitmask(slot, bits)
         except SlotGrammarError as fault:

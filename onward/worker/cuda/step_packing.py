@@ -93,7 +93,7 @@ def pack(spans: Sequence[DeviceTokenSpan[Owner]], geometry: PackingSizes) -> Pac
     if len(decoding) == len(spans):
         return PackedStep(decoding, len(decoding))
     chunks = [span for span in spans if not span.decodes]
-    wanted = list(range(len(decoding)))
+    logits_indices = list(range(len(decoding)))
     reported: list[int] = []
     pooled: list[tuple[int, DeviceTokenSpan[Owner]]] = []
     row = len(decoding)
@@ -106,12 +106,12 @@ def pack(spans: Sequence[DeviceTokenSpan[Owner]], geometry: PackingSizes) -> Pac
             reported.extend(row + position - span.start for position in span.logprob_positions)
         row += span.count
         if span.is_sampled:
-            wanted.append(row - 1)
+            logits_indices.append(row - 1)
     return PackedStep(
         decoding + [span for span in chunks if span.is_sampled],
         len(decoding),
         _pack_chunks(chunks, geometry),
-        np.array(wanted + reported, np.int64),
+        np.array(logits_indices + reported, np.int64),
         [span for span in chunks if not span.is_sampled],
         [span for span in chunks if span.logprob_positions is not None],
         pooled,
@@ -130,11 +130,11 @@ def _pack_chunks(spans: Sequence[DeviceTokenSpan[Owner]], geometry: PackingSizes
     )
 
 
-def fill_inputs(inputs: np.ndarray, spans: Sequence[DeviceTokenSpan[Owner]], nobody: int) -> None:
-    """Writes the inputs (int32 [3, rows]) of spans that sample; rows beyond them belong to `nobody`."""
+def fill_inputs(inputs: np.ndarray, spans: Sequence[DeviceTokenSpan[Owner]], padding_slot: int) -> None:
+    """Writes the inputs (int32 [3, rows]) of spans that sample; the rows after them get `padding_slot`."""
     assert inputs.shape[0] == NUM_ROW_INPUTS, "the inputs of a row are its slot, its end and its new block"
     assert len(spans) <= inputs.shape[1], "every span that samples has a row"
     count = len(spans)
-    for row, part in enumerate((_slot, _end, _new_block)):
-        inputs[row, :count] = list(map(part, spans))
-    inputs[0, count:], inputs[1, count:], inputs[2, count:] = nobody, 0, NO_BLOCK
+    for row, field_of in enumerate((_slot, _end, _new_block)):
+        inputs[row, :count] = list(map(field_of, spans))
+    inputs[0, count:], inputs[1, count:], inputs[2, count:] = padding_slot, 0, NO_BLOCK

@@ -27,22 +27,22 @@ def create_grammar_compiler(model: PreparedModel) -> LazyGrammarCompiler:
 
 
 def create_thinking(assign: AssignSlot) -> ReasoningTracker | None:
-    rule, sampling = assign.sampling_params.reasoning, assign.sampling_params
-    if rule is None:
+    reasoning, sampling = assign.sampling_params.reasoning, assign.sampling_params
+    if reasoning is None:
         return None
     # The api refuses such a request. Without this, one that came by another way would be blamed on the model's logits.
-    if (token_id := find_forbidden_forced_token(rule, sampling.end_token_ids, sampling.min_tokens)) is not None:
-        problem = f"token {token_id} has to end the thinking, and min_tokens ({sampling.min_tokens}) forbids it"
-        raise SlotError("invalid_request", problem)
-    return ReasoningTracker(rule, assign.token_ids[assign.num_prompt :])
+    if (token_id := find_forbidden_forced_token(reasoning, sampling.end_token_ids, sampling.min_tokens)) is not None:
+        message = f"token {token_id} has to end the thinking, and min_tokens ({sampling.min_tokens}) forbids it"
+        raise SlotError("invalid_request", message)
+    return ReasoningTracker(reasoning, assign.token_ids[assign.num_prompt :])
 
 
 def create_slot_grammar(
     assign: AssignSlot,
     thinking: ReasoningTracker | None,
     model: PreparedModel,
-    grammars: LazyGrammarCompiler,
-    masks: MaskExecutor,
+    compiler: LazyGrammarCompiler,
+    mask_executor: MaskExecutor,
 ) -> SlotGrammar | None:
     """About what is answer and not thinking; another thread rebuilds it."""
     grammar = assign.sampling_params.grammar
@@ -50,6 +50,6 @@ def create_slot_grammar(
         return None
     if model.tokenizer is None:
         raise SlotError("invalid_request", "this model has no tokenizer, so nothing can be said about its text")
-    begin = 0 if thinking is None else thinking.answer_position
-    answer = [] if begin is None else assign.token_ids[assign.num_prompt + begin :]
-    return SlotGrammar(grammar, answer, grammars, masks)
+    answer_start = 0 if thinking is None else thinking.answer_position
+    answer_token_ids = [] if answer_start is None else assign.token_ids[assign.num_prompt + answer_start :]
+    return SlotGrammar(grammar, answer_token_ids, compiler, mask_executor)

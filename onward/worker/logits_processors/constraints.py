@@ -33,12 +33,12 @@ def mask_logits(slot: ConstrainedSlot, logits: np.ndarray) -> None:
     thinking, grammar = slot.thinking, active_grammar(slot)
     if grammar is not None:
         begins = [] if thinking is None else list(thinking.begin_token_ids)
-        kept = logits[begins]
+        start_logits = logits[begins]
         grammar.mask_logits(logits, slot.sampling.end_token_ids)
         if thinking is not None:
-            logits[begins] = kept if thinking.is_at_start else _FORBIDDEN
+            logits[begins] = start_logits if thinking.is_at_start else _FORBIDDEN
     elif slot.grammar is not None:
-        logits[[one for one in slot.sampling.end_token_ids if one < len(logits)]] = _FORBIDDEN
+        logits[[token_id for token_id in slot.sampling.end_token_ids if token_id < len(logits)]] = _FORBIDDEN
     forced = None if thinking is None else thinking.forced_token_id
     if forced is not None:
         logits[:] = _FORBIDDEN
@@ -46,18 +46,18 @@ def mask_logits(slot: ConstrainedSlot, logits: np.ndarray) -> None:
 
 
 def fill_token_bitmask(slot: ConstrainedSlot, bits: np.ndarray) -> int | None:
-    """The same as `forbid`, in another form: `bits` (uint8, one bit for each token, lowest first) say what may come next.
-    Returns the token that must come, if there is one, whatever the bits say."""
+    """The same as `mask_logits`, as a bitmask: sets the bits (uint8, one bit for each token, lowest first) of the tokens
+    that may come next. Returns the forced token, if there is one; it overrides the bits."""
     thinking, grammar = slot.thinking, active_grammar(slot)
     if grammar is not None:
         mask = grammar.mask()
         known = memoryview(mask.bits)[: len(bits)]
         bits[len(known) :] = 0
-        octets = bits.data  # numpy takes ten times as long for single ones
-        octets[: len(known)] = known
-        _set_bits(octets, slot.sampling.end_token_ids, mask.may_end)
+        bit_bytes = bits.data  # numpy takes ten times as long for single ones
+        bit_bytes[: len(known)] = known
+        _set_bits(bit_bytes, slot.sampling.end_token_ids, mask.may_end)
         if thinking is not None:
-            _set_bits(octets, thinking.begin_token_ids, thinking.is_at_start)
+            _set_bits(bit_bytes, thinking.begin_token_ids, thinking.is_at_start)
     else:
         bits[:] = 0xFF
         if slot.grammar is not None:
@@ -65,11 +65,11 @@ def fill_token_bitmask(slot: ConstrainedSlot, bits: np.ndarray) -> int | None:
     return None if thinking is None else thinking.forced_token_id
 
 
-def _set_bits(octets: memoryview, token_ids: Iterable[int], value: bool) -> None:
+def _set_bits(bit_bytes: memoryview, token_ids: Iterable[int], value: bool) -> None:
     for token_id in token_ids:
-        if token_id < 8 * len(octets):
+        if token_id < 8 * len(bit_bytes):
             bit = 1 << (token_id & 7)
-            octets[token_id >> 3] = octets[token_id >> 3] & ~bit | bit * value
+            bit_bytes[token_id >> 3] = bit_bytes[token_id >> 3] & ~bit | bit * value
 
 
 def advance(slot: ConstrainedSlot, token_id: int) -> bool:

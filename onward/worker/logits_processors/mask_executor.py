@@ -44,8 +44,8 @@ NextMask = CompletedMask | Future[TokenBitmask]
 
 
 class MaskExecutor(Protocol):
-    def submit(self, work: Callable[[], TokenBitmask], likely_s: float) -> NextMask:
-        """`work` has about this long to do."""
+    def submit(self, compute: Callable[[], TokenBitmask], expected_s: float) -> NextMask:
+        """`compute` is expected to take this long."""
         ...
 
 
@@ -55,23 +55,25 @@ class ThreadedMaskExecutor:
     def __init__(self, num_threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="mask")
         self._clock = clock
-        self._left_s, self._seen_s = MAX_INLINE_BUDGET_S, clock()
+        self._inline_budget_s, self._updated_s = MAX_INLINE_BUDGET_S, clock()
 
-    def submit(self, work: Callable[[], TokenBitmask], likely_s: float) -> NextMask:
+    def submit(self, compute: Callable[[], TokenBitmask], expected_s: float) -> NextMask:
         now_s = self._clock()
-        self._left_s = min(MAX_INLINE_BUDGET_S, self._left_s + INLINE_BUDGET_SHARE * (now_s - self._seen_s))
-        self._seen_s = now_s
-        if likely_s > INLINE_LIMIT_S or self._left_s <= 0:
-            return self._threads.submit(work)
-        made = compute_inline(work)
-        self._seen_s = self._clock()
-        self._left_s -= self._seen_s - now_s
-        return made
+        self._inline_budget_s = min(
+            MAX_INLINE_BUDGET_S, self._inline_budget_s + INLINE_BUDGET_SHARE * (now_s - self._updated_s)
+        )
+        self._updated_s = now_s
+        if expected_s > INLINE_LIMIT_S or self._inline_budget_s <= 0:
+            return self._threads.submit(compute)
+        mask = compute_inline(compute)
+        self._updated_s = self._clock()
+        self._inline_budget_s -= self._updated_s - now_s
+        return mask
 
 
-def compute_inline(work: Callable[[], TokenBitmask]) -> CompletedMask:
+def compute_inline(compute: Callable[[], TokenBitmask]) -> CompletedMask:
     try:
-        return CompletedMask(work())
+        return CompletedMask(compute())
     except Exception as fault:  # it belongs to who asks for the mask
         return CompletedMask(None, fault)
 

@@ -19,9 +19,11 @@ class LogitsProcessor:
         known_bias = [(token, bias) for token, bias in sampling.logit_bias if token < vocab_size]
         self._bias_ids = np.array([token for token, _ in known_bias], np.int64)
         self._biases = np.array([bias for _, bias in known_bias], np.float32)
-        self._always_bad = np.array([w[0] for w in sampling.bad_words if len(w) == 1 and w[0] < vocab_size], np.int64)
-        self._bad_runs = [w for w in sampling.bad_words if len(w) > 1 and w[-1] < vocab_size]
-        self._longest_run = max((len(run) for run in self._bad_runs), default=1)
+        self._bad_token_ids = np.array(
+            [word[0] for word in sampling.bad_words if len(word) == 1 and word[0] < vocab_size], np.int64
+        )
+        self._bad_sequences = [word for word in sampling.bad_words if len(word) > 1 and word[-1] < vocab_size]
+        self._max_sequence_length = max((len(sequence) for sequence in self._bad_sequences), default=1)
         self._tail: list[int] = []
         """The newest output tokens, as many as the longest bad word needs."""
         self._counts = np.zeros(vocab_size, np.int32) if self._counts_output else None
@@ -52,22 +54,25 @@ class LogitsProcessor:
             frequency = np.float32(self._sampling.frequency_penalty) * self._counts[ids].astype(np.float32)
             logits[ids] -= frequency + np.float32(self._sampling.presence_penalty)
         np.add.at(logits, self._bias_ids, self._biases)
-        logits[self._always_bad] = FORBIDDEN
-        for run in self._bad_runs:
-            if self._tail[len(self._tail) - len(run) + 1 :] == list(run[:-1]) and len(self._tail) >= len(run) - 1:
-                logits[run[-1]] = FORBIDDEN
+        logits[self._bad_token_ids] = FORBIDDEN
+        for sequence in self._bad_sequences:
+            if (
+                self._tail[len(self._tail) - len(sequence) + 1 :] == list(sequence[:-1])
+                and len(self._tail) >= len(sequence) - 1
+            ):
+                logits[sequence[-1]] = FORBIDDEN
 
     def advance(self, token: int) -> None:
         if self._counts is not None:
             self._counts[token] += 1
         if self._seen is not None:
             self._seen[token] = True
-        if self._longest_run > 1:
-            self._tail = [*self._tail, token][1 - self._longest_run :]
+        if self._max_sequence_length > 1:
+            self._tail = [*self._tail, token][1 - self._max_sequence_length :]
 
     def copy(self) -> "LogitsProcessor":
         """For tokens that may not stay."""
-        twin = copy.copy(self)
-        twin._counts = None if self._counts is None else self._counts.copy()
-        twin._seen = None if self._seen is None else self._seen.copy()
-        return twin
+        clone = copy.copy(self)
+        clone._counts = None if self._counts is None else self._counts.copy()
+        clone._seen = None if self._seen is None else self._seen.copy()
+        return clone

@@ -34,13 +34,13 @@ class SlotGrammarError(Exception):
 
 class SlotGrammar:
     def __init__(
-        self, grammar: Grammar, output: Sequence[int], grammars: LazyGrammarCompiler, masks: MaskExecutor
+        self, grammar: Grammar, output: Sequence[int], compiler: LazyGrammarCompiler, mask_executor: MaskExecutor
     ) -> None:
-        self._masks = masks
+        self._mask_executor = mask_executor
         self._matcher: GrammarMatcher | None = None
-        self._mask_s = 0.0
+        self._expected_mask_s = 0.0
         """How long a mask computes: the slowest of late."""
-        self._next: NextMask = masks.submit(lambda: self._begin(grammar, output, grammars), math.inf)
+        self._next: NextMask = mask_executor.submit(lambda: self._start_matcher(grammar, output, compiler), math.inf)
         """Of the position that is drawn next, and of no other: `advance` replaces it."""
 
     @property
@@ -62,10 +62,10 @@ class SlotGrammar:
         bits = np.frombuffer(mask.bits, np.uint8)
         allowed = np.unpackbits(bits, count=min(len(logits), 8 * len(bits)), bitorder="little").view(np.bool_)
         ends = [token_id for token_id in end_token_ids if token_id < len(logits)]
-        kept = logits[ends]
+        end_logits = logits[ends]
         logits[len(allowed) :] = _FORBIDDEN
         logits[: len(allowed)][~allowed] = _FORBIDDEN
-        logits[ends] = kept if mask.may_end else _FORBIDDEN
+        logits[ends] = end_logits if mask.may_end else _FORBIDDEN
 
     def advance(self, token_id: int) -> bool:
         """Whether nothing can follow."""
@@ -76,7 +76,7 @@ class SlotGrammar:
         except (TokenNotAllowed, GrammarLimitExceeded) as error:
             raise SlotGrammarError(str(error)) from error
         if not self._matcher.done:
-            self._next = self._masks.submit(self._make, self._mask_s)
+            self._next = self._mask_executor.submit(self._compute_mask, self._expected_mask_s)
         return self._matcher.done
 
     def wait(self) -> None:
@@ -85,19 +85,19 @@ class SlotGrammar:
 
     @staticmethod
     def wait_for_one(grammars: "Sequence[SlotGrammar]", limit_s: float = MAX_WAIT_S) -> None:
-        wait_for_one([one._next for one in grammars], limit_s)
+        wait_for_one([grammar._next for grammar in grammars], limit_s)
 
     @staticmethod
     def wait_briefly(grammars: "Sequence[SlotGrammar]") -> None:
-        wait_for_all([one._next for one in grammars], BRIEF_WAIT_S)
+        wait_for_all([grammar._next for grammar in grammars], BRIEF_WAIT_S)
 
-    def _begin(self, grammar: Grammar, output: Sequence[int], grammars: LazyGrammarCompiler) -> TokenBitmask:
-        self._matcher = grammars.get().matcher(grammar, output)
-        return self._make()
+    def _start_matcher(self, grammar: Grammar, output: Sequence[int], compiler: LazyGrammarCompiler) -> TokenBitmask:
+        self._matcher = compiler.get().matcher(grammar, output)
+        return self._compute_mask()
 
-    def _make(self) -> TokenBitmask:
+    def _compute_mask(self) -> TokenBitmask:
         assert self._matcher is not None, "the matcher exists before its first mask"
-        began_s = time.thread_time()
+        started_s = time.thread_time()
         mask = self._matcher.mask()
-        self._mask_s = max(time.thread_time() - began_s, _MASK_TIME_DECAY * self._mask_s)
+        self._expected_mask_s = max(time.thread_time() - started_s, _MASK_TIME_DECAY * self._expected_mask_s)
         return mask

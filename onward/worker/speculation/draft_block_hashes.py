@@ -1,8 +1,8 @@
-"""Whether a block's KV, kept by a model that drafts, is of the tokens that a new slot has there.
+"""Finds out whether a block's draft-model KV belongs to the tokens that a new slot has there.
 
-Such a model has a memory of its own under the block ids of the served one, and nobody tells it what those blocks are used
-for meanwhile: they may come from the prefix cache, from a peer, or from another request. So each block that it has filled
-bears a name, a hash over its tokens and all before them, and a slot may use what bears the name it would give itself.
+A draft model has KV memory of its own under the block ids of the served model, and is not notified when those blocks are
+reused: they may come from the prefix cache, from a peer, or from another request. So each block that it fills gets a hash
+over its tokens and all tokens before them, and a slot uses a block only if the hash equals its own.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _ROOT = root_hash("")
 
 @dataclass(slots=True)
 class HashedPrefix:
-    """How many of a slot's leading blocks have names, and the last of them."""
+    """How many of a slot's leading blocks have hashes, and the last of them."""
 
     count: int = 0
     last: BlockHash = _ROOT
@@ -25,30 +25,30 @@ class HashedPrefix:
 
 class DraftBlockHashes:
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._names: list[BlockHash | None] = [None] * num_blocks
+        self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._block_size = block_size
 
     def match_prefix(self, table: np.ndarray, tokens: np.ndarray) -> HashedPrefix:
         """The leading blocks of a slot that hold what it needs. `tokens` are those whose KV may be there."""
-        found = HashedPrefix()
+        prefix = HashedPrefix()
         for index in range(len(tokens) // self._block_size):
-            name = self._extended(found.last, tokens, index)
-            if self._names[table[index]] != name:
+            block_hash = self._hash_at(prefix.last, tokens, index)
+            if self._hashes[table[index]] != block_hash:
                 break
-            found.count, found.last = index + 1, name
-        return found
+            prefix.count, prefix.last = index + 1, block_hash
+        return prefix
 
     def invalidate(self, table: np.ndarray, start: int, end: int) -> None:
         """Positions [start, end) are about to be written."""
         assert start < end, "at least one position is written"
         for index in range(start // self._block_size, (end - 1) // self._block_size + 1):
-            self._names[table[index]] = None
+            self._hashes[table[index]] = None
 
-    def record(self, named: HashedPrefix, table: np.ndarray, tokens: np.ndarray) -> None:
-        """Names every block that `tokens`, which are final and whose KV is there, fill."""
-        for index in range(named.count, len(tokens) // self._block_size):
-            named.count, named.last = index + 1, self._extended(named.last, tokens, index)
-            self._names[table[index]] = named.last
+    def record(self, prefix: HashedPrefix, table: np.ndarray, tokens: np.ndarray) -> None:
+        """Stores the hash of every block that `tokens` fill; they are final, and their KV is computed."""
+        for index in range(prefix.count, len(tokens) // self._block_size):
+            prefix.count, prefix.last = index + 1, self._hash_at(prefix.last, tokens, index)
+            self._hashes[table[index]] = prefix.last
 
-    def _extended(self, parent: BlockHash, tokens: np.ndarray, index: int) -> BlockHash:
+    def _hash_at(self, parent: BlockHash, tokens: np.ndarray, index: int) -> BlockHash:
         return hash_block(parent, tokens[index * self._block_size : (index + 1) * self._block_size].tolist())

@@ -23,7 +23,7 @@ from onward.worker.speculation.proposer import ProposerContext
 
 class DraftModelProposerFactory:
     def __init__(self, model: PreparedModel, weights: Mapping[str, Any], config: WorkerConfig, path: str) -> None:
-        """`path` is what the flag said."""
+        """`path` is the flag's value."""
         self._model, self._weights, self._path = model, weights, path
         self._block_size = config.block_size
         self._draft_cost = 0.0
@@ -38,24 +38,24 @@ class DraftModelProposerFactory:
         """Known once it is open."""
         return self._draft_cost
 
-    def create(self, surroundings: ProposerContext) -> DraftModelProposer:
-        if fault := vocabulary_difference(self._model, surroundings.model):
+    def create(self, context: ProposerContext) -> DraftModelProposer:
+        if difference := vocabulary_difference(self._model, context.model):
             raise StartupError(
-                f"--speculative draft:{self._path}: {fault}; a model that drafts must have the served one's vocabulary"
+                f"--speculative draft:{self._path}: {difference}; a model that drafts must have the served one's vocabulary"
             )
-        self._draft_cost = draft_cost.of_model(self._model.config, surroundings.model.config)
-        return DraftModelProposer(self._model, self._weights, surroundings)
+        self._draft_cost = draft_cost.of_model(self._model.config, context.model.config)
+        return DraftModelProposer(self._model, self._weights, context)
 
 
 def create_draft_model_factory(path: str, config: WorkerConfig) -> DraftModelProposerFactory:
     try:
-        model = _prepared(path)
+        model = _prepare(path)
         return DraftModelProposerFactory(model, open_weights(model), config, path)
     except StartupError as error:
         raise StartupError(f"--speculative draft:{path}: {error.message}") from None
 
 
-def _prepared(path: str) -> PreparedModel:
+def _prepare(path: str) -> PreparedModel:
     try:
         model = prepare(path, quantization="int8")
         check_supported(model.config, model.quantization)
@@ -77,7 +77,7 @@ def vocabulary_difference(draft: PreparedModel, served: PreparedModel) -> str | 
     if files[0] == files[1]:
         return None
     ours, theirs = (Tokenizer.from_file(file).table.token_bytes_list for file in files)
-    for token_id, (one, other) in enumerate(zip(ours, theirs, strict=False)):
-        if one != other:
-            return f"token {token_id} is {one!r} to it, and {other!r} to the served model"
+    for token_id, (draft_token, served_token) in enumerate(zip(ours, theirs, strict=False)):
+        if draft_token != served_token:
+            return f"token {token_id} is {draft_token!r} to it, and {served_token!r} to the served model"
     return None

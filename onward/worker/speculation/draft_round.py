@@ -6,26 +6,26 @@ from onward.worker.speculation.proposer import DraftRequest
 
 
 class DraftRound:
-    def __init__(self, wishes: Sequence[DraftRequest], max_model_len: int) -> None:
-        self.wishes = {wish.slot: wish for wish in wishes}
-        self.drafts: dict[int, list[int]] = {wish.slot: [] for wish in wishes}
+    def __init__(self, draft_requests: Sequence[DraftRequest], max_model_len: int) -> None:
+        self.draft_requests = {draft_request.slot: draft_request for draft_request in draft_requests}
+        self.drafts: dict[int, list[int]] = {draft_request.slot: [] for draft_request in draft_requests}
         self._max_model_len = max_model_len
-        self._going: dict[int, None] = {}
+        self._active: dict[int, None] = {}
 
     def add(self, slot: int, token: int | None) -> None:
         """The next draft of a slot, or None, where the logits were not numbers. Nothing is drafted behind an end of the
         output, nor behind the last place of a context."""
-        self._going.pop(slot, None)
+        self._active.pop(slot, None)
         if token is None:
             return
-        wish, drafts = self.wishes[slot], self.drafts[slot]
-        assert len(drafts) < wish.num_drafts, "a request gets at most as many drafts as it asks for"
+        draft_request, drafts = self.draft_requests[slot], self.drafts[slot]
+        assert len(drafts) < draft_request.num_drafts, "a request gets at most as many drafts as it asks for"
         drafts.append(token)
-        most = min(wish.num_drafts, self._max_model_len - wish.num_tokens)
-        if len(drafts) < most and token not in wish.sampling.end_token_ids:
-            self._going[slot] = None
+        max_drafts = min(draft_request.num_drafts, self._max_model_len - draft_request.num_tokens)
+        if len(drafts) < max_drafts and token not in draft_request.sampling.end_token_ids:
+            self._active[slot] = None
 
     @property
     def active_slots(self) -> list[int]:
         """Slots that want a token behind their last one."""
-        return list(self._going)
+        return list(self._active)

@@ -17,9 +17,9 @@ from onward.worker.speculation.proposer import DraftRequest
 
 @dataclass(slots=True)
 class _SlotProcessor:
-    """A slot's rules, as they are behind the first `num_tokens` of its list."""
+    """A slot's logits processor, advanced over the first `num_tokens` of its list."""
 
-    rules: LogitsProcessor
+    processor: LogitsProcessor
     num_tokens: int
 
 
@@ -27,44 +27,49 @@ class DraftSampler:
     def __init__(self, vocab_size: int, max_slots: int, threads: ThreadPool) -> None:
         self._vocab_size = vocab_size
         self._sampler = Sampler(vocab_size, max_slots, threads)
-        self._known: dict[int, _SlotProcessor] = {}
-        self._drafted: dict[int, LogitsProcessor] = {}
+        self._processors: dict[int, _SlotProcessor] = {}
+        self._round_processors: dict[int, LogitsProcessor] = {}
 
     def on_assign(self, slot: int) -> None:
-        self._known.pop(slot, None)
+        self._processors.pop(slot, None)
 
-    def begin(self, wishes: Sequence[DraftRequest], tokens: np.ndarray) -> None:
+    def begin(self, draft_requests: Sequence[DraftRequest], tokens: np.ndarray) -> None:
         """Of one round of drafts. `tokens` is a table like the worker's, with no token outside of the vocabulary."""
-        self._drafted = {
-            wish.slot: self._rules_of(wish, tokens[wish.slot]).copy()
-            for wish in wishes
-            if LogitsProcessor.is_needed(wish.sampling)
+        self._round_processors = {
+            draft_request.slot: self._processor_of(draft_request, tokens[draft_request.slot]).copy()
+            for draft_request in draft_requests
+            if LogitsProcessor.is_needed(draft_request.sampling)
         }
 
-    def sample(self, logits: np.ndarray, wishes: Sequence[DraftRequest], depths: Sequence[int]) -> list[int | None]:
-        """One token for each row, which follows as many drafts of its wish as `depths` says. None: no number."""
-        for row, wish in enumerate(wishes):
-            if (rules := self._drafted.get(wish.slot)) is not None:
-                rules.apply(logits[row, : self._vocab_size])
-        draws = [
-            SamplingRow(wish.sampling, wish.num_tokens - wish.num_prompt + depth)
-            for wish, depth in zip(wishes, depths, strict=True)
+    def sample(
+        self, logits: np.ndarray, draft_requests: Sequence[DraftRequest], depths: Sequence[int]
+    ) -> list[int | None]:
+        """One token for each row, or None where the logits are not numbers. `depths`: the drafts that precede each row."""
+        for row, draft_request in enumerate(draft_requests):
+            if (processor := self._round_processors.get(draft_request.slot)) is not None:
+                processor.apply(logits[row, : self._vocab_size])
+        rows = [
+            SamplingRow(draft_request.sampling, draft_request.num_tokens - draft_request.num_prompt + depth)
+            for draft_request, depth in zip(draft_requests, depths, strict=True)
         ]
-        drawn = self._sampler.sample(logits, draws)
-        for wish, token in zip(wishes, drawn, strict=True):
-            if token is not None and (rules := self._drafted.get(wish.slot)) is not None:
-                rules.advance(token)
-        return drawn
+        sampled = self._sampler.sample(logits, rows)
+        for draft_request, token in zip(draft_requests, sampled, strict=True):
+            if token is not None and (processor := self._round_processors.get(draft_request.slot)) is not None:
+                processor.advance(token)
+        return sampled
 
-    def _rules_of(self, wish: DraftRequest, tokens: np.ndarray) -> LogitsProcessor:
-        """Those of the list, brought up to its length: it only ever grows while a slot has one request."""
-        known = self._known.get(wish.slot)
-        if known is None:
-            prompt, output = tokens[: wish.num_prompt], tokens[wish.num_prompt : wish.num_tokens]
-            rules = LogitsProcessor(wish.sampling, prompt, output, self._vocab_size)
-            known = self._known[wish.slot] = _SlotProcessor(rules, wish.num_tokens)
-        assert known.num_tokens <= wish.num_tokens, "the token list of a request only grows"
-        for token in tokens[known.num_tokens : wish.num_tokens].tolist():
-            known.rules.advance(token)
-        known.num_tokens = wish.num_tokens
-        return known.rules
+    def _processor_of(self, draft_request: DraftRequest, tokens: np.ndarray) -> LogitsProcessor:
+        """The slot's processor, advanced to the length of the list, which only grows while a slot has one request."""
+        slot_processor = self._processors.get(draft_request.slot)
+        if slot_processor is None:
+            prompt, output = (
+                tokens[: draft_request.num_prompt],
+                tokens[draft_request.num_prompt : draft_request.num_tokens],
+            )
+            processor = LogitsProcessor(draft_request.sampling, prompt, output, self._vocab_size)
+            slot_processor = self._processors[draft_request.slot] = _SlotProcessor(processor, draft_request.num_tokens)
+        assert slot_processor.num_tokens <= draft_request.num_tokens, "the token list of a request only grows"
+        for token in tokens[slot_processor.num_tokens : draft_request.num_tokens].tolist():
+            slot_processor.processor.advance(token)
+        slot_processor.num_tokens = draft_request.num_tokens
+        return slot_processor.processor

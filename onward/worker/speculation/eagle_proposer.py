@@ -46,14 +46,14 @@ class _SlotPairs:
 
     num_pairs: int | None = None
     """Leading positions whose pairs are computed. None: some are missing and will never be known."""
-    named: HashedPrefix = field(default_factory=HashedPrefix)
+    hashed_prefix: HashedPrefix = field(default_factory=HashedPrefix)
 
 
 class EagleProposerFactory:
     def __init__(
         self, head: EagleHead, config: WorkerConfig, path: str, target_weights: Mapping[str, Any] | None = None
     ) -> None:
-        """`path` is what the flag said. Without `target_weights` they are opened where the served model lies."""
+        """`path` is the flag's value. Without `target_weights`, the served model's weights are opened."""
         self._head, self._path, self._target_weights = head, path, target_weights
         self._block_size = config.block_size
         self._draft_cost = 0.0
@@ -67,14 +67,14 @@ class EagleProposerFactory:
         """Known once it is open."""
         return self._draft_cost
 
-    def create(self, surroundings: ProposerContext) -> "EagleProposer":
-        served = surroundings.model
+    def create(self, context: ProposerContext) -> "EagleProposer":
+        served = context.model
         _check_fits(self._head.config, served.config, self._path)
         self._draft_cost = draft_cost.of_float_layer(
             self._head.config, served.config, served_is_int8=served.quantization == "int8"
         )
         weights = open_weights(served) if self._target_weights is None else self._target_weights
-        return EagleProposer(self._head, weights, surroundings)
+        return EagleProposer(self._head, weights, context)
 
 
 def create_eagle_factory(path: str, config: WorkerConfig) -> EagleProposerFactory:
@@ -88,84 +88,92 @@ def create_eagle_factory(path: str, config: WorkerConfig) -> EagleProposerFactor
 
 def _check_fits(own: ModelConfig, served: ModelConfig, path: str) -> None:
     for name in ("hidden_size", "vocab_size"):
-        if (ours := getattr(own, name)) != (theirs := getattr(served, name)):
+        if (value := getattr(own, name)) != (served_value := getattr(served, name)):
             raise StartupError(
-                f"--speculative eagle:{path}: its {name} is {ours}, the served model's {theirs}; it is another model's"
+                f"--speculative eagle:{path}: its {name} is {value}, the served model's {served_value}; "
+                "it is another model's"
             )
 
 
 class EagleProposer:
-    def __init__(self, head: EagleHead, weights: Mapping[str, Any], around: ProposerContext) -> None:
-        slots, block_size = around.config.max_num_seqs, around.config.block_size
-        max_rows = around.config.max_num_batched_tokens + slots * (1 + MAX_DRAFT_TOKENS)
-        self._around = around
-        self._pairs = [_SlotPairs() for _ in range(slots)]
-        self._outputs = np.zeros((slots, head.config.hidden_size), np.float32)
+    def __init__(self, head: EagleHead, weights: Mapping[str, Any], context: ProposerContext) -> None:
+        num_slots, block_size = context.config.max_num_seqs, context.config.block_size
+        max_rows = context.config.max_num_batched_tokens + num_slots * (1 + MAX_DRAFT_TOKENS)
+        self._context = context
+        self._pairs = [_SlotPairs() for _ in range(num_slots)]
+        self._outputs = np.zeros((num_slots, head.config.hidden_size), np.float32)
         """Of each slot's last pair."""
-        self._names = DraftBlockHashes(around.num_blocks, block_size)
-        self._kv = kv_pool.allocate_kv_pool(head.config, _KV_DTYPE, around.num_blocks, block_size)
-        self._batch = BatchBuilder(head.config, around.tokens, around.tables, block_size, max_rows)
-        self._ends = open_embedding_and_head(
-            around.model, weights, around.threads, max_embedded=max_rows, max_logits=slots
+        self._block_hashes = DraftBlockHashes(context.num_blocks, block_size)
+        self._kv = kv_pool.allocate_kv_pool(head.config, _KV_DTYPE, context.num_blocks, block_size)
+        self._batch = BatchBuilder(head.config, context.tokens, context.tables, block_size, max_rows)
+        self._embedding_and_head = open_embedding_and_head(
+            context.model, weights, context.threads, max_embedded=max_rows, max_logits=num_slots
         )
-        self._drawing = DraftSampler(around.model.config.vocab_size, slots, around.threads)
-        self._layer = _build_layer(head, self._kv.kv, around)
+        self._draft_sampler = DraftSampler(context.model.config.vocab_size, num_slots, context.threads)
+        self._layer = _build_layer(head, self._kv.kv, context)
 
     def on_assign(self, slot: int, num_tokens: int, num_computed: int) -> None:
-        self._drawing.on_assign(slot)
-        named = self._names.match_prefix(self._around.tables.ids[slot], self._around.tokens[slot, :num_computed])
-        is_whole = named.count * self._around.config.block_size == num_computed
-        self._pairs[slot] = _SlotPairs(num_computed if is_whole else None, named)
+        self._draft_sampler.on_assign(slot)
+        prefix = self._block_hashes.match_prefix(
+            self._context.tables.ids[slot], self._context.tokens[slot, :num_computed]
+        )
+        is_whole = prefix.count * self._context.config.block_size == num_computed
+        self._pairs[slot] = _SlotPairs(num_computed if is_whole else None, prefix)
 
     def on_computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
         known = [span for span in map(self._with_tokens_behind, spans) if span.count and self._has_all_pairs(span)]
         if not known:
             return
         rows = np.concatenate([np.arange(span.first_row, span.first_row + span.count) for span in known])
-        tokens = [self._around.tokens[s.slot, s.start + 1 : s.start + s.count + 1] for s in known]
-        own = [TokenSpan(span.slot, span.start, span.count, is_sampled=False) for span in known]
-        made = self._compute(own, np.concatenate(tokens), outputs()[rows])
+        tokens = [self._context.tokens[span.slot, span.start + 1 : span.start + span.count + 1] for span in known]
+        pair_spans = [TokenSpan(span.slot, span.start, span.count, is_sampled=False) for span in known]
+        outputs_of_pairs = self._compute(pair_spans, np.concatenate(tokens), outputs()[rows])
         last = -1
         for span in known:
             last += span.count
-            self._outputs[span.slot] = made[last]
+            self._outputs[span.slot] = outputs_of_pairs[last]
             self._advance(span)
-        assert last == len(made) - 1, "the layer returns one row for each pair"
+        assert last == len(outputs_of_pairs) - 1, "the layer returns one row for each pair"
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[list[int]]:
-        ready = [wish for wish in wishes if wish.num_drafts > 0 and self._is_ready(wish)]
-        round_ = DraftRound(wishes, self._around.max_model_len)
-        self._drawing.begin(ready, self._around.tokens)
-        hidden = self._outputs[[wish.slot for wish in ready]]
+    def propose(self, draft_requests: Sequence[DraftRequest]) -> list[list[int]]:
+        ready = [
+            draft_request
+            for draft_request in draft_requests
+            if draft_request.num_drafts > 0 and self._is_ready(draft_request)
+        ]
+        round_ = DraftRound(draft_requests, self._context.max_model_len)
+        self._draft_sampler.begin(ready, self._context.tokens)
+        hidden = self._outputs[[draft_request.slot for draft_request in ready]]
         while ready:
             hidden = self._draft(ready, hidden, round_)
-            ready = [round_.wishes[slot] for slot in round_.active_slots]
-        return [round_.drafts[wish.slot] for wish in wishes]
+            ready = [round_.draft_requests[slot] for slot in round_.active_slots]
+        return [round_.drafts[draft_request.slot] for draft_request in draft_requests]
 
-    def _is_ready(self, wish: DraftRequest) -> bool:
-        return self._pairs[wish.slot].num_pairs == wish.num_tokens - 1
+    def _is_ready(self, draft_request: DraftRequest) -> bool:
+        return self._pairs[draft_request.slot].num_pairs == draft_request.num_tokens - 1
 
-    def _draft(self, wishes: Sequence[DraftRequest], hidden: np.ndarray, round_: DraftRound) -> np.ndarray:
-        """One more for each wish. What the layer makes of it, for those who go on."""
-        assert len(hidden) == len(wishes), "every draft request has one hidden state"
-        depths = [len(round_.drafts[wish.slot]) for wish in wishes]
-        drawn = self._drawing.sample(self._ends.logits(hidden), wishes, depths)
-        for wish, token in zip(wishes, drawn, strict=True):
-            round_.add(wish.slot, token)
-        going = set(round_.active_slots)
-        kept = [row for row, wish in enumerate(wishes) if wish.slot in going]
+    def _draft(self, draft_requests: Sequence[DraftRequest], hidden: np.ndarray, round_: DraftRound) -> np.ndarray:
+        """Adds one draft for each request. Returns the layer's outputs of the slots that are still active."""
+        assert len(hidden) == len(draft_requests), "every draft request has one hidden state"
+        depths = [len(round_.drafts[draft_request.slot]) for draft_request in draft_requests]
+        sampled = self._draft_sampler.sample(self._embedding_and_head.logits(hidden), draft_requests, depths)
+        for draft_request, token in zip(draft_requests, sampled, strict=True):
+            round_.add(draft_request.slot, token)
+        active = set(round_.active_slots)
+        kept = [row for row, draft_request in enumerate(draft_requests) if draft_request.slot in active]
         if not kept:
             return hidden[:0]
         # The first draft, at position num_tokens, makes a pair of the position before it.
         spans = [
-            TokenSpan(wishes[row].slot, wishes[row].num_tokens - 1 + depths[row], 1, is_sampled=False) for row in kept
+            TokenSpan(draft_requests[row].slot, draft_requests[row].num_tokens - 1 + depths[row], 1, is_sampled=False)
+            for row in kept
         ]
-        return self._compute(spans, np.array([drawn[row] for row in kept], np.int32), hidden[kept])
+        return self._compute(spans, np.array([sampled[row] for row in kept], np.int32), hidden[kept])
 
     def _compute(self, spans: Sequence[TokenSpan], token_ids: np.ndarray, hidden: np.ndarray) -> np.ndarray:
         for span in spans:
-            self._names.invalidate(self._around.tables.ids[span.slot], span.start, span.start + span.count)
-        return self._layer(self._ends.embed(token_ids), hidden, self._batch.build(spans))
+            self._block_hashes.invalidate(self._context.tables.ids[span.slot], span.start, span.start + span.count)
+        return self._layer(self._embedding_and_head.embed(token_ids), hidden, self._batch.build(spans))
 
     @staticmethod
     def _with_tokens_behind(span: ComputedSpan) -> ComputedSpan:
@@ -183,17 +191,19 @@ class EagleProposer:
         pairs, end = self._pairs[span.slot], span.start + span.count
         assert pairs.num_pairs is not None, "pairs are computed only for slots that have all earlier ones"
         pairs.num_pairs = end
-        self._names.record(pairs.named, self._around.tables.ids[span.slot], self._around.tokens[span.slot, :end])
+        self._block_hashes.record(
+            pairs.hashed_prefix, self._context.tables.ids[span.slot], self._context.tokens[span.slot, :end]
+        )
 
 
-def _build_layer(head: EagleHead, kv: Any, around: ProposerContext) -> Any:
+def _build_layer(head: EagleHead, kv: Any, context: ProposerContext) -> Any:
     """torch is imported only where somebody drafts in this way."""
     import torch
 
     from onward.models.layers.eagle_layer import EagleLayer
     from onward.models.layers.float_layers import Attention
 
-    torch.set_num_threads(around.threads.size)
-    scratch = AttentionScratch.allocate(head.config, around.max_model_len, around.threads.size)
-    rotary = build_rotary(head.config, around.max_model_len)
-    return EagleLayer(head.tensors, head.config, Attention(head.config, rotary, kv, scratch, around.threads))
+    torch.set_num_threads(context.threads.size)
+    scratch = AttentionScratch.allocate(head.config, context.max_model_len, context.threads.size)
+    rotary = build_rotary(head.config, context.max_model_len)
+    return EagleLayer(head.tensors, head.config, Attention(head.config, rotary, kv, scratch, context.threads))

@@ -1,7 +1,7 @@
-"""Guesses without a model: where did the newest tokens stand before, in prompt or output, and what followed there?
+"""Drafts without a model: finds where the newest tokens occurred before, in prompt or output, and proposes what followed.
 
-Each slot has an index from runs of tokens to the place behind their latest occurrence. It grows by a few entries for each
-token, however long the list, and is built when it is first asked for: who never may draft pays nothing.
+Each slot has an index from n-grams to the position behind their latest occurrence. It grows by a few entries for each
+token, however long the list, and is built on first use, so requests without drafts do not pay for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ class NgramProposerFactory:
         """A few look-ups."""
         return 0.0
 
-    def create(self, surroundings: ProposerContext) -> "NgramProposer":
-        return NgramProposer(surroundings.tokens)
+    def create(self, context: ProposerContext) -> "NgramProposer":
+        return NgramProposer(context.tokens)
 
 
 class NgramProposer:
@@ -37,56 +37,56 @@ class NgramProposer:
     def on_assign(self, slot: int, num_tokens: int, num_computed: int) -> None:
         self._indexes.pop(slot, None)
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[list[int]]:
-        return [self._propose(wish) for wish in wishes]
+    def propose(self, draft_requests: Sequence[DraftRequest]) -> list[list[int]]:
+        return [self._propose(draft_request) for draft_request in draft_requests]
 
     def on_computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
         """The index reads the tokens themselves, when it is asked."""
 
-    def _propose(self, wish: DraftRequest) -> list[int]:
-        index = self._indexes.setdefault(wish.slot, _NgramIndex())
-        assert len(index.tokens) <= wish.num_tokens, "the token list of a request only grows"
-        index.extend(self._tokens[wish.slot, len(index.tokens) : wish.num_tokens].tolist())
-        return index.continuation(wish.num_drafts)
+    def _propose(self, draft_request: DraftRequest) -> list[int]:
+        index = self._indexes.setdefault(draft_request.slot, _NgramIndex())
+        assert len(index.tokens) <= draft_request.num_tokens, "the token list of a request only grows"
+        index.extend(self._tokens[draft_request.slot, len(index.tokens) : draft_request.num_tokens].tolist())
+        return index.continuation(draft_request.num_drafts)
 
 
 class _NgramIndex:
     """Of one list. Bounded by its length, and so by the longest list that the model allows."""
 
-    __slots__ = ("_places", "tokens")
+    __slots__ = ("_positions", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._places: dict[tuple[int, ...], int] = {}
+        self._positions: dict[tuple[int, ...], int] = {}
 
-    def extend(self, new: list[int]) -> None:
-        tokens, places = self.tokens, self._places
-        for token in new:
+    def extend(self, new_tokens: list[int]) -> None:
+        tokens, positions = self.tokens, self._positions
+        for token in new_tokens:
             end = len(tokens)
             for length in NGRAM_LENGTHS:
                 if end >= length:
-                    places[tuple(tokens[end - length :])] = end
+                    positions[tuple(tokens[end - length :])] = end
             tokens.append(token)
 
     def continuation(self, count: int) -> list[int]:
         """What stood behind the newest tokens the last time; where that reaches the end, it goes on with itself."""
         tokens = self.tokens
         for length in NGRAM_LENGTHS:
-            place = self._places.get(tuple(tokens[-length:])) if len(tokens) >= length else None
-            if place is not None:
-                count = min(count, self._agreement(place, count + 1) - 1)
-                found = tokens[place : place + count]
-                period = len(tokens) - place
-                assert period > 0, "an indexed place lies before the end of the list"
-                while len(found) < count:
-                    found.append(found[len(found) - period])
-                return found
+            position = self._positions.get(tuple(tokens[-length:])) if len(tokens) >= length else None
+            if position is not None:
+                count = min(count, self._agreement(position, count + 1) - 1)
+                continuation = tokens[position : position + count]
+                period = len(tokens) - position
+                assert period > 0, "an indexed position lies before the end of the list"
+                while len(continuation) < count:
+                    continuation.append(continuation[len(continuation) - period])
+                return continuation
         return []
 
-    def _agreement(self, place: int, limit: int) -> int:
-        """How many tokens before that place are the newest ones. Of what agrees shortly, little will go on to agree: one
-        token less is guessed than has agreed."""
+    def _agreement(self, position: int, limit: int) -> int:
+        """How many tokens before `position` equal the newest ones. Short matches seldom continue, so one token less is
+        drafted than has matched."""
         tokens, length = self.tokens, 2
-        while length < limit and length < place and tokens[place - 1 - length] == tokens[-1 - length]:
+        while length < limit and length < position and tokens[position - 1 - length] == tokens[-1 - length]:
             length += 1
         return length

@@ -71,8 +71,8 @@ class Proposer(Protocol):
         """A slot has a new request. KV of `num_computed` tokens came from the cache or from a peer."""
         ...
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[list[int]]:
-        """For each wish, what may follow its list: none to `num_drafts` tokens of the vocabulary."""
+    def propose(self, draft_requests: Sequence[DraftRequest]) -> list[list[int]]:
+        """For each request, what may follow its list: none to `num_drafts` tokens of the vocabulary."""
         ...
 
     def on_computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
@@ -94,4 +94,4 @@ class ProposerFactory(Protocol):
         """Of guessing one token for each slot, as a share of the model's own pass over them. Asked when it is open."""
         ...
 
-    def create(self, surroundings: ProposerContext) -> Proposer: ...
+    def create(self, context: ProposerContext) -> Proposer: ...

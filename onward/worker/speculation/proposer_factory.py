@@ -1,4 +1,4 @@
-"""From what `--speculative` says to whom it means. A kind's own modules are imported only where it is wanted."""
+"""Creates the proposer factory that `--speculative` selects. Each kind's modules are imported only when it is selected."""
 
 from onward.config import WorkerConfig
 from onward.proto.speculative_config import parse_speculative
@@ -6,11 +6,11 @@ from onward.worker.speculation.proposer import ProposerFactory
 
 
 def create_proposer_factory(config: WorkerConfig) -> ProposerFactory | None:
-    """None where nobody drafts."""
+    """None without `--speculative`."""
     if config.speculative is None:
         return None
-    said = parse_speculative(config.speculative)
-    match said.kind:
+    speculative = parse_speculative(config.speculative)
+    match speculative.kind:
         case "ngram":
             from onward.worker.speculation.ngram_proposer import NgramProposerFactory
 
@@ -18,8 +18,8 @@ def create_proposer_factory(config: WorkerConfig) -> ProposerFactory | None:
         case "draft":
             from onward.worker.speculation.draft_opening import create_draft_model_factory
 
-            return create_draft_model_factory(said.path, config)
+            return create_draft_model_factory(speculative.path, config)
         case "eagle":
             from onward.worker.speculation.eagle_proposer import create_eagle_factory
 
-            return create_eagle_factory(said.path, config)
+            return create_eagle_factory(speculative.path, config)

@@ -42,7 +42,7 @@ class App:
 
 
 @asynccontextmanager
-async def stream_runner(bounds: ConnectionLimits | None = None) -> AsyncIterator[tuple[int, Registry]]:
+async def serving(bounds: ConnectionLimits | None = None) -> AsyncIterator[tuple[int, Registry]]:
     started, registry = asyncio.Event(), Registry()
     server = HttpServer(App(), started.set, limits=bounds, registry=registry)
     with socket.create_server(("127.0.0.1", 0)) as listening:

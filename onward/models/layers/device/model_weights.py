@@ -88,14 +88,14 @@ def checkpoint_targets(weights: ModelWeights, config: ModelConfig) -> Iterator[t
     """Every tensor of the checkpoint by its canonical name, and where it goes."""
     yield "model.embed_tokens.weight", weights.embedding
     for index, layer in enumerate(weights.layers):
-        for name, place in _layer_places(layer, config):
-            yield f"model.layers.{index}.{name}", place
+        for name, target in _layer_targets(layer, config):
+            yield f"model.layers.{index}.{name}", target
     yield "model.norm.weight", weights.norm
     if not config.tie_word_embeddings:
         yield "lm_head.weight", weights.head
 
 
-def _layer_places(layer: LayerWeights, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def _layer_targets(layer: LayerWeights, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     yield "input_layernorm.weight", layer.input_norm
     parts = layer.qkv.weight.split([q_size, kv_size, kv_size])
