@@ -87,4 +87,16 @@ LOAD: dict[str, CatalogueEntry] = {
         "test_a_request_that_kills_every_engine_is_refused_after_four_and_all_others_complete",
         ("killer ends: crashed_engine",),
     ),
+    "hung-worker": CatalogueEntry(
+        "a worker that hangs for ever stops every stream of its instance",
+        scenario(
+            "hung-worker",
+            "engine",
+            [BUSY],
+            burst(4, "bee ", max_tokens=24),
+            [FaultSpec("stop-worker", "m0", START_S + 0.3, duration_s=900.0)],
+        ),
+        "tests/supervisor/test_core.py::test_a_worker_is_killed_for_its_own_stall_and_not_for_that_of_the_one_before",
+        ("stop-worker m0",),
+    ),
 }

@@ -41,6 +41,10 @@ MAX_OVERTAKEN = 4
 """By how many of the same priority a request may be overtaken while it waits in one engine."""
 
 
+ORPHAN_S = 2.0
+"""How long an engine may hold a request after its api process was first seen to be gone: the news takes a moment."""
+
+
 class InvariantMonitor:
     def __init__(self, simulation: "Simulation") -> None:
         self._simulation = simulation
@@ -50,6 +54,8 @@ class InvariantMonitor:
         """By engine and serial: when each request was first seen there, by the simulation's own time. One that is aborted
         and comes again has another serial."""
         self._overtaken: Counter[tuple[str, int]] = Counter()
+        self._orphaned_s: dict[tuple[str, str], float] = {}
+        """By engine and api process: when a request was first seen in the engine without its api process."""
 
     def may_crash(self) -> bool:
         """Whether so many workers have died that a request may have been with each of them."""
@@ -165,6 +171,17 @@ class InvariantMonitor:
             return False
         return sent_s > came_s + OVERTAKING_S
 
+    # 4.
+
+    def _check_api_process(self, instance: SimInstance, core: EngineCore, request: Request) -> None:
+        """No client waits for the request of an api process that has died."""
+        if not request.api_id or request.api_id in instance.lifetime.nodes:
+            return
+        now_s = self._simulation.loop.now_s
+        since_s = self._orphaned_s.setdefault((core.incarnation, request.api_id), now_s)
+        if now_s - since_s > ORPHAN_S:
+            self._simulation.fail(4, f"{instance.spec.name}: {request.request_id} outlives its api process")
+
     # The engine's own books.
 
     def after_turn(self, instance: SimInstance) -> None:
@@ -173,6 +190,7 @@ class InvariantMonitor:
         if core is not None:
             for request in core._live.values():
                 self._came_s.setdefault((core.incarnation, request.arrival_number), self._simulation.loop.now_s)
+                self._check_api_process(instance, core, request)
         if core is None or self._simulation.scenario.seed % AUDIT_ONE_RUN_IN:
             return
         try:

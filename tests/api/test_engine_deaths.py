@@ -13,8 +13,8 @@ from onward.proto.sampling_params import SamplingParams
 from onward.sim.scenario import Scenario, SimInstanceSpec, SimRequest
 from onward.sim.simulation import run_scenario
 from onward.sim.vocabulary import ENGINE_POISON
-from onward.supervisor.child_process import ProcessRole
-from tests.supervisor.stand_ins import child_of, supervisor_of
+from onward.supervisor.children import ProcessRole
+from tests.supervisor.stand_ins import child_of, kill_and_reap, supervisor_of
 
 
 @pytest.fixture
@@ -75,10 +75,9 @@ def test_the_supervisor_tells_the_api_processes_which_request_the_engine_ran_alo
         engine, engines_end = child_of(supervisor, ProcessRole.ENGINE, "engine-1")
         _, apis_end = child_of(supervisor, ProcessRole.API, "api-1")
         with closing(engines_end), closing(apis_end):
-            supervisor._was_ready = True
+            supervisor._core.was_ready = supervisor._has_announced_readiness = True
             engines_end.send(IsolatedRequestRunning("a-0"))
-            engine.kill()
-            supervisor._reap(0.0)
+            kill_and_reap(supervisor, engine)
             told = [message for message in iter(apis_end.receive, None) if isinstance(message, EngineGone)]
             assert [(one.incarnation, one.isolated_request_id) for one in told] == [("engine-1", "a-0")]
 

@@ -18,8 +18,6 @@ from onward.api.lifecycle.resume import STREAM_UNKNOWN, resumed_attempt
 from onward.api.requests.schemas import GenerationRequest
 from onward.api.responses import response_formatters, response_view
 from onward.api.responses.response_formatters import ResponseFormatter
-from onward.engine.main import EngineProcess
-from onward.proto.control import StopChild, ToChild
 from onward.proto.cursor import Cursor
 from onward.proto.engine import Submit
 from onward.proto.router import ChoiceSnapshot
@@ -157,16 +155,6 @@ def who_comes_back_by_a_place_is_behind_who_followed_by_the_id(patch: Patches) -
     patch.put(RouterResponsesEndpoint, "with_latest_epoch", generation.RouterGenerationEndpoint.with_latest_epoch)
 
 
-def an_engine_goes_on_after_its_farewell(patch: Patches) -> None:
-    def on_control(original: Callable, self: EngineProcess, message: ToChild, now_s: float) -> None:
-        if isinstance(message, StopChild):
-            self._announce_shutdown()
-        else:
-            original(self, message, now_s)
-
-    patch.around(EngineProcess, "_on_control", on_control)
-
-
 def an_abort_discards_a_whole_answer(patch: Patches) -> None:
     patch.put(ClientStream, "is_out_of_reach_of_aborts", False)
     patch.put(close_attempt, "_seems_complete", lambda job: False)
@@ -175,19 +163,6 @@ def an_abort_discards_a_whole_answer(patch: Patches) -> None:
 def a_client_is_not_to_be_told_that_a_record_is_out_of_reach(patch: Patches) -> None:
     """A fault of the simulator: by the contract it is, if it only asks for the record."""
     patch.put(InvariantMonitor, "is_out_of_reach", lambda self: False)
-
-
-def an_event_of_another_end_is_compared_with_the_end(patch: Patches) -> None:
-    """A fault of the simulator: where records may be lost, a response may be shown with another end."""
-
-    def take_new(original: Callable, self: response_check.ResponseChecker, event: dict[str, Any]) -> None:
-        try:
-            original(self, event)
-        except response_check.ConflictingEndError:
-            self.events.append(event)
-            raise
-
-    patch.around(response_check.ResponseChecker, "_take_new", take_new)
 
 
 def an_attempt_stays_listed_when_its_stream_is_cancelled_twice(patch: Patches) -> None:

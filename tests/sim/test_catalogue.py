@@ -9,7 +9,7 @@ from onward.sim.simulation import run_scenario
 from tests.failures.test_named_tests_exist import is_there
 
 NUMBERS = [*range(1, 19), *range(20, 38), *range(40, 52)]
-UNDER_LOAD = ["wrong-clock", "suspect-under-load", "preemption-in-vain", "engine-deaths"]
+UNDER_LOAD = ["wrong-clock", "suspect-under-load", "preemption-in-vain", "engine-deaths", "hung-worker"]
 RUNNABLE = [name for name, entry in SCENARIOS.items() if entry.scenario is not None]
 
 

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from onward.sim.response_check import ConflictingEndError, ResponseChecker
 from onward.sim.scenario import FaultSpec, RunResult, Scenario, Shape, SimInstanceSpec, SimRequest
 from onward.sim.scenario_generator import FaultSelection, generate_scenario
 from onward.sim.simulation import run_scenario
@@ -78,3 +79,14 @@ def test_a_response_in_the_background_outlives_the_process_that_runs_it() -> Non
     assert outcome.end_reasons == {"complete": 1}
     assert not [line for line in outcome.trace if "response_not_found" in line]
     assert {"kill-api", "kill-worker", "kill-engine", "detach"} <= outcome.triggered.keys()
+
+
+def test_an_end_that_conflicts_with_the_one_before_is_not_judged_with_its_events() -> None:
+    """Where records may be lost, a response may be shown with another end, which the client's events then lack."""
+    checker = ResponseChecker(SimRequest("q", 0.0, path="/v1/responses", prompt="a", max_tokens=2, seed=1), [1])
+    cancelled = {"id": "resp_1", "status": "cancelled", "output": [], "usage": None}
+    checker.take_shown(cancelled)
+    other_end = {"type": "response.failed", "sequence_number": 0, "response": {**cancelled, "status": "failed"}}
+    with pytest.raises(ConflictingEndError):
+        checker.take_event(None, other_end)
+    assert checker.events == []
