@@ -18,6 +18,7 @@ from onward.router.core import instance_unreachable
 from onward.router.instance_registry import InstanceInfo, InstanceState
 from onward.router.record_lookup import find_records
 from onward.router.stream_runner import StreamRunner
+from onward.router.upstream_client import PASS_ON_TIMEOUT_S
 from onward.router.upstream_errors import parse_error_info
 from onward.web.auth.api_key_table import Caller
 from onward.web.auth.authenticator import may_access
@@ -29,6 +30,9 @@ LOOKUP_INTERVAL_S = 0.5
 UNREACHABLE_WAIT_S = 5.0
 """How long a question waits for an instance that cannot be asked. Within this time a response whose instance has died runs
 at another one, or the instance has restarted its api process."""
+READ_TIMEOUT_S = 5.0
+"""How long an instance may take to read a record. One that hangs is passed over for the next one."""
+_READS = frozenset({"events", "show", "whole", "input_items", "context", "rest"})
 MAX_CANCELS, MAX_CANCELLING = 1024, 64
 """Responses that aborts end: those that wait for it, and those that instances are told of at a time."""
 NUM_COPIES = 2
@@ -127,8 +131,9 @@ class ClusterResponseStore:
     async def _query_instances(self, query: QueryResponse) -> bytes:
         """What an instance answers. Raises its refusal."""
         message = msgspec.msgpack.encode(query)
+        timeout_s = READ_TIMEOUT_S if query.action in _READS else PASS_ON_TIMEOUT_S
         for instance in sorted(self._instances(), key=_is_not_ready)[:MAX_TRIES]:
-            reply = await self._runner.upstream.forward(instance.url, RESPONSE_PATH, message)
+            reply = await self._runner.upstream.forward(instance.url, RESPONSE_PATH, message, timeout_s)
             if reply is None or reply.status >= 500:
                 continue
             if reply.status != 200:

@@ -18,7 +18,7 @@ def expected() -> list[Result]:
     return [stream.result() for stream in streams]
 
 
-@pytest.mark.parametrize("transport", ["shm", "zmq"])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("zmq", marks=pytest.mark.full)])
 def test_preempted_streams_equal_those_of_a_big_pool(transport: str, expected: list[Result]) -> None:
     # Two or three of the thirty-two fit at their full length.
     with Server("--transport", transport, "--num-kv-blocks", str(NUM_BLOCKS)) as small:

@@ -1,6 +1,7 @@
 """Random traffic over random pools: whatever happens, clients get the tokens of an undisturbed run, once and in order,
 and between any two events the engine's books are right."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -41,13 +42,21 @@ def _finish(harness: Harness) -> None:
     harness.core.audit_idle()
 
 
-@examples(1000)
+@examples(250)
 @given(SHAPES, st.lists(ROUGH, min_size=20, max_size=80))
 def test_every_client_gets_exactly_its_tokens_whatever_happens(shape: dict, actions: list) -> None:
+    """Few examples: the two thousand simulated runs of tests/sim/test_seeds.py check the same, with all other processes."""
     act_out(shape, actions)
 
 
-@examples(300)
+@pytest.mark.full
+@examples(1000)
+@given(SHAPES, st.lists(ROUGH, min_size=20, max_size=80))
+def test_every_client_gets_exactly_its_tokens_in_a_thousand_examples(shape: dict, actions: list) -> None:
+    act_out(shape, actions)
+
+
+@examples(100)
 @given(
     st.fixed_dictionaries(
         {
@@ -68,7 +77,7 @@ def test_a_pool_that_is_too_small_costs_time_and_no_token(shape: dict, actions: 
     )
 
 
-@examples(300)
+@examples(100)
 @given(SHAPES, st.lists(REQUESTS, min_size=1, max_size=6), st.lists(st.integers(0, 3), max_size=40))
 def test_results_that_come_late_change_nothing(shape: dict, requests: list, delays: list) -> None:
     """All are submitted at once; then each result is held back by so many attempts to plan."""

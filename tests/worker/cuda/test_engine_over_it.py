@@ -1,5 +1,6 @@
 """The engine over the device's runner, two steps in flight: preemption, abort and a broken step change nobody's tokens."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,9 @@ def _llm(driver: DeviceDriver) -> tuple[LLM, OfflineEngine]:
     return llm, engine
 
 
+@functools.cache
 def _alone(new_driver: Callable[..., DeviceDriver]) -> list[list[int]]:
+    """What each prompt gives by itself: the same for every test."""
     llm, _ = _llm(new_driver())
     return [llm.generate(prompt, GREEDY)[0].token_ids for prompt in PROMPTS]
 
