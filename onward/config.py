@@ -101,9 +101,7 @@ class ServeConfig:
         None,
         "port where decode instances ask for prefills (0: any free one; default: 0 with --role prefill, else none)",
     )
-    prefill_peers: str = flag_field(
-        "", "hand-over addresses of prefill instances, tcp://HOST:PORT, separated by commas"
-    )
+    prefill_peers: str = flag_field("", "handoff addresses of prefill instances, tcp://HOST:PORT, separated by commas")
     local_prefill: bool = flag_field(True, "whether a decode instance computes prompts itself when no peer does")
     local_prefill_tokens: int = flag_field(
         16, "a decode instance computes so many uncached tokens itself without asking a peer"

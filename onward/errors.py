@@ -12,12 +12,15 @@
     │   ├── Unavailable      503    the engine is not there, or not yet
     │   ├── DeadlineExceeded 504    the request's own deadline has passed
     │   ├── CrashedWorker    500    the request has brought the worker down three times
-    │   ├── PdError          503    a hand-over between instances failed (`stage` says where)
+    │   ├── PdError          503    a handoff between instances failed (`stage` says where)
     │   └── InternalError    500    our fault
     └── StartupError                the server cannot start; the message says why and what to do
 
 Faults of ours (broken invariants) are asserts, not these.
 """
+
+RETRY_SOON_S = 1.0
+"""`retry_after_s` where nothing tells when the request could succeed: a process restarts, or a short queue is full."""
 
 
 class OnwardError(Exception):

@@ -17,7 +17,6 @@ STAGES: list[tuple[str, tuple[str, ...]]] = [
         (
             "/onward/api/lifecycle/stream_formatters.py",
             "/onward/api/lifecycle/chunk_encoder.py",
-            "/onward/api/lifecycle/cursor_tracker.py",
             "/onward/api/endpoints/chat.py",
             "/onward/api/endpoints/completions.py",
             "/onward/api/lifecycle/resume_fields.py",

@@ -104,7 +104,7 @@ class PairConditions(msgspec.Struct, frozen=True):
     """Of each side, while the other was measured."""
     other_programs_cores: float
     handed_over: dict[str, float]
-    """What the decode instance counted, hand-overs by outcome and prompts that it computed itself."""
+    """What the decode instance counted, handoffs by outcome and prompts that it computed itself."""
 
 
 class PdBenchmark:

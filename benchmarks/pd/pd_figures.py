@@ -88,7 +88,7 @@ def quantiles_ms(values: Sequence[float]) -> dict[str, float]:
 
 
 def serve_flags(role: str, threads: int, common: Sequence[str], handoff_port: int | None = None) -> list[str]:
-    """Of one instance. All have the same flags but for their part in the hand-over and their share of the cores."""
+    """Of one instance. All have the same flags but for their part in the handoff and their share of the cores."""
     flags = ["--role", role, "--threads", str(threads), *common]
     match role:
         case "prefill":

@@ -18,10 +18,9 @@ from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.lifecycle.stream_store_client import StreamStoreClient, StreamStoreTransport
-from onward.api.other_instances import OtherInstanceCounts
 from onward.api.requests.preprocessing_executors import ExecutorFactory, make_executors
 from onward.api.requests.text_processor import TextProcessor
-from onward.api.router_registration import InstanceDescription, RouterRegistrar
+from onward.api.router_registration import InstanceDescription, OtherInstanceCounts, RouterRegistrar
 from onward.api.supervisor_client import SupervisorChannel, SupervisorClient
 from onward.api.unknown_fields import UnknownFieldReporter
 from onward.clock import Clock

@@ -6,6 +6,7 @@ engine's cache has learnt goes along as `kv_events`, to each router whose last a
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 
 import aiohttp
@@ -13,16 +14,17 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward.api.endpoints.admin import PROCESS_ROLES, SupervisorQueries, instance_state
+from onward import log
+from onward.api.endpoints.admin import PROCESS_ROLES, instance_state
 from onward.api.endpoints.attempts import MSGPACK, read_cluster_message
 from onward.api.endpoints.cluster_auth import ClusterAuth
 from onward.api.engine_link.engine_client import EngineClient
 from onward.api.lifecycle.stream_registry import StreamRegistry
-from onward.api.other_instances import OtherInstanceCounts
-from onward.api.router_standing import RegistrationLog
+from onward.api.supervisor_client import SupervisorClient
 from onward.clock import Clock
 from onward.config import ApiConfig
 from onward.errors import Unavailable
+from onward.obs.metrics import LabelValues
 from onward.proto import SCHEMA_VERSION
 from onward.proto.control import InstanceView
 from onward.proto.kv_events import KvEvents
@@ -43,6 +45,75 @@ FREE_BLOCKS = ("free", "cached")
 RUNNING = ("running", "preempting")
 RETRYABLE_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, Unavailable, msgspec.MsgspecError)
 """Of telling a router: it is tried again."""
+PATIENCE_S = 15.0
+"""How long a router that has answered before may be silent until that is worth a warning: longer than one that stops takes
+by default (`drain_s` and its last words), and than a restart. Whoever stops a cluster stops the router first."""
+MAX_COUNT_AGE_S = 10.0
+"""The number of other instances that a router has said is forgotten after so long."""
+MAX_COUNTED_ROUTERS = 64
+
+_logger = logging.getLogger(__name__)
+
+
+class OtherInstanceCounts:
+    """Whether other instances could take over this one's streams, as its routers have said last."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._counts: dict[str, tuple[int, float]] = {}
+
+    def record(self, router: str, num_others: int) -> None:
+        """`router`: its incarnation. A negative number says nothing: the router does not know the field."""
+        self._counts.pop(router, None)
+        while len(self._counts) >= MAX_COUNTED_ROUTERS:
+            del self._counts[next(iter(self._counts))]
+        if num_others >= 0:
+            self._counts[router] = num_others, self._clock.now_s()
+
+    def by_router(self) -> dict[LabelValues, float]:
+        oldest_s = self._clock.now_s() - MAX_COUNT_AGE_S
+        return {
+            (router,): float(num_others)
+            for router, (num_others, recorded_at_s) in self._counts.items()
+            if recorded_at_s >= oldest_s
+        }
+
+    @property
+    def is_only_instance(self) -> bool:
+        """Every router that was heard lately knows no instance but this one. False where none was heard."""
+        counts = self.by_router().values()
+        return bool(counts) and not any(counts)
+
+
+class RegistrationLog:
+    """How an instance stands with one router: a log line when it is not taken, and one when it is again."""
+
+    def __init__(self, router_url: str, clock: Clock) -> None:
+        self._url = router_url
+        self._clock = clock
+        self._answered_at_s: float | None = None
+        self._has_warned = False
+
+    def accepted(self) -> None:
+        self._answered_at_s = self._clock.now_s()
+        if self._has_warned:
+            self._has_warned = False
+            _logger.info(log.event("registered", url=self._url))
+
+    def refused(self, cause: str) -> None:
+        """It has answered, and said no."""
+        self._answered_at_s = self._clock.now_s()
+        self._warn(cause)
+
+    def unreachable(self, cause: str) -> None:
+        """It has not answered. One that never did may have another address."""
+        if self._answered_at_s is None or self._clock.now_s() - self._answered_at_s > PATIENCE_S:
+            self._warn(cause)
+
+    def _warn(self, cause: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning(log.event("router does not take us", url=self._url, cause=cause))
 
 
 class InstanceDescription:
@@ -53,7 +124,7 @@ class InstanceDescription:
         config: ApiConfig,
         model: PreparedModel,
         client: EngineClient,
-        supervisor: SupervisorQueries,
+        supervisor: SupervisorClient,
         streams: StreamRegistry,
         clock: Clock,
         other_instances: OtherInstanceCounts,

@@ -3,9 +3,10 @@
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import Protocol
 
-from onward.errors import Unavailable
+from onward.api.engine_link.engine_client import EngineClient
+from onward.api.lifecycle.stream_store_client import StreamStoreClient
+from onward.errors import RETRY_SOON_S, Unavailable
 from onward.proto.control import (
     Drain,
     EngineGone,
@@ -28,16 +29,6 @@ from onward.transport.control_channel import SupervisorChannel
 QUERY_TIMEOUT_S = 3.0
 
 
-class EngineListener(Protocol):
-    def engine_up(self, message: EngineUp) -> None: ...
-    def engine_gone(self, message: EngineGone) -> None: ...
-
-
-class StreamStoreListener(Protocol):
-    def store_up(self, message: StreamStoreUp) -> None: ...
-    def store_gone(self, message: StreamStoreGone) -> None: ...
-
-
 class SupervisorClient:
     def __init__(self, channel: SupervisorChannel, snapshot: Callable[[], list[MetricFamily]]) -> None:
         self._channel = channel
@@ -47,8 +38,8 @@ class SupervisorClient:
 
     def dispatch_messages(
         self,
-        engine_client: EngineListener,
-        stream_store: StreamStoreListener,
+        engine_client: EngineClient,
+        stream_store: StreamStoreClient,
         drain: Callable[[], None],
         undrain: Callable[[], None],
         stop: Callable[[float], None],
@@ -83,11 +74,11 @@ class SupervisorClient:
     def request_drain(self) -> None:
         """For the whole instance: the supervisor tells every api process."""
         if not self._channel.send(RequestDrain()):
-            raise Unavailable("the supervisor does not read", retry_after_s=1.0)
+            raise Unavailable("the supervisor does not read", retry_after_s=RETRY_SOON_S)
 
     def request_undrain(self) -> None:
         if not self._channel.send(RequestUndrain()):
-            raise Unavailable("the supervisor does not read", retry_after_s=1.0)
+            raise Unavailable("the supervisor does not read", retry_after_s=RETRY_SOON_S)
 
     async def query_instance(self) -> InstanceView:
         """The whole instance, as of now."""

@@ -77,7 +77,7 @@ def keys(config: ServeConfig, num_keys: int) -> str:
 def addresses(url: str, pd: PdConfig, routers: RegistrationConfig) -> list[str]:
     lines = [url]
     if pd.handoff_address is not None:
-        lines.append(f"hand-overs at {pd.handoff_address}")
+        lines.append(f"handoffs at {pd.handoff_address}")
     if routers.router_urls:
         lines.append(f"registered as {routers.own_url}")
     return lines

@@ -392,7 +392,7 @@ def _key_in_memory() -> Iterator[int]:
 
 def print_cluster(console: Console, cluster: LocalCluster, model_name: str, key_fd: int, *, needs_key: bool) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for title in ("process", "url", "hand-over address", "threads", "pid"):
+    for title in ("process", "url", "handoff address", "threads", "pid"):
         table.add_column(title, no_wrap=True, style="bold cyan" if title == "url" else None)
     for instance in cluster.members:
         assert instance.process is not None, "all are ready"

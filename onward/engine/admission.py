@@ -8,9 +8,9 @@ from onward.engine.request import FinishReason, Request
 from onward.engine.scheduling import scheduling_policy
 from onward.engine.service_rates import ServiceRates
 from onward.engine.token_processor import stop_reason
-from onward.errors import InvalidRequest, NotFound, OnwardError, Overloaded, PdError
+from onward.errors import InvalidRequest, NotFound, Overloaded, PdError
 from onward.pd.handoff import HandoffKey
-from onward.proto.engine import ErrorInfo, Submit
+from onward.proto.engine import Submit
 from onward.proto.handoff import PrefillRequest
 
 
@@ -49,29 +49,18 @@ def create_request(submit: Submit, api_id: str, limits: EngineLimits, now_s: flo
             param="max_tokens" if room > 0 else "prompt",
         )
     return Request(
-        request_id=submit.request_id,
+        spec=submit,
         api_id=api_id,
-        attempt_epoch=submit.epoch,
         token_ids=submit.prompt_token_ids + submit.generated_token_ids,
-        num_prompt=num_prompt,
-        sampling=sampling,
         max_output_tokens=wanted,
-        priority=submit.priority,
         arrival_s=scheduling_policy.credited_arrival_s(now_s, submit.waited_s),
         submitted_s=now_s,
         deadline_at_s=None if submit.deadline_in_s is None else now_s + submit.deadline_in_s,
-        cache_salt=submit.cache_salt,
-        client_request_id=submit.client_request_id,
-        caller=submit.caller,
-        caller_limits=submit.caller_limits,
-        num_resumed_tokens=len(submit.generated_token_ids),
-        crash_charges=submit.worker_crashes,
-        engine_deaths=submit.engine_crashes,
+        worker_crashes=submit.worker_crashes,
+        engine_crashes=submit.engine_crashes,
         crash_charge_position=len(submit.generated_token_ids),
         num_cached_tokens=submit.num_cached_tokens,
         score_from=_score_from_index(submit),
-        prefill_peers=list(submit.prefill_peers),
-        can_reschedule=submit.is_routed,
         max_drafts=_max_drafts(submit.max_draft_tokens, limits),
     )
 
@@ -99,20 +88,25 @@ def create_peer_prefill_request(
     if length > limits.max_tokens:
         message = f"{length} tokens are more than the {limits.max_tokens} that fit into this prefill instance"
         raise PdError("pd_prefill_failed", message, stage="prefill")
-    return Request(
+    spec = Submit(
+        seq=0,
         request_id=f"{prefill.request_id}@{key.decode_incarnation}.{key.handoff_id}",
-        api_id="",
-        attempt_epoch=0,
-        token_ids=list(prefill.token_ids),
-        num_prompt=prefill.num_prompt,
-        sampling=prefill.sampling_params,
-        max_output_tokens=length - prefill.num_prompt + 1,
+        epoch=0,
+        prompt_token_ids=prefill.token_ids[: prefill.num_prompt],
+        sampling_params=prefill.sampling_params,
+        generated_token_ids=prefill.token_ids[prefill.num_prompt :],
         priority=prefill.priority,
+        cache_salt=prefill.cache_salt,
+    )
+    return Request(
+        spec=spec,
+        api_id="",
+        token_ids=list(prefill.token_ids),
+        max_output_tokens=length - prefill.num_prompt + 1,
         arrival_s=scheduling_policy.credited_arrival_s(now_s, prefill.waited_s),
         submitted_s=now_s,
         deadline_at_s=None if prefill.deadline_in_s is None else now_s + prefill.deadline_in_s,
-        cache_salt=prefill.cache_salt,
-        crash_charges=prefill.worker_crashes,
+        worker_crashes=prefill.worker_crashes,
         crash_charge_position=length - prefill.num_prompt,
         score_from=prefill.rescore_from,
         handoff=key,
@@ -165,15 +159,3 @@ def finish_reason_of_given_tokens(request: Request) -> FinishReason | None:
     """The reason, if the tokens that came with the request already contain its end."""
     reasons = (stop_reason(request, position) for position in range(request.num_generated))
     return next((reason for reason in reasons if reason), None)
-
-
-def to_error_info(error: OnwardError) -> ErrorInfo:
-    return ErrorInfo(
-        code=error.code,
-        message=error.message,
-        status=error.status,
-        retryable=error.retryable,
-        param=error.param,
-        retry_after_s=error.retry_after_s,
-        stage=error.stage,
-    )

@@ -67,7 +67,7 @@ class CallerLimiter:
 
     def check(self, request: Request, in_flight: CallerInFlight, now_s: float) -> AdmissionRefusal | None:
         """Whether one more would be over a limit of its caller. The choices of a request are let in or refused together."""
-        limits = request.caller_limits
+        limits = request.spec.caller_limits
         if limits is None:
             return None
         if limits.max_in_flight is not None and in_flight.num_requests >= limits.max_in_flight:
@@ -80,7 +80,7 @@ class CallerLimiter:
     def charge_prompt(self, request: Request, in_flight: CallerInFlight, now_s: float) -> None:
         """At the door. The choices of a prompt are charged for it once; a request that lists prompts, for each of them."""
         if not in_flight.has_same_prompt:
-            self.charge(request.caller, request.caller_limits, len(request.token_ids), now_s)
+            self.charge(request.caller, request.spec.caller_limits, len(request.token_ids), now_s)
 
     def charge(self, caller: str, limits: CallerLimits | None, num_tokens: int, now_s: float) -> None:
         if limits is not None and limits.tokens_per_minute is not None:

@@ -24,7 +24,7 @@ from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.kv_event_log import KvEventLog
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
-from onward.errors import CrashedWorker, DeadlineExceeded, OnwardError
+from onward.errors import DeadlineExceeded, OnwardError
 from onward.log import event as log_event
 from onward.obs.metrics import Registry
 from onward.obs.step_log import StepLog
@@ -42,8 +42,8 @@ from onward.proto.engine import (
     ToEngine,
     TokenDelta,
     TokenDeltas,
-    WorkerCrashReport,
 )
+from onward.proto.error_info import to_error_info
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.proto.kv_transfer import KvReport
 from onward.proto.stats import EngineStats
@@ -187,7 +187,8 @@ class EngineCore:
         self._kv_events.reset()
         in_flight = self.scheduler.reset(self._new_pool())
         for request in in_flight:
-            self._charge_crash(request, now_s)
+            if not self._tokens.charge_crash(request, now_s) and scheduling_policy.must_run_alone(request):
+                self.scheduler.suspects.add(request)
 
     def on_worker_ready(self, worker: WorkerHello, now_s: float) -> None:
         assert worker.num_blocks == self._limits.num_blocks, "a restarted worker has the same pool"
@@ -207,7 +208,7 @@ class EngineCore:
                 error = DeadlineExceeded(
                     f"the deadline passed after {request.num_generated} tokens", param="deadline_ms"
                 )
-                self._tokens.fail(request, admission.to_error_info(error), now_s)
+                self._tokens.fail(request, to_error_info(error), now_s)
         if now_s >= self._next_holding_s:
             self._next_holding_s = now_s + HOLDING_INTERVAL_S
             self._send_held_requests()
@@ -304,7 +305,7 @@ class EngineCore:
 
     def _submit(self, api_id: str, message: Submit, now_s: float) -> None:
         known = self._live.get(message.request_id)
-        if known is not None and message.epoch <= known.attempt_epoch:
+        if known is not None and message.epoch <= known.epoch:
             self.metrics.stale.inc("submit")
             return
         if message.request_id in self._tombstones:
@@ -330,11 +331,11 @@ class EngineCore:
         self.scheduler.enqueue(request)
         if scheduling_policy.must_run_alone(request):
             self.scheduler.suspects.add(request)
-        self._outbox.send(api_id, RequestAccepted(request.request_id, request.attempt_epoch))
+        self._outbox.send(api_id, RequestAccepted(request.request_id, request.epoch))
         self._finish_if_ended(request, now_s)
 
     def _admit_new(self, request: Request, now_s: float) -> None:
-        has_limits = request.caller_limits is not None
+        has_limits = request.spec.caller_limits is not None
         in_flight = self._live.in_flight_of_caller(request) if has_limits else CallerInFlight()
         refusal = self._callers.check(request, in_flight, now_s)
         refusal = refusal or admission.check_queue(
@@ -371,7 +372,7 @@ class EngineCore:
             len(message.prompt_token_ids),
             message.num_cached_tokens or 0,
             reason.value,
-            admission.to_error_info(error) if error else None,
+            to_error_info(error) if error else None,
         )
         self._outbox.send(api_id, TokenDeltas(self._step, [delta]))
 
@@ -381,7 +382,7 @@ class EngineCore:
         request = self._live.get(message.request_id)
         # Two api processes may have given their attempts the same number; each ends its own.
         if request is None or (
-            message.epoch is not None and (api_id != request.api_id or message.epoch < request.attempt_epoch)
+            message.epoch is not None and (api_id != request.api_id or message.epoch < request.epoch)
         ):
             self.metrics.stale.inc("abort")
             return
@@ -425,19 +426,6 @@ class EngineCore:
             self._outbox.add_delta(request, [])
         self._tokens.finish(request, reason, now_s)
 
-    def _charge_crash(self, request: Request, now_s: float) -> None:
-        request.crash_charges += 1
-        request.crash_charge_position = request.num_generated
-        if request.crash_charges >= scheduling_policy.MAX_CRASH_CHARGES:
-            error = CrashedWorker(f"the worker died {request.crash_charges} times while running this request")
-            self._tokens.fail(request, admission.to_error_info(error), now_s)
-            return
-        if scheduling_policy.must_run_alone(request):
-            self.scheduler.suspects.add(request)
-        self._outbox.send(
-            request.api_id, WorkerCrashReport(request.request_id, request.attempt_epoch, request.crash_charges)
-        )
-
     def _send_held_requests(self) -> None:
         held: dict[str, list[HeldRequest]] = {api_id: [] for api_id in self._seq}
         queue_positions = {request: queue_position for queue_position, request in enumerate(self.scheduler.waiting, 1)}
@@ -452,5 +440,5 @@ class EngineCore:
     def _held_entry(self, request: Request, queue_positions: dict[Request, int]) -> HeldRequest:
         computed = request.num_computed + self._handoffs.num_peer_heartbeats(request)
         return HeldRequest(
-            request.request_id, request.attempt_epoch, request.num_generated, computed, queue_positions.get(request, 0)
+            request.request_id, request.epoch, request.num_generated, computed, queue_positions.get(request, 0)
         )

@@ -3,7 +3,6 @@
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 
-from onward.engine.draft_figures import SpecDecodeMetrics
 from onward.engine.request import Request, RequestStatus
 from onward.obs.metrics import LabelValues, Registry
 from onward.obs.shared_counters import resubmissions_counter, stale_events_counter
@@ -50,3 +49,41 @@ class EngineMetrics:
         self.inter_token = histogram("onward_inter_token_seconds", "Between tokens of one request.")
         self.queue_time = histogram("onward_queue_seconds", "From arrival to the first scheduling.")
         self.step_time = histogram("onward_step_seconds", "Time a worker spends on a step.")
+
+
+class SpecDecodeMetrics:
+    """Counts drafts, by their place behind the newest token. Those of a step are added up first, and counted once."""
+
+    def __init__(self, registry: Registry) -> None:
+        counter = registry.counter
+        self._drafted = counter(
+            "onward_spec_drafted_tokens_total",
+            "Tokens that were guessed, by their place behind the newest one (1 is the first).",
+            ["place"],
+        )
+        self._accepted = counter(
+            "onward_spec_accepted_tokens_total", "Guessed tokens that were right, by their place.", ["place"]
+        )
+        self._verifications = counter(
+            "onward_spec_verifications_total",
+            "Steps of a request that had guesses. Each gives the accepted tokens and one more.",
+        )
+        self._of_step: list[tuple[int, int]] = []
+
+    def record(self, num_drafted: int, num_accepted: int) -> None:
+        self._of_step.append((num_drafted, num_accepted))
+
+    def flush_step(self) -> None:
+        if not self._of_step:
+            return
+        for position in range(1, 1 + max(drafted for drafted, _ in self._of_step)):
+            self._drafted.inc(str(position), by=sum(drafted >= position for drafted, _ in self._of_step))
+            if accepted := sum(accepted >= position for _, accepted in self._of_step):
+                self._accepted.inc(str(position), by=accepted)
+        self._verifications.inc(by=len(self._of_step))
+        self._of_step.clear()
+
+    @property
+    def totals(self) -> tuple[float, float, float]:
+        """Drafted, accepted, verifications."""
+        return self._drafted.total(), self._accepted.total(), self._verifications.value()

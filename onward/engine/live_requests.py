@@ -67,7 +67,7 @@ class LiveRequests:
         _put(self._by_caller, request.caller, request)
         for name in _names(request):
             _put(self._by_name, name, request)
-        if request.caller_limits is not None:
+        if request.spec.caller_limits is not None:
             prompt_hash = self._prompt_hashes[request.request_id] = _prompt_hash(request)
             by_prompt = self._choices.setdefault((request.caller, request.external_id), {})
             by_prompt.setdefault(prompt_hash, {})[request.request_id] = request
@@ -118,7 +118,7 @@ class LiveRequests:
 
 
 def _names(request: Request) -> set[str]:
-    return {request.external_id, request.client_request_id} - {""}
+    return {request.external_id, request.spec.client_request_id} - {""}
 
 
 def _put(index: _Index, key: str, request: Request) -> None:

@@ -217,7 +217,7 @@ class EngineProcess:
                 logger.warning(log.event("unexpected message", kind=type(message).__name__))
 
     def _announce_shutdown(self) -> None:
-        """Peers that wait for us learn it now, not from our silence. It is our last word: hand-overs are forgotten with it,
+        """Peers that wait for us learn it now, not from our silence. It is our last word: handoffs are forgotten with it,
         so a repeated message that was read afterwards would begin one anew."""
         if self._core is not None:
             self._core.close()

@@ -66,8 +66,8 @@ class ApiOutbox:
             prompt_logprobs, rescored = prompt_logprobs[:num_prompt_rows] or None, prompt_logprobs[num_prompt_rows:]
         self._deltas.setdefault(request.api_id, []).append(
             TokenDelta(
-                request.request_id,
-                request.attempt_epoch,
+                request.spec.request_id,
+                request.spec.epoch,
                 request.num_generated - len(token_ids),
                 token_ids,
                 request.num_prompt,

@@ -20,11 +20,11 @@ from enum import Enum
 
 from onward.engine.draft_acceptance import DraftAcceptance
 from onward.pd.handoff import HandoffKey
-from onward.proto import block_hash
+from onward.proto import block_hash, finish_reasons
 from onward.proto.block_hash import BlockHash
-from onward.proto.engine import CallerLimits
+from onward.proto.engine import Submit
 from onward.proto.kv_transfer import KvPush
-from onward.proto.sampling_params import SamplingParams
+from onward.proto.request_ids import external_id
 from onward.proto.step import TokenLogprobs
 
 
@@ -53,9 +53,9 @@ ALLOWED_TRANSITIONS = {
 class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
+    ABORT = finish_reasons.ABORT
     ERROR = "error"
-    PD_RESCHEDULE = "pd_reschedule"
+    PD_RESCHEDULE = finish_reasons.PD_RESCHEDULE
     """This instance cannot go on with it, another one can."""
     HANDED_OFF = "handed_over"
     """Of a prompt that we compute for a peer: its first token is drawn, and the rest is the peer's."""
@@ -84,33 +84,25 @@ class BlockLease:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    request_id: str
+    spec: Submit
+    """What was asked for. It does not change; all other fields are the engine's state around it."""
     api_id: str
-    """The api process that holds the client."""
-    attempt_epoch: int
+    """The api process that holds the client; empty for a prompt that is computed for a peer."""
     token_ids: list[int]
-    num_prompt: int
-    sampling: SamplingParams
     max_output_tokens: int
-    priority: int
     arrival_s: float
     """By this engine's clock, less the credit for time that it has waited before."""
     submitted_s: float
     deadline_at_s: float | None
-    cache_salt: str
+    num_prompt: int = field(init=False)
     arrival_number: int = 0
     """Its place among all that have come to this engine; see `LiveRequests`."""
-    client_request_id: str = ""
-    caller: str = ""
-    caller_limits: CallerLimits | None = None
-    num_resumed_tokens: int = 0
-    """Tokens of earlier attempts. Their first token, and its prompt, were counted then."""
-    crash_charges: int = 0
-    engine_deaths: int = 0
+    worker_crashes: int = 0
+    engine_crashes: int = 0
     crash_charge_position: int = 0
     """Of both: a token behind this place clears the request."""
     max_drafts: int = 0
-    """Tokens that it may draft in a step, by its own wish and the instance's."""
+    """Tokens that it may draft in a step, as the request and the instance allow."""
     draft_acceptance: DraftAcceptance = field(default_factory=DraftAcceptance)
     peer_draft_token_ids: list[int] = field(default_factory=list)
     """Of the peer that computed its prompt, for the first step here."""
@@ -137,10 +129,6 @@ class Request:
     """Where its KV goes, once the peer has granted blocks."""
     lease: BlockLease | None = None
     """While a peer computes our prompt."""
-    prefill_peers: list[str] = field(default_factory=list)
-    """Whom to ask for the prompt, best first; empty: whom the instance knows."""
-    can_reschedule: bool = False
-    """Somebody above knows other instances: what cannot go on here need not wait."""
     prefill_locally: bool = False
     """No peer is asked (again) for this one."""
     assign_pending: bool = False
@@ -154,14 +142,33 @@ class Request:
     last_token_s: float | None = None
 
     def __post_init__(self) -> None:
-        assert 0 < self.num_prompt <= len(self.token_ids), "a prompt has at least one token"
-        assert self.max_output_tokens > 0, "a request that may produce nothing is refused at the door"
+        self.num_prompt = len(self.spec.prompt_token_ids)
+        assert self.num_prompt > 0, "a prompt has at least one token"
+        assert self.num_prompt <= len(self.token_ids), "the tokens begin with the prompt"
+        assert self.max_output_tokens > 0, "a request that may produce nothing is refused by admission"
         self.num_sent_tokens = self.num_generated
+
+    @property
+    def request_id(self) -> str:
+        return self.spec.request_id
+
+    @property
+    def epoch(self) -> int:
+        """Of the submission that this request came with."""
+        return self.spec.epoch
+
+    @property
+    def priority(self) -> int:
+        return self.spec.priority
+
+    @property
+    def caller(self) -> str:
+        return self.spec.caller
 
     @property
     def external_id(self) -> str:
         """What the client knows it by: the id without the choice."""
-        return self.request_id.rpartition("-")[0] or self.request_id
+        return external_id(self.request_id)
 
     @property
     def num_generated(self) -> int:
@@ -211,14 +218,15 @@ class Request:
     def first_scored_row(self) -> int | None:
         """From this token on every row's output is wanted, so none of them may come from the cache. Row i tells how
         likely token i + 1 was. None once they were sent."""
-        if self.sampling.pooling == "mean" or (self.sampling.prompt_logprobs is not None and self.num_generated == 0):
+        sampling = self.spec.sampling_params
+        if sampling.pooling == "mean" or (sampling.prompt_logprobs is not None and self.num_generated == 0):
             return 0
         return None if self.score_from is None else self.score_from - 1
 
     @property
     def first_logits_row(self) -> int | None:
         """From this one on every row's logits are wanted, and a step has few such rows. A mean is made without logits."""
-        return None if self.sampling.pooling is not None else self.first_scored_row
+        return None if self.spec.sampling_params.pooling is not None else self.first_scored_row
 
     def set_status(self, status: RequestStatus) -> None:
         assert status in ALLOWED_TRANSITIONS[self.status], f"{self.request_id}: {self.status} -> {status}"
@@ -229,6 +237,6 @@ class Request:
         assert num_blocks * block_size <= len(self.token_ids), "only full blocks have a name"
         while len(self.block_hashes) < num_blocks:
             start = len(self.block_hashes) * block_size
-            parent = self.block_hashes[-1] if self.block_hashes else block_hash.root_hash(self.cache_salt)
+            parent = self.block_hashes[-1] if self.block_hashes else block_hash.root_hash(self.spec.cache_salt)
             self.block_hashes.append(block_hash.hash_block(parent, self.token_ids[start : start + block_size]))
         return self.block_hashes[:num_blocks]

@@ -15,10 +15,13 @@ from onward.engine.live_requests import LiveRequests
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import FinishReason, Request, RequestStatus
 from onward.engine.scheduler_stats import format_request_line
+from onward.engine.scheduling import scheduling_policy
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.service_rates import ServiceRates
+from onward.errors import CrashedWorker
 from onward.log import event as log_event
-from onward.proto.engine import ErrorInfo
+from onward.proto.engine import ErrorInfo, WorkerCrashReport
+from onward.proto.error_info import to_error_info
 from onward.proto.step import SlotAdvanced, SlotEmbedding, SlotEvent, SlotFailed, SlotPreempted, SlotTokens, StepResult
 
 log = logging.getLogger(__name__)
@@ -30,7 +33,7 @@ def stop_reason(request: Request, position: int, *, grammar_done: bool = False) 
     """The stop decision, here and only here: does the output end with the token at `position`?"""
     if request.handoff is not None:
         return FinishReason.HANDED_OFF  # whose output it is decides the rest
-    sampling = request.sampling
+    sampling = request.spec.sampling_params
     token = request.token_ids[request.num_prompt + position]
     if token in sampling.end_token_ids and position >= sampling.min_tokens:
         return FinishReason.STOP
@@ -98,6 +101,19 @@ class TokenProcessor:
         request.finish_reason = FinishReason.ERROR
         self._outbox.add_delta(request, [], error)
         self.finish(request, FinishReason.ERROR, now_s, error.code)
+
+    def charge_crash(self, request: Request, now_s: float) -> bool:
+        """A worker, ours or a peer's, died in a step that ran this request. True if the request fails by it. The api
+        process keeps the count, so that it survives a restart of this engine."""
+        request.worker_crashes += 1
+        request.crash_charge_position = request.num_generated
+        if request.worker_crashes >= scheduling_policy.MAX_CRASH_CHARGES:
+            error = CrashedWorker(f"workers died {request.worker_crashes} times while they ran this request")
+            self.fail(request, to_error_info(error), now_s)
+            return True
+        report = WorkerCrashReport(request.spec.request_id, request.spec.epoch, request.worker_crashes)
+        self._outbox.send(request.api_id, report)
+        return False
 
     def reschedule(self, request: Request, error: ErrorInfo, now_s: float) -> None:
         """We cannot go on, but another instance can: what was generated is worth keeping."""
@@ -209,15 +225,15 @@ class TokenProcessor:
     def _record_metrics(self, request: Request, num_tokens: int, now_s: float) -> None:
         metrics = self._metrics
         self._generated += num_tokens
-        if request.caller_limits is not None:
-            self._callers.charge(request.caller, request.caller_limits, num_tokens, now_s)
-        charged = request.crash_charges or request.engine_deaths
+        if request.spec.caller_limits is not None:
+            self._callers.charge(request.caller, request.spec.caller_limits, num_tokens, now_s)
+        charged = request.worker_crashes or request.engine_crashes
         if charged and request.num_generated > request.crash_charge_position:
-            request.crash_charges = request.engine_deaths = 0
+            request.worker_crashes = request.engine_crashes = 0
             self._scheduler.suspects.discard(request)
         if request.last_token_s is not None:
             metrics.inter_token.observe((now_s - request.last_token_s) / num_tokens)
-        elif request.num_resumed_tokens == 0:
+        elif not request.spec.generated_token_ids:
             request.first_token_s = now_s
             scheduled_s = request.scheduled_s if request.scheduled_s is not None else now_s
             metrics.queue_time.observe(scheduled_s - request.submitted_s)

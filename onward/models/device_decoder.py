@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from onward.kernels.ops import Ops, Rotary, RowTensors, SlotTensors
-from onward.models.layers.device.activation_buffers import ActivationBuffers
 from onward.models.layers.device.forward_layers import (
+    ActivationBuffers,
     forward_invariant,
     forward_library,
     forward_single_row,

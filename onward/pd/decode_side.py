@@ -1,6 +1,6 @@
-"""D's side of all its hand-overs: asks, grants, verifies, and has the last word on each.
+"""D's side of all its handoffs: asks, grants, verifies, and has the last word on each.
 
-A hand-over belongs to the address it was asked of, and from the first word about it to the incarnation that spoke.
+A handoff belongs to the address it was asked of, and from the first word about it to the incarnation that spoke.
 The memory into which KV is written is not known here: a lease is a name that the caller must revoke when told.
 """
 
@@ -28,12 +28,12 @@ from onward.proto.handoff import (
 from onward.timers import Timers
 
 MAX_REMEMBERED = 4096
-"""Hand-overs that are over, and incarnations of peers: a late word about one of these is answered with knowledge."""
+"""Handoffs that are over, and incarnations of peers: a late word about one of these is answered with knowledge."""
 
 RESEND_INTERVAL_S = 0.02
 """Between two attempts to send to a peer that could not be reached."""
 
-UNKNOWN_TO_DECODE = handoff_errors.prefill_failed("the decode instance does not have this hand-over any more")
+UNKNOWN_TO_DECODE = handoff_errors.prefill_failed("the decode instance does not have this handoff any more")
 
 
 class DecodeHandoffState(Enum):
@@ -76,7 +76,7 @@ class _DecodeHandoff:
 
 @dataclass(frozen=True, slots=True)
 class _FinalAnswer:
-    """What P is told if it still speaks of a hand-over that is over."""
+    """What P is told if it still speaks of a handoff that is over."""
 
     peer: str
     taken_from_incarnation: str | None
@@ -92,7 +92,7 @@ class DecodeSide:
         self._live: dict[int, _DecodeHandoff] = {}
         self._timers: Timers[int] = Timers()
         self._unanswered: dict[str, dict[int, None]] = {}
-        """By peer, in the order in which they were asked: hand-overs of which the peer has not been heard yet."""
+        """By peer, in the order in which they were asked: handoffs of which the peer has not been heard yet."""
         self._resend_due_s: dict[str, float] = {}
         """Peers that the last message could not be sent to, and when the next attempt is due."""
         self._by_lease: dict[str, int] = {}
@@ -285,7 +285,7 @@ class DecodeSide:
         self._send(peer, HandoffHeartbeat(heartbeat.number, wanted, heartbeat.incarnation))
 
     def _find(self, peer: str, handoff_id: int, incarnation: str, now_s: float) -> _DecodeHandoff | None:
-        """The hand-over that this incarnation of this peer works on. It has been heard of."""
+        """The handoff that this incarnation of this peer works on. It has been heard of."""
         handoff = self._live.get(handoff_id)
         if handoff is None or handoff.peer != peer or handoff.incarnation not in (None, incarnation):
             return None
@@ -302,7 +302,7 @@ class DecodeSide:
         """Whether this incarnation may still be there. The first word of a new one ends what was with the others.
 
         Of two incarnations that both have spoken nobody can tell which is the newer one, since words come late. So only
-        a first word counts; a hand-over that a dead one holds without having said so ends by its silence.
+        a first word counts; a handoff that a dead one holds without having said so ends by its silence.
         """
         if (peer, incarnation) not in self._gone_incarnations:
             self._gone_incarnations.put((peer, incarnation), False)

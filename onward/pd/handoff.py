@@ -1,4 +1,4 @@
-"""The hand-over of a prompt's KV from a prefill instance (P) to a decode instance (D): two machines without I/O.
+"""The handoff of a prompt's KV from a prefill instance (P) to a decode instance (D): two machines without I/O.
 
     D   ask ─────> asked ──Offer──> offered ──grant()──> granted ──Ready and counted()──> Arrived
     P   Prefill ─> queued ─offer()─> offered ──Grant───> granted ──ready()──> ready ──Taken──> Finished

@@ -1,4 +1,4 @@
-"""The ways in which a hand-over fails, as the typed errors that both sides and the client are told."""
+"""The ways in which a handoff fails, as the typed errors that both sides and the client are told."""
 
 from onward.proto.engine import ErrorInfo
 

@@ -1,4 +1,4 @@
-"""What the two sides of a hand-over tell the engine that drives them."""
+"""What the two sides of a handoff tell the engine that drives them."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from onward.proto.kv_transfer import KvEndpoint
 
 
 class HandoffKey(NamedTuple):
-    """P's name for a hand-over."""
+    """P's name for a handoff."""
 
     decode_incarnation: str
     """Incarnation of the decode instance that numbers it."""
@@ -37,7 +37,7 @@ class OfferReceived:
 
 @dataclass(frozen=True, slots=True)
 class KvArrived:
-    """P is done and every block lies in our memory, verified. P was told, and the hand-over is over."""
+    """P is done and every block lies in our memory, verified. P was told, and the handoff is over."""
 
     handoff_id: int
     ready: PrefillDone

@@ -1,4 +1,4 @@
-"""The durations of a hand-over. All follow from three knobs, so that they always fit each other.
+"""The durations of a handoff. All follow from three knobs, so that they always fit each other.
 
     P sends an offer or a heartbeat, and D answers it:
 
@@ -18,7 +18,7 @@ class HandoffTimeouts:
     offer_hold_s: float
     """How long D may think about an offer."""
     handoff_timeout_s: float
-    """How long one hand-over may take in all, P's queue included."""
+    """How long one handoff may take in all, P's queue included."""
 
     def __post_init__(self) -> None:
         assert self.lease_s > 0, "a lease has a duration"

@@ -1,4 +1,4 @@
-"""P's side of all its hand-overs: works for decode instances and decides nothing but that it must stop.
+"""P's side of all its handoffs: works for decode instances and decides nothing but that it must stop.
 
 It may write into a peer's memory only while it can prove that the peer still counts on it: each lease runs from the time
 when the offer, or a heartbeat that was answered, was *sent*. What is computed and written is not known here.
@@ -39,12 +39,12 @@ from onward.proto.step import TokenLogprobs
 from onward.timers import Timers
 
 MAX_REMEMBERED = 4096
-"""Hand-overs that are over: a late Prefill does not start them again."""
+"""Handoffs that are over: a late Prefill does not start them again."""
 
 MAX_UNANSWERED_HEARTBEATS = 1024
 """Heartbeats to one decode instance that may be unanswered at a time. The answer to an older one comes too late."""
 
-UNKNOWN_TO_PREFILL = handoff_errors.prefill_failed("the prefill instance does not have this hand-over any more")
+UNKNOWN_TO_PREFILL = handoff_errors.prefill_failed("the prefill instance does not have this handoff any more")
 NO_LONGER_WANTED = handoff_errors.prefill_failed("the decode instance does not want it any more")
 
 
@@ -100,7 +100,7 @@ class _DecodePeer:
     next_heartbeat_s: float
     handoffs: dict[int, _PrefillHandoff] = field(default_factory=dict)
     lease_durations: Counter[float] = field(default_factory=Counter)
-    """How many of the hand-overs have a lease of so many seconds. There are few different ones."""
+    """How many of the handoffs have a lease of so many seconds. There are few different ones."""
     sent_heartbeats: dict[int, _SentHeartbeat] = field(default_factory=dict)
     """Heartbeats by number, in the order of sending."""
 
@@ -118,7 +118,7 @@ class PrefillSide:
         self._outbox: list[tuple[str, ToDecode]] = []
 
     def offer(self, key: HandoffKey, num_blocks: int, now_s: float) -> None:
-        """We can run it now. Like everything said about a hand-over that has just ended, without effect then."""
+        """We can run it now. Like everything said about a handoff that has just ended, without effect then."""
         handoff = self._get(key)
         if handoff is None:
             return

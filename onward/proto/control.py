@@ -97,7 +97,7 @@ class StreamStoreGone(msgspec.Struct, frozen=True, tag="shelf_gone"):
 
 
 class ApiGone(msgspec.Struct, frozen=True, tag="api_gone"):
-    """To the engine and the shelf: that api process is dead, and its clients with it."""
+    """To the engine and the stream store: that api process is dead, and its clients with it."""
 
     incarnation: str
 

@@ -26,7 +26,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     param: str | None = None
     retry_after_s: Duration | None = None
     stage: str | None = None
-    """Of a hand-over between instances: where it failed (`prefill`, `offer`, `transfer`, `decode`), or how (`silence`,
+    """Of a handoff between instances: where it failed (`prefill`, `offer`, `transfer`, `decode`), or how (`silence`,
     `worker_crash`)."""
 
 
@@ -70,7 +70,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """A position of the output: from there on, the logprobs of `generated_token_ids` are wanted again. -1: those of the
     prompt too."""
     prefill_peers: list[str] = []
-    """Hand-over addresses that may be asked for this one, best first. Empty: those that the engine knows."""
+    """Handoff addresses that may be asked for this one, best first. Empty: those that the engine knows."""
     is_routed: bool = False
     """A router is in front: what cannot go on here goes on elsewhere, so nobody waits for blocks."""
     caller: str = ""

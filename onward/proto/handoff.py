@@ -7,7 +7,7 @@
     D -> P   Taken       P frees
     either   Cancel, Heartbeat, Gone
 
-D numbers hand-overs; every message carries the number. D is known to P by its incarnation, which is also the identity of
+D numbers handoffs; every message carries the number. D is known to P by its incarnation, which is also the identity of
 its socket; P's messages carry P's. Anything may be lost, doubled, delayed or reordered. Times are durations.
 """
 
@@ -71,7 +71,7 @@ class LeaseGrant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
 
 
 class RefuseHandoff(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
-    """No: from P to a Prefill, from D to an Offer. The hand-over is over, on both sides."""
+    """No: from P to a Prefill, from D to an Offer. The handoff is over, on both sides."""
 
     handoff_id: Serial
     error: ErrorInfo
@@ -105,7 +105,7 @@ class PrefillTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
 
 
 class CancelHandoff(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """It is over, for this reason. Also the answer to anything about a hand-over that one does not have."""
+    """It is over, for this reason. Also the answer to anything about a handoff that one does not have."""
 
     handoff_id: Serial
     error: ErrorInfo

@@ -105,7 +105,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[Count] | None = None
     """Where the router has made them, by a tokenizer that this instance has too. The body's text is not looked at."""
     prefill_peers: list[str] = []
-    """Hand-over addresses that a decode instance may ask, best first. Empty: its own."""
+    """Handoff addresses that a decode instance may ask, best first. Empty: its own."""
     is_final: bool = False
     """No attempt follows: a give-up is answered in the client's own form (`pd_reschedule`), not by an error event."""
     reader_positions: list[ChoiceCursor] = []

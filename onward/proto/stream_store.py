@@ -1,17 +1,18 @@
-"""Between the api processes of an instance and its shelf, the one owner of what clients can ask for by an id.
+"""Between the api processes of an instance and its stream store, the one owner of what clients can ask for by an id.
 
-Streams that run belong to the api process that serves them; the shelf knows of none, and asks around when it must.
+Streams that run belong to the api process that serves them; the stream store has no record of them and queries the api
+processes when it must.
 
-    api -> shelf    Put, Forget                     fire and forget
-                    Hello      each second, and when much was put        answered by Heard
-                    Find       who has it, running or left?              answered by Found
-                    Claim      before a later attempt at it starts       answered by Claimed
-                    DropNamed  an abort                                  answered by Dropped
-                    Delete     a response, for good                      answered by Dropped
-    shelf -> api    Show       do you run it?                            answered by Shown
-                    Release    somebody else goes on with it             answered by Released
+    api -> stream store    PutEntry, DropSuperseded                                  no reply
+                           StoreHeartbeat    each second, and after many entries     StoreHeartbeatReply
+                           FindEntry         which process has it, or its record     FindReply
+                           ClaimAttempt      before a later attempt at it starts     ClaimReply
+                           DropByName        an abort                                DropReply
+                           Delete            a response, for good                    DropReply
+    stream store -> api    QueryLiveStream   do you run it?                          LiveStreamReply
+                           ReleaseAttempt    another process continues it            ReleaseReply
 
-Any of them may be lost. Then a question is answered late, by the shelf's own deadline or the asker's.
+Any of them may be lost. Then a query is answered late, by the deadline of the stream store or of the process that asked.
 """
 
 from typing import Literal

@@ -28,9 +28,7 @@ from onward.web.auth.authenticator import (
     GuardedRoute,
     RouteAccess,
 )
-from onward.web.auth.content_type import check_content_type
-from onward.web.auth.cors import with_cors
-from onward.web.auth.cross_site import CrossSiteGuard
+from onward.web.auth.cross_site import CrossSiteGuard, check_content_type, with_cors
 from onward.web.openai_api import response_ids
 from onward.web.openai_api.response_endpoint import StoredResponseEndpoint
 from onward.web.request_id_middleware import RequestIdMiddleware, first_refusal, respond_refusal

@@ -9,9 +9,11 @@ sockets nor instances.
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from onward.errors import RETRY_SOON_S
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor
 from onward.proto.engine import CallerLimits, ErrorInfo
+from onward.proto.finish_reasons import ABORT, PD_RESCHEDULE
 from onward.proto.router import Attempt, ChoiceSnapshot, PromptUsage, StreamProgress
 from onward.router.upstream_events import (
     BLANK_LINE,
@@ -24,10 +26,6 @@ from onward.router.upstream_events import (
     UpstreamEvent,
 )
 
-RESCHEDULE = "pd_reschedule"
-ABORT = "abort"
-INCOMPLETE_FINISH_REASONS = frozenset({RESCHEDULE, ABORT})
-"""Finish reasons of a choice that is not complete."""
 RESTARTING_ENGINE = "-"
 DRAINING = "draining"
 """The code of an instance's error when it hands its streams over."""
@@ -195,7 +193,7 @@ class ClientStream:
     def is_out_of_reach_of_aborts(self) -> bool:
         """Every choice of a whole answer has ended, and none was given up: an abort finds nothing to end. The answer has
         logprobs, which nothing but the attempt under way knows."""
-        is_given_up = any(choice.finish_reason == RESCHEDULE for choice in self.choices)
+        is_given_up = any(choice.finish_reason == PD_RESCHEDULE for choice in self.choices)
         return not self.request.is_streaming and self.all_finished and not is_given_up
 
     @property
@@ -364,7 +362,7 @@ class ClientStream:
         if self.is_final:
             return False
         return any(
-            new.finish_reason == RESCHEDULE and old.finish_reason is None
+            new.finish_reason == PD_RESCHEDULE and old.finish_reason is None
             for old, new in zip(choices, cursor.choices, strict=True)
         )
 
@@ -432,7 +430,7 @@ _DUPLICATE = "duplicate"
 
 
 def _lost(reason: str) -> ErrorInfo:
-    return ErrorInfo("upstream_lost", reason, 503, True, retry_after_s=1.0)
+    return ErrorInfo("upstream_lost", reason, 503, True, retry_after_s=RETRY_SOON_S)
 
 
 def _is_simple_append(choices: list[DeliveredChoice], cursor: Cursor) -> bool:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onward.config import RouterConfig
-from onward.errors import Conflict, DeadlineExceeded, NotFound, Overloaded, Unavailable
+from onward.errors import RETRY_SOON_S, Conflict, DeadlineExceeded, NotFound, Overloaded, Unavailable
 from onward.obs.metrics import LabelValues, Registry
 from onward.proto.block_hash import BlockHash, hash_block, root_hash
 from onward.proto.cursor import Cursor
 from onward.proto.engine import ErrorInfo
+from onward.proto.error_info import to_error_info
 from onward.proto.router import Attempt, Registration, RegistrationReply
 from onward.router.client_stream import AttemptFailure, ClientRequest, ClientStream, FailureCause, resume_at_cursor
 from onward.router.detached_streams import DetachedStreams, Tombstones, matches
@@ -35,7 +36,6 @@ from onward.router.routing_policy import (
     can_take_request,
     fits_context,
 )
-from onward.web.error_format import to_error_info
 
 MAX_INSTANCE_WAIT_S = 60.0
 """For an instance, where the client has set no deadline."""
@@ -237,7 +237,7 @@ class RouterCore:
             if not stream.was_accepted and self._num_waiting >= self.config.max_queue:
                 self.metrics.overloads.inc()
                 message = f"{self.config.max_queue} requests wait for an instance already; try again later"
-                return self._give_up(routed, to_error_info(Overloaded(message, retry_after_s=1.0)))
+                return self._give_up(routed, to_error_info(Overloaded(message, retry_after_s=RETRY_SOON_S)))
             self._start_waiting(routed, now_s)
         assert routed.waiting_since_s is not None, "a waiting stream has the time when its wait began"
         left_s = routed.waiting_since_s + MAX_INSTANCE_WAIT_S - now_s
@@ -506,4 +506,4 @@ def unknown_stream(request_id: str) -> NotFound:
 
 def instance_unreachable(param: str) -> Unavailable:
     """Clients believe a 404, and do not ask again."""
-    return Unavailable(f"{param}: an instance that may have it does not answer; ask again", retry_after_s=1.0)
+    return Unavailable(f"{param}: an instance that may have it does not answer; ask again", retry_after_s=RETRY_SOON_S)

@@ -409,7 +409,7 @@ def _normalize_url(url: str) -> str:
 
 
 def _incompatibility(new: Registration, others: list[Registration]) -> str | None:
-    """All serve one model. Those that pass KV to each other have one layout; a mixed instance without a hand-over
+    """All serve one model. Those that pass KV to each other have one layout; a mixed instance without a handoff
     address passes none, and may compute in its own way: streams that move there go on, if not bit by bit."""
     for other in others:
         if other.model != new.model:

@@ -11,8 +11,9 @@ import msgspec
 from starlette.types import Send
 
 from onward.proto.engine import ErrorInfo
+from onward.proto.finish_reasons import INCOMPLETE_REASONS
 from onward.proto.router import CloseAttempt, ClosedAttempt
-from onward.router.client_stream import INCOMPLETE_FINISH_REASONS, ClientStream
+from onward.router.client_stream import ClientStream
 from onward.router.client_writer import ClientWriter
 from onward.router.core import ABORTED
 from onward.router.instance_registry import InstanceInfo, InstanceState
@@ -87,7 +88,7 @@ def build_partial(stream: ClientStream) -> dict[str, Any] | None:
         return None
     token_ids = [choice.token_ids for choice in stream.choices]
     reasons = [
-        None if choice.finish_reason in INCOMPLETE_FINISH_REASONS else choice.finish_reason for choice in stream.choices
+        None if choice.finish_reason in INCOMPLETE_REASONS else choice.finish_reason for choice in stream.choices
     ]
     resume = {
         "seed": stream.request.seed,

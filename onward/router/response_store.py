@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from onward.errors import Unavailable
+from onward.errors import RETRY_SOON_S, Unavailable
 from onward.proto.engine import ErrorInfo
 from onward.proto.router import RESPONSE_PATH, ChoiceSnapshot, QueryResponse, StreamRecord
 from onward.router.client_stream import ClientStream
@@ -139,7 +139,7 @@ class ClusterResponseStore:
             if reply.status != 200:
                 raise RequestFailed(parse_error_info(reply.body, reply.status))
             return reply.body
-        raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
+        raise Unavailable("there is no instance that could answer", retry_after_s=RETRY_SOON_S)
 
     async def cancel(self, record: StreamRecord) -> StreamRecord:
         """The instance that has most of it is told first: where it completes before that, it is not cancelled. What it
@@ -157,7 +157,7 @@ class ClusterResponseStore:
                 return max(stored, key=_rank)
             cancelled = max([cancelled, *stored], key=_rank)
         if not stored:
-            raise Unavailable("there is no instance that could keep it", retry_after_s=1.0)
+            raise Unavailable("there is no instance that could keep it", retry_after_s=RETRY_SOON_S)
         # An instance that could not be reached may still run it for this router.
         self._runner.abort_local([attempt.request_id], attempt.caller or None)
         return max(stored, key=_rank)

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from onward import log
 from onward.clock import Clock
-from onward.errors import InternalError, Unavailable
+from onward.errors import RETRY_SOON_S, InternalError, Unavailable
 from onward.proto.engine import ErrorInfo
+from onward.proto.error_info import to_error_info
 from onward.proto.router import IGNORED_FIELDS_HEADER, Registration, RegistrationReply
 from onward.random_source import RandomSource
 from onward.router.client_stream import FailureCause
@@ -33,7 +34,6 @@ from onward.router.upstream_client import UpstreamClient, read_error_body
 from onward.router.upstream_connections import UpstreamConnectError, UpstreamResponse
 from onward.router.upstream_errors import parse_error_info
 from onward.router.upstream_events import BLANK_LINE, EventSplitter, MalformedEvent, parse_event
-from onward.web.error_format import to_error_info
 from onward.web.openai_api.abort_request import MAX_IDS
 
 TICK_S = 0.25
@@ -246,7 +246,9 @@ class StreamRunner:
     def stop_all(self) -> None:
         """The grace is over: every stream ends now, and says so."""
         self.is_stopping = True
-        info = to_error_info(Unavailable("the router is stopping; reconnect with Last-Event-ID", retry_after_s=1.0))
+        info = to_error_info(
+            Unavailable("the router is stopping; reconnect with Last-Event-ID", retry_after_s=RETRY_SOON_S)
+        )
         routed_streams = self.core.live_streams()
         if routed_streams:
             _logger.warning(log.event("streams cut", clients=len(routed_streams)))

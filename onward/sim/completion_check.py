@@ -7,12 +7,10 @@ from typing import Any
 import msgspec
 
 from onward.proto.cursor import Cursor, parse_cursor
+from onward.proto.finish_reasons import ABORT, INCOMPLETE_REASONS, PD_RESCHEDULE
 from onward.sim.oracle import ExpectedChoice, decode_text, expected_choice
 from onward.sim.reply_check import InvariantError, ReplyChecker
 from onward.sim.scenario import SimRequest
-
-RESCHEDULE, ABORT = "pd_reschedule", "abort"
-INCOMPLETE_FINISH_REASONS = (RESCHEDULE, ABORT)
 
 
 @dataclass(slots=True)
@@ -49,12 +47,12 @@ class CompletionChecker(ReplyChecker):
     @property
     def is_finished(self) -> bool:
         """A choice that was given up and told so before the others were aborted keeps that end."""
-        unfinished = (None,) if self._was_aborted else (None, RESCHEDULE)
+        unfinished = (None,) if self._was_aborted else (None, PD_RESCHEDULE)
         return all(choice.finish_reason not in unfinished for choice in self.choices)
 
     @property
     def was_given_up(self) -> bool:
-        return not self._was_aborted and any(choice.finish_reason == RESCHEDULE for choice in self.choices)
+        return not self._was_aborted and any(choice.finish_reason == PD_RESCHEDULE for choice in self.choices)
 
     @property
     def _was_aborted(self) -> bool:
@@ -70,9 +68,7 @@ class CompletionChecker(ReplyChecker):
 
     def resume_fields(self) -> dict[str, Any]:
         token_ids = [choice.token_ids for choice in self.choices]
-        reasons = [
-            None if entry.finish_reason in INCOMPLETE_FINISH_REASONS else entry.finish_reason for entry in self.choices
-        ]
+        reasons = [None if entry.finish_reason in INCOMPLETE_REASONS else entry.finish_reason for entry in self.choices]
         return {
             "seed": parse_cursor(self.cursor).seed,
             "generated_token_ids": token_ids[0] if len(token_ids) == 1 else token_ids,
@@ -168,7 +164,7 @@ class CompletionChecker(ReplyChecker):
         if "seed" in self.resume:
             self._fix_seed(self.resume["seed"])
         for index, choice in enumerate(self.choices):
-            if choice.finish_reason in INCOMPLETE_FINISH_REASONS:
+            if choice.finish_reason in INCOMPLETE_REASONS:
                 self._check_incomplete(index, choice)
 
     # What there is of one that has failed.
@@ -217,7 +213,7 @@ class CompletionChecker(ReplyChecker):
         if num_covered is None or not 0 <= num_covered <= len(token_ids):
             raise InvariantError(2, f"the text of choice {index} covers {num_covered} of {len(token_ids)} tokens")
         covered = decode_text(token_ids[:num_covered])
-        is_ended = choice.finish_reason not in (None, *INCOMPLETE_FINISH_REASONS)
+        is_ended = choice.finish_reason not in (None, *INCOMPLETE_REASONS)
         if not is_ended and not (choice.text.startswith(covered) and decode_text(token_ids).startswith(choice.text)):
             raise InvariantError(
                 2, f"choice {index} reads {choice.text!r}, which is not the text {covered!r} of its tokens"

@@ -41,8 +41,8 @@ MAX_OVERTAKEN = 4
 """By how many of the same priority a request may be overtaken while it waits in one engine."""
 
 
-ORPHAN_S = 2.0
-"""How long an engine may hold a request after its api process was first seen to be gone: the news takes a moment."""
+ORPHAN_S = 10.0
+"""How long an engine may hold a request whose api process is gone: faults may delay the announcement."""
 
 
 class InvariantMonitor:
@@ -98,9 +98,11 @@ class InvariantMonitor:
         return not self._simulation.active_faults.trigger_counts.keys() <= CLIENT_ONLY_FAULTS | RECORD_SAFE_FAULTS
 
     def is_undisturbed(self) -> bool:
+        """Nothing has happened but what clients do."""
         return self._simulation.active_faults.trigger_counts.keys() <= CLIENT_ONLY_FAULTS
 
     def is_computed(self, request_id: str) -> bool:
+        """Whether an engine works on it."""
         engines = [instance.lifetime.engine for instance in self._simulation.instances.values()]
         cores = [engine.core for engine in engines if engine is not None and engine.core is not None]
         return any(name.startswith(request_id) for core in cores for name in core._live)
@@ -165,7 +167,7 @@ class InvariantMonitor:
 
     def _overtakes(self, core: EngineCore, admitted: Request, waiting: Request) -> bool:
         """Time that a request has waited elsewhere may put it before another, but not before its client has sent it."""
-        sent_s = self._sent_s.get(admitted.client_request_id.partition(".")[0])
+        sent_s = self._sent_s.get(admitted.spec.client_request_id.partition(".")[0])
         came_s = self._came_s.get((core.incarnation, waiting.arrival_number))
         if sent_s is None or came_s is None or admitted.priority != waiting.priority:
             return False
@@ -243,7 +245,7 @@ class InvariantMonitor:
         if num_records := unexpired_records(
             instance.lifetime.stream_store.core, instance.lifetime.stream_store.process.now_s()
         ):
-            self._simulation.fail(4, f"{instance.spec.name}: the shelf still has {num_records}")
+            self._simulation.fail(4, f"{instance.spec.name}: the stream store still has {num_records}")
 
 
 def _answers(instance: SimInstance) -> bool:
@@ -253,7 +255,7 @@ def _answers(instance: SimInstance) -> bool:
 
 
 def unexpired_records(core: StreamStoreCore, now_s: float) -> dict[str, int]:
-    """What a shelf would still have when the time of all that it has is over, by kind."""
+    """What a stream store would still have when the time of all that it has is over, by kind."""
     core.tick(now_s + LONGEST_TTL_S)
     return {kind: count for kind, count in core.entries.count().items() if count}
 
@@ -290,7 +292,7 @@ def _find_unsettled(instance: SimInstance) -> str | None:
     if not lifetime.engine.core.idle:
         return f"the engine is not idle: {lifetime.engine.core.stats(0.0).requests}"
     if lifetime.stream_store is None or lifetime.stream_store.core.num_pending_queries:
-        return "the shelf is not back, or owes answers"
+        return "the stream store is not back, or owes answers"
     kv_transfer = lifetime.worker.kv_transfer if lifetime.worker is not None else None
     if kv_transfer is not None and (kv_transfer.expected_leases or kv_transfer.pushes):
         return f"leases {sorted(kv_transfer.expected_leases)} and pushes {sorted(kv_transfer.pushes)} are left"

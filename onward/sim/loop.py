@@ -10,7 +10,10 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onward.sim.process import SimProcess
 
 START_S = 1000.0
 """So that no clock shows a time that could be mistaken for a duration."""
@@ -24,19 +27,7 @@ class Livelock(Exception):
     """Much happens, and nothing comes of it."""
 
 
-class LoopProcess(Protocol):
-    """What the loop must know of a process."""
-
-    clock_rate: float
-    is_stopped: bool
-    held: list[asyncio.Handle]
-
-    def has_unwound(self, now_s: float) -> bool:
-        """It was killed, and what was left of it has unwound."""
-        ...
-
-
-CURRENT_PROCESS: ContextVar[LoopProcess | None] = ContextVar("OWNER", default=None)
+CURRENT_PROCESS: "ContextVar[SimProcess | None]" = ContextVar("OWNER", default=None)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -44,8 +35,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.now_s = START_S
         self.num_events = 0
-        self._due: deque[tuple[LoopProcess | None, asyncio.Handle]] = deque()
-        self._later: list[tuple[float, int, LoopProcess | None, asyncio.Handle]] = []
+        self._due: deque[tuple[SimProcess | None, asyncio.Handle]] = deque()
+        self._later: list[tuple[float, int, SimProcess | None, asyncio.Handle]] = []
         self._order = itertools.count()
 
     def time(self) -> float:
@@ -78,7 +69,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         handle = asyncio.Handle(callback, args, self, context)
         heapq.heappush(self._later, (max(at_s, self.now_s), next(self._order), context.get(CURRENT_PROCESS), handle))
 
-    def resume_process(self, process: LoopProcess) -> None:
+    def resume_process(self, process: "SimProcess") -> None:
         """It goes on: what it has missed runs now."""
         self._due.extend((process, handle) for handle in process.held)
         process.held.clear()
@@ -102,7 +93,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             asyncio._set_running_loop(None)
 
-    def _run_one(self, process: LoopProcess | None, handle: asyncio.Handle) -> None:
+    def _run_one(self, process: "SimProcess | None", handle: asyncio.Handle) -> None:
         if handle.cancelled():
             return
         if process is not None and process.is_stopped:
@@ -117,9 +108,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Nothing is counted: what was cancelled is dropped when its time comes."""
 
 
-def local_time(process: LoopProcess | None, now_s: float) -> float:
+def local_time(process: "SimProcess | None", now_s: float) -> float:
     return now_s if process is None else START_S + (now_s - START_S) * process.clock_rate
 
 
-def _current_process(context: Context | None) -> LoopProcess | None:
+def _current_process(context: Context | None) -> "SimProcess | None":
     return CURRENT_PROCESS.get() if context is None else context.get(CURRENT_PROCESS)

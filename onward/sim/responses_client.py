@@ -3,7 +3,7 @@ number on, cancels it, deletes it, waits until it is forgotten; and knows what i
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -12,6 +12,7 @@ from onward.sim import response_check, tenants
 from onward.sim.client import MAX_TRIES, RETRY_S, RETRYABLE, RequestRefused, SimClient, StreamInterrupted, events_of
 from onward.sim.http import SimHttpResponse as HttpResponse
 from onward.sim.instance import RESPONSE_TTL_S
+from onward.sim.invariants import InvariantMonitor
 from onward.sim.reply_check import InvariantError, ReplyChecker
 from onward.sim.response_check import ConflictingEndError, ResponseChecker
 
@@ -23,35 +24,16 @@ _OF_ABORTS = ("aborted", "stream_unknown", "response_not_found")
 _STATUSES = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
 
 
-class RunConditions(Protocol):
-    """What a client cannot know, and a judge of what it was told must."""
-
-    def may_lose_records(self, *, is_background: bool) -> bool:
-        """Whether what keeps records, or the way there, has suffered."""
-        ...
-
-    def may_lose_tokens(self) -> bool:
-        """Whether a process that ran a response, or the way to it, was lost with tokens that were told."""
-        ...
-
-    def is_undisturbed(self) -> bool:
-        """Nothing has happened but what clients do."""
-        ...
-
-    def is_computed(self, request_id: str) -> bool:
-        """Whether an engine works on it."""
-        ...
-
-
 class ResponseForgotten(Exception):
     """Nobody has a response of this id."""
 
 
 class SimResponsesClient(SimClient):
-    def __init__(self, conditions: RunConditions, *args: Any, is_routed: bool, **kwargs: Any) -> None:
-        """`args` and `kwargs` are those of `SimClient`."""
+    def __init__(self, monitor: InvariantMonitor, *args: Any, is_routed: bool, **kwargs: Any) -> None:
+        """`monitor` knows what a client cannot know, and a judge of its answers must. `args` and `kwargs` are those of
+        `SimClient`."""
         super().__init__(*args, **kwargs)
-        self._conditions, self._is_routed = conditions, is_routed
+        self._monitor, self._is_routed = monitor, is_routed
 
     def _reply(self, history: list[dict[str, str]]) -> ReplyChecker:
         return ResponseChecker(self.request, self._prompt(history))
@@ -152,7 +134,7 @@ class SimResponsesClient(SimClient):
         try:
             async for event_id, data in events_of(response):
                 checker.take_event(event_id, msgspec.json.decode(data))
-                if checker.lost_events and not self._conditions.may_lose_tokens():
+                if checker.lost_events and not self._monitor.may_lose_tokens():
                     raise InvariantError(3, "the end is told in the place of an earlier event")
                 self._check_failure(checker)
                 if self.request.detach_s is not None and is_own and checker.response_id:
@@ -160,7 +142,7 @@ class SimResponsesClient(SimClient):
         finally:
             self._response = None
         if not checker.is_finished:
-            if self._conditions.is_undisturbed():
+            if self._monitor.is_undisturbed():
                 raise InvariantError(1, "the events end before the response does")
             raise StreamInterrupted("the events end", is_visible=False)
 
@@ -188,7 +170,7 @@ class SimResponsesClient(SimClient):
         raise StreamInterrupted("404 response_not_found", is_visible=False)
 
     def _may_forget(self) -> bool:
-        return self._conditions.may_lose_records(is_background=self.request.background)
+        return self._monitor.may_lose_records(is_background=self.request.background)
 
     def _check_may_be_lost(self, checker: ResponseChecker) -> None:
         if not self._may_forget():
@@ -202,7 +184,7 @@ class SimResponsesClient(SimClient):
 
     def _check_refusal(self, refused: RequestRefused) -> str:
         """An aborted response is cancelled: it is no error, and it is not forgotten."""
-        if refused.code in _OF_ABORTS and self._conditions.is_undisturbed():
+        if refused.code in _OF_ABORTS and self._monitor.is_undisturbed():
             raise InvariantError(2, f"{self.label} is told {refused.status} {refused.code}, and is not cancelled")
         return super()._check_refusal(refused)
 
@@ -229,7 +211,7 @@ class SimResponsesClient(SimClient):
         self._network.context.active_faults.trigger_counts["cancel"] += 1
         self._note(f"{self.label} is cancelled")
         reply = await self._send_cancel(checker)
-        if reply.get("status") in ("queued", "in_progress") and self._conditions.is_undisturbed():
+        if reply.get("status") in ("queued", "in_progress") and self._monitor.is_undisturbed():
             raise InvariantError(2, f"a cancel is answered with {reply['status']}")
         if reply.get("status") == "cancelled":
             checker.was_cancelled = checker.response_id == response_id
@@ -255,7 +237,7 @@ class SimResponsesClient(SimClient):
         assert checker.final is not None, "it has ended"
         if checker.final["status"] == "cancelled":
             await self._check_work_ends(checker.response_id)
-        elif checker.was_cancelled and self._conditions.is_undisturbed():
+        elif checker.was_cancelled and self._monitor.is_undisturbed():
             raise InvariantError(2, f"it was cancelled, and is {checker.final['status']}")
         if self._has_left:
             return
@@ -274,8 +256,8 @@ class SimResponsesClient(SimClient):
     async def _check_work_ends(self, response_id: str) -> None:
         """Some time after it was cancelled."""
         await asyncio.sleep(WORK_ENDS_S)
-        is_computed = self._conditions.is_computed(response_id.removeprefix("resp_"))
-        if self._conditions.is_undisturbed() and is_computed:
+        is_computed = self._monitor.is_computed(response_id.removeprefix("resp_"))
+        if self._monitor.is_undisturbed() and is_computed:
             raise InvariantError(4, f"{response_id} was cancelled, and is computed")
 
     async def _delete(self, checker: ResponseChecker) -> None:
@@ -292,5 +274,5 @@ class SimResponsesClient(SimClient):
     async def _check_gone(self, checker: ResponseChecker, reason: str) -> None:
         async with self._request("GET", checker) as response:
             await response.read()
-            if response.status == 200 and self._conditions.is_undisturbed():
+            if response.status == 200 and self._monitor.is_undisturbed():
                 raise InvariantError(4, f"{checker.response_id} {reason}, and is still there")

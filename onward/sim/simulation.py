@@ -1,7 +1,9 @@
 """One run: builds what a scenario describes, lets it happen, and watches the invariants all the while."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from contextvars import Context
 from functools import cache, partial
 from typing import Any
@@ -11,10 +13,8 @@ from onward.api.requests.text_processor import TextProcessor
 from onward.config import RouterConfig
 from onward.proto.model import TokenizerFiles
 from onward.sim import fault_kinds, response_check, tenants, vocabulary
-from onward.sim.active_faults import ActiveFaults
 from onward.sim.client import ClientTotals, SimClient
 from onward.sim.engine_wires import SimAddresses
-from onward.sim.fault_log import capture_logged_errors
 from onward.sim.http import SimHttpNetwork, url_of
 from onward.sim.instance import SimEnvironment, SimInstance
 from onward.sim.invariants import InvariantMonitor
@@ -28,7 +28,7 @@ from onward.sim.scenario import RunResult, Scenario, SimRequest, Violation
 from onward.sim.seeded_random import SeededRandom
 from onward.sim.tenants import IntruderClient
 from onward.sim.trace import Trace
-from onward.sim.wire import SimContext
+from onward.sim.wire import ActiveFaults, SimContext
 from onward.supervisor.restart_policy import COOL_DOWN_S
 from onward.text.prompt_tokenizer import PromptTokenizer
 from onward.text.tokenizer import Tokenizer
@@ -313,3 +313,29 @@ def _where(fault: BaseException) -> str:
         if traceback is not None
         else ""
     )
+
+
+class _ErrorHandler(logging.Handler):
+    def __init__(self, on_error: Callable[[str, BaseException | None], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._on_error = on_error
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._on_error(record.getMessage(), record.exc_info[1] if record.exc_info else None)
+
+
+@contextlib.contextmanager
+def capture_logged_errors(on_error: Callable[[str, BaseException | None], None]) -> Iterator[None]:
+    """Silences the log while a simulation runs; an error that the code under test has caught and logged is a finding."""
+    logger = logging.getLogger("onward")
+    before = logger.level, logger.propagate
+    catcher = _ErrorHandler(on_error)
+    logger.addHandler(catcher)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(catcher)
+        logger.level, logger.propagate = before
+        logger.manager._clear_cache()  # type: ignore[attr-defined]

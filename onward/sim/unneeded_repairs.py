@@ -1,6 +1,6 @@
 """Where nothing went wrong, nothing may have been repaired.
 
-Clients see no bug that a retry hides. But a request that was started again, a token that came twice or a hand-over that
+Clients see no bug that a retry hides. But a request that was started again, a token that came twice or a handoff that
 ran into its timeout is counted; and in a run in which clients did what they liked and no process, wire or transfer
 suffered, each such count is a bug.
 """

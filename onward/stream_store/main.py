@@ -1,4 +1,4 @@
-"""The shelf process: a socket and the clock around `StreamStoreCore`. Started by the supervisor before the api processes.
+"""The stream store process: a socket and the clock around `StreamStoreCore`. It starts before the api processes.
 
 One per instance. What it keeps dies with it: then a client's reconnect is answered as if its stream were unknown, and it
 repeats its POST.

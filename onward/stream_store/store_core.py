@@ -1,4 +1,4 @@
-"""The shelf's side of the protocol of `proto.stream_store`: keeps records, and settles who goes on with a stream.
+"""The stream store's side of the protocol of `proto.stream_store`: keeps records, and settles who goes on with a stream.
 
 An attempt at a request runs in one api process. Before a later one starts in another, the earlier is told to end, and what
 there was of it is put here; of two that claim the same request the higher epoch wins, or who came first. An api process

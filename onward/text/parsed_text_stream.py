@@ -4,11 +4,11 @@ For outputs with tools or thinking. As with plain text, what has been told up to
 to there: replay the tokens, drop what was told, go on.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
-from onward.text.message_events import MessageEvent, join_events
+from onward.text.message_events import MessageEvent, ReasoningText, join_events
 from onward.text.message_parser import MessageParser
-from onward.text.reasoning.token_counter import ReasoningTokenCounter
 from onward.text.text_stream import INTERRUPTED_REASONS, TextStream
 
 
@@ -75,3 +75,42 @@ class ParsedTextStream:
                 self._events.append(event)
             else:
                 self._events[-1] = joined
+
+
+class ReasoningTokenCounter:
+    """How many tokens of an output are reasoning, once it is known what their text says.
+
+    A token is what its last character is; one that completes no character is what it becomes. So the count is a function of
+    the tokens, like all events.
+    """
+
+    __slots__ = ("_num_classified", "_num_read", "_num_textless", "_unclassified", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._num_read = self._num_classified = 0
+        """Characters."""
+        self._num_textless = 0
+        """Tokens that have shown no text yet."""
+        self._unclassified: deque[tuple[int, int]] = deque()
+        """Where a text ends of which nobody knows what it says, and how many tokens it took."""
+
+    def push(self, text: str) -> None:
+        """What one more token has let be shown."""
+        self._num_textless += 1
+        self.flush(text)
+
+    def flush(self, text: str) -> None:
+        """More text, of tokens that have come before."""
+        if text:
+            self._num_read += len(text)
+            self._unclassified.append((self._num_read, self._num_textless))
+            self._num_textless = 0
+
+    def count_events(self, events: Sequence[MessageEvent]) -> None:
+        for event in events:
+            self._num_classified += len(event.text)
+            while self._unclassified and self._unclassified[0][0] <= self._num_classified:
+                _, num_tokens = self._unclassified.popleft()
+                if isinstance(event, ReasoningText):
+                    self.count += num_tokens

@@ -5,7 +5,7 @@ hash of what it works with. Does not know requests: whoever calls has found mess
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,6 @@ import msgspec
 
 from onward.errors import InvalidRequest, StartupError
 from onward.proto.model import PreparedModel, TokenizerFiles
-from onward.text import continue_final_message
 from onward.text.chat_template import ChatTemplate
 from onward.text.tokenizer import Tokenizer
 from onward.text.tool_messages import (
@@ -27,6 +26,8 @@ from onward.text.tool_messages import (
 
 TOKENIZATION_VERSION = 3
 """Raised whenever this module, the template's environment or the tokenizer's settings make other ids than before."""
+OPEN_MARK = "\ue000open\ue001"
+"""Ends a message that is left open. Of characters that stand for nothing in Unicode."""
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -143,7 +144,7 @@ def _render(messages: Sequence[ChatMessage], options: TemplateOptions, renderer:
         options = msgspec.structs.replace(options, tools=None)
     if not options.continue_final_message:
         return renderer.render(plain, options)
-    return continue_final_message.cut_at_marker(renderer.render(continue_final_message.add_marker(plain), options))
+    return cut_at_marker(renderer.render(add_marker(plain), options))
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:
@@ -170,3 +171,28 @@ def tokenizer_hash(files: TokenizerFiles) -> str:
     if files.tokenizer is None:
         return ""
     return hashlib.blake2b(msgspec.msgpack.encode((TOKENIZATION_VERSION, files)), digest_size=16).hexdigest()
+
+
+def add_marker(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Marks the end of the last message, which the model is to go on with. Templates close every message, so the prompt is
+    what comes before the mark: a template may cut spaces off the mark, but not off the text.
+
+    Messages may be unchecked: a router renders before they are checked."""
+    *before, last = messages or [{}]
+    match last.get("content"):
+        case str(text):
+            return [*before, {**last, "content": text + OPEN_MARK}]
+        case [*parts, {"text": str(text)} as final]:
+            return [*before, {**last, "content": [*parts, {**final, "text": text + OPEN_MARK}]}]
+    raise _refused("there is no last message with a text")
+
+
+def cut_at_marker(rendered: str) -> str:
+    prompt, mark, _ = rendered.rpartition(OPEN_MARK)
+    if not mark:
+        raise _refused("the chat template does not show the last message as it is, so it cannot be left open")
+    return prompt
+
+
+def _refused(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"continue_final_message: {problem}", param="continue_final_message")

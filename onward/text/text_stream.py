@@ -7,11 +7,12 @@ on. Knows nothing of requests, and does not decide that an output ends but by a 
 
 from collections.abc import Collection, Iterable, Sequence
 
+from onward.proto.finish_reasons import INCOMPLETE_REASONS
 from onward.text.detokenizer import Detokenizer
 from onward.text.stop_strings import StopStringMatcher
 from onward.text.token_table import TokenTable
 
-INTERRUPTED_REASONS = frozenset({"abort", "error", "pd_reschedule"})
+INTERRUPTED_REASONS = INCOMPLETE_REASONS | {"error"}
 """Finish reasons of an output that was interrupted: it may be continued elsewhere, so nothing held back is shown."""
 
 

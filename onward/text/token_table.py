@@ -4,7 +4,7 @@ Text is defined on these bytes: the text of some tokens is their bytes, joined a
 not UTF-8. Nothing ever turns a single token into text by guessing. Does not know how text becomes tokens.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onward.errors import StartupError
@@ -83,6 +83,18 @@ def table_from_spec(spec: Mapping[str, Any]) -> TokenTable:
     pieces = [tokens.get(token_id, b"") for token_id in range(max(tokens, default=-1) + 1)]
     special_ids = [token["id"] for token in added if token["special"]]
     return TokenTable(pieces, special_ids, any(map(_strips_leading_space, steps)))
+
+
+def with_visible_markers(table: TokenTable, marks: Collection[str]) -> TokenTable:
+    """A table in which the marks of a format are text. Clients are not shown special tokens, but some models write the
+    marks around calls and thoughts as such tokens, and the parser must see them. All other special tokens stay hidden.
+
+    Made once for a model. The same table where no mark is a special token."""
+    wanted = {mark.encode() for mark in marks}
+    shown = {token_id for token_id in table.special_ids if table.token_bytes_list[token_id] in wanted}
+    if not shown:
+        return table
+    return TokenTable(table.token_bytes_list, table.special_ids - shown, table.strips_leading_space)
 
 
 def _vocabulary(spec: Mapping[str, Any]) -> dict[str, int]:

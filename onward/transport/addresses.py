@@ -1,4 +1,4 @@
-"""Hand-over addresses, tcp://HOST:PORT or ipc://PATH: taken apart, put together, and which of them are this machine's."""
+"""Handoff addresses, tcp://HOST:PORT or ipc://PATH: taken apart, put together, and which of them are this machine's."""
 
 import ipaddress
 from urllib.parse import urlsplit

@@ -1,4 +1,4 @@
-"""Between the api processes of an instance and an owner of something that they share: the engine, or the shelf.
+"""Between the api processes of an instance and an owner of something that they share: the engine, or the stream store.
 
 Typed msgpack messages over zmq. Both ends have a bound on what they queue; what would go over it is refused, and the
 protocols above repair the loss.

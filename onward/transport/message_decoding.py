@@ -4,18 +4,14 @@ msgspec itself has three: what is no message of the kind, text that is no UTF-8,
 drops the first and has not heard of the others is brought down by whoever sends them.
 """
 
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 
-class MessageDecoder(Protocol[T_co]):
-    def decode(self, buf: Any, /) -> T_co: ...
-
-
-def decode_message(decoder: MessageDecoder[T_co], data: "bytes | memoryview") -> T_co:
+def decode_message(decoder: "msgspec.msgpack.Decoder[T]", data: "bytes | memoryview") -> T:
     """Raises `msgspec.DecodeError`, and nothing else."""
     try:
         return decoder.decode(data)

@@ -1,4 +1,4 @@
-"""The dialogue of the api processes with their shelf. Bounded by number here; by size by those who send
+"""The sockets between api processes and the stream store. Bounded by number here; by size by those who send
 (`api.lifecycle.stream_store_client`).
 """
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from onward.errors import OnwardError
 from onward.proto.engine import ErrorInfo
 
 
@@ -17,12 +16,6 @@ class RequestFailed(Exception):
         super().__init__(info.message)
         self.info = info
         self.partial = partial
-
-
-def to_error_info(error: OnwardError) -> ErrorInfo:
-    return ErrorInfo(
-        error.code, error.message, error.status, error.retryable, error.param, error.retry_after_s, error.stage
-    )
 
 
 def error_body(info: ErrorInfo, partial: bytes | None = None) -> bytes:
@@ -60,3 +53,12 @@ def error_headers(info: ErrorInfo) -> dict[str, str]:
     if info.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(info.retry_after_s)))
     return headers
+
+
+def response_error_fields(info: ErrorInfo) -> dict[str, Any]:
+    """The `error` of a response object. OpenAI knows a few codes only; ours stands in `type`."""
+    if info.status == 429:
+        code = "rate_limit_exceeded"
+    else:
+        code = "invalid_prompt" if info.status == 400 else "server_error"
+    return {"code": code, "message": info.message, "type": info.code, "param": info.param}

@@ -11,8 +11,9 @@ from starlette.types import Send
 
 from onward.errors import InternalError, OnwardError
 from onward.proto.engine import ErrorInfo
+from onward.proto.error_info import to_error_info
 from onward.web import asgi
-from onward.web.error_format import RequestFailed, error_body, error_headers, to_error_info
+from onward.web.error_format import RequestFailed, error_body, error_headers
 
 INTERNAL_ERROR = to_error_info(InternalError("internal error"))
 

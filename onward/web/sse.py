@@ -1,8 +1,14 @@
-"""Server-sent events as bytes: those for clients, and those that an instance sends to a router only."""
+"""Server-sent events as bytes: those for clients, and those that an instance sends to a router only. Also the header by
+which a client comes back to its stream."""
 
+from starlette.types import Scope
+
+from onward.proto.cursor import Cursor, parse_cursor
 from onward.proto.engine import ErrorInfo
 from onward.proto.router import StreamProgress
+from onward.web import asgi
 from onward.web.error_format import error_body
+from onward.web.json_body import field_error
 
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -37,3 +43,14 @@ def error_event(info: ErrorInfo, partial: bytes | None = None) -> bytes:
 def progress_comment(progress: StreamProgress) -> bytes:
     comment = f": progress {progress.engine} {progress.step} {progress.num_computed} {progress.queue_position}\n\n"
     return comment.encode()
+
+
+def parse_last_event_id(scope: Scope) -> Cursor | None:
+    """The place that `Last-Event-ID` names. An empty one is none: its client has read no event yet."""
+    value = asgi.header(scope, b"last-event-id")
+    if not value:
+        return None
+    try:
+        return parse_cursor(value)
+    except ValueError as fault:
+        raise field_error("Last-Event-ID", str(fault)) from None

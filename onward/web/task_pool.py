@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from onward.errors import Overloaded
+from onward.errors import RETRY_SOON_S, Overloaded
 from onward.fair_share import within_fair_share
 
 MAX_TASKS = 512
@@ -21,7 +21,7 @@ class TaskPool:
         if not within_fair_share(1, num_own, len(self._running) - num_own, self._max_tasks, is_named=bool(caller)):
             coroutine.close()
             problem = f"{num_own} background responses of this caller are under way, of {len(self._running)} in all"
-            raise Overloaded(f"{problem}; try again later", retry_after_s=1.0)
+            raise Overloaded(f"{problem}; try again later", retry_after_s=RETRY_SOON_S)
         task = asyncio.get_running_loop().create_task(coroutine)
         self._running[task] = caller
         task.add_done_callback(self._running.pop)

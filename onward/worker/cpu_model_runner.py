@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -55,10 +55,13 @@ from onward.worker.logits_processors.mask_executor import MaskExecutor, Threaded
 from onward.worker.logits_processors.penalties import LogitsProcessor
 from onward.worker.logits_processors.slot_grammar import NUM_MASK_THREADS, SlotGrammar
 from onward.worker.slot_checks import SlotError, check_assignment, check_blocks, check_slot_blocks, logprob_positions
-from onward.worker.slot_push import KvPusher, SlotPush
+from onward.worker.slot_push import SlotPush
 from onward.worker.speculation.draft_manager import DraftManager
 from onward.worker.speculation.proposer import DraftRequest, ProposerContext, ProposerFactory
 from onward.worker.step_sampler import SamplerOutput, StepSampler
+
+if TYPE_CHECKING:
+    from onward.pd.transfer.kv_transfer_thread import KvTransferThread
 
 
 @dataclass(slots=True)
@@ -117,7 +120,7 @@ class CpuModelRunner:
         self.kv_pool = kv_pool.allocate_kv_pool(
             model.config, dtype, self.num_blocks, config.block_size, is_shared=config.kv_backend is not None
         )
-        self.kv_pusher: KvPusher | None = None
+        self.kv_pusher: KvTransferThread | None = None
         """Where pushes go, in a worker that can push."""
         max_rows = max(config.max_num_batched_tokens, config.max_num_seqs)
         self._batch = BatchBuilder(model.config, self._tokens, self._tables, config.block_size, max_rows)

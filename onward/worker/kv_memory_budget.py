@@ -11,6 +11,9 @@ from onward.proto.model import ModelConfig
 
 POOL_SHARE = 0.25
 """Of the memory that is free at start. Pages are only taken when tokens are written to them."""
+GRAPH_RESERVE_BYTES = 1 << 30
+"""Of a CUDA device, for graphs, which are captured later, and for what a rare step allocates."""
+_MIB = 1 << 20
 
 
 def resolve_max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
@@ -48,6 +51,33 @@ def _checked(num_blocks: int, block_bytes: int, free: int) -> int:
         raise StartupError(
             f"--num-kv-blocks {num_blocks} takes {num_blocks * block_bytes >> 20} MiB, but only {free >> 20} MiB are free; "
             f"at most {free // block_bytes} blocks fit"
+        )
+    return num_blocks
+
+
+def choose_num_device_blocks(config: WorkerConfig, block_bytes: int, max_model_len: int, free: int, total: int) -> int:
+    """The same for a CUDA device. `free` and `total` are its bytes, measured with the weights loaded."""
+    usable = int(total * config.gpu_memory_utilization) - (total - free) - GRAPH_RESERVE_BYTES
+    max_fitting = max(0, usable) // block_bytes
+    if config.num_kv_blocks is not None:
+        return _checked_device_blocks(config.num_kv_blocks, max_fitting, block_bytes, usable)
+    if max_fitting < 2:
+        raise StartupError(
+            f"no memory for the KV pool: of the device's {total // _MIB} MiB, {free // _MIB} are free once the weights are "
+            f"loaded, and --gpu-memory-utilization {config.gpu_memory_utilization} leaves {max(0, usable) // _MIB} for "
+            f"blocks of {block_bytes / _MIB:.1f} MiB; raise it, free the device of others, or take a smaller model or "
+            "--dtype"
+        )
+    return min(max_fitting, config.max_num_seqs * -(-max_model_len // config.block_size))
+
+
+def _checked_device_blocks(num_blocks: int, max_fitting: int, block_bytes: int, usable: int) -> int:
+    if num_blocks < 1:
+        raise StartupError(f"--num-kv-blocks {num_blocks} is not positive")
+    if num_blocks > max_fitting:
+        raise StartupError(
+            f"--num-kv-blocks {num_blocks} takes {num_blocks * block_bytes // _MIB} MiB, but --gpu-memory-utilization "
+            f"leaves only {max(0, usable) // _MIB} MiB: at most {max_fitting} blocks fit"
         )
     return num_blocks
 

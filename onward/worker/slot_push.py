@@ -5,18 +5,9 @@ blocks   |-- the peer has them --|-- fed --|-- computed by the step that begins 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from onward.pd.transfer.push_job import ComputedBlocks
 from onward.proto.kv_transfer import KvPush
-
-
-class KvPusher(Protocol):
-    """What takes KV to peers while it is computed."""
-
-    def open_push(self, push: KvPush) -> None: ...
-    def send_computed(self, computed: ComputedBlocks) -> None: ...
-    def wake(self) -> None: ...
 
 
 @dataclass(slots=True)

@@ -78,7 +78,7 @@ class StandInEngine:
     paused: bool = False
     steps_at_once: int = 1
     """Taken before anybody else gets a turn: with many, tokens come in bursts and a long answer takes no time."""
-    crash_charges: int = 0
+    worker_crashes: int = 0
     running: dict[str, Running] = field(default_factory=dict)
     submits: list[Submit] = field(default_factory=list)
     aborts: list[Abort] = field(default_factory=list)
@@ -114,8 +114,8 @@ class StandInEngine:
             return [TokenDeltas(self.num_steps, [_refused(message, self.refusal, position, "error")])]
         self.running[message.request_id] = Running(message, list(message.generated_token_ids))
         answers: list[FromEngine] = [RequestAccepted(message.request_id, message.epoch)]
-        if self.crash_charges:
-            answers.append(WorkerCrashReport(message.request_id, message.epoch, self.crash_charges))
+        if self.worker_crashes:
+            answers.append(WorkerCrashReport(message.request_id, message.epoch, self.worker_crashes))
         return answers
 
     def step(self) -> TokenDeltas | None:

@@ -8,8 +8,8 @@ import msgspec
 import openai
 import pytest
 
-from onward.api.lifecycle.best_of import mean_logprob
 from onward.api.lifecycle.choice_update import ChoiceUpdate
+from onward.api.lifecycle.stream_formatters import mean_logprob
 from onward.config import ApiConfig
 from onward.proto.engine import ErrorInfo
 from onward.proto.model import SamplingDefaults

@@ -7,7 +7,7 @@ import pytest
 
 from onward.api.engine_link import engine_client
 from onward.api.engine_link.engine_client import MAX_OPEN_REQUESTS, EngineClient
-from onward.api.engine_link.request_tracker import RequestTracker, SubmitSpec
+from onward.api.engine_link.request_tracker import RequestTracker
 from onward.clock import SystemClock
 from onward.errors import Conflict, Overloaded, Unavailable
 from onward.obs.metrics import Registry
@@ -79,8 +79,8 @@ def run(scenario: Callable[[Setting], Awaitable[None]]) -> Setting:
     return asyncio.run(play())
 
 
-def order(name: str = "a-0") -> SubmitSpec:
-    return SubmitSpec(name, [1], SamplingParams(seed=1, max_tokens=5))
+def order(name: str = "a-0") -> Submit:
+    return Submit(0, name, 0, [1], SamplingParams(seed=1, max_tokens=5))
 
 
 def tokens(position: int, *ids: int, epoch: int = 1, reason: str | None = None) -> TokenDeltas:
@@ -263,7 +263,7 @@ def test_a_label_is_taken_until_its_request_has_left() -> None:
     async def scenario(setting: Setting) -> None:
         setting.up("engine-1")
         labelled = [
-            SubmitSpec(name, [1], SamplingParams(seed=1), client_request_id="mine") for name in ("a-0", "a-1", "b-0")
+            Submit(0, name, 0, [1], SamplingParams(seed=1), client_request_id="mine") for name in ("a-0", "a-1", "b-0")
         ]
         first = setting.client.submit(labelled[:2])
         with pytest.raises(Conflict):

@@ -4,7 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from onward.api.engine_link.request_tracker import CRASHED_ENGINE, RequestTracker, SubmitSpec, TrackerActions
+from onward.api.engine_link.request_tracker import CRASHED_ENGINE, RequestTracker, TrackerActions
 from onward.config import ServeConfig
 from onward.obs.metrics import Registry
 from onward.proto.control import EngineGone, IsolatedRequestRunning
@@ -22,7 +22,7 @@ def ledger() -> RequestTracker:
     ledger = RequestTracker(Registry())
     ledger.engine_up("engine-0", 0.0)
     for name in ("a-0", "b-0"):
-        ledger.submit(SubmitSpec(name, [1, 2], SamplingParams(1, max_tokens=9)), 0.0)
+        ledger.submit(Submit(0, name, 0, [1, 2], SamplingParams(1, max_tokens=9)), 0.0)
     return ledger
 
 
@@ -64,7 +64,7 @@ def test_a_token_clears_a_suspect(ledger: RequestTracker) -> None:
 
 def test_a_request_that_waits_for_an_engine_is_not_charged_with_its_death(ledger: RequestTracker) -> None:
     ledger.engine_gone("engine-0", 1.0)
-    ledger.submit(SubmitSpec("late-0", [1], SamplingParams(1)), 1.5)
+    ledger.submit(Submit(0, "late-0", 0, [1], SamplingParams(1)), 1.5)
     assert ledger.engine_gone("engine-0", 2.0).deliver == []
     submits = {one.request_id: one for one in ledger.engine_up("engine-1", 3.0).send if isinstance(one, Submit)}
     assert (submits["late-0"].engine_crashes, submits["a-0"].engine_crashes) == (0, 1)

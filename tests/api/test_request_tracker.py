@@ -17,8 +17,8 @@ from onward.api.engine_link.request_tracker import (
     MAX_REPORTS_WITHOUT_READ,
     MAX_RESUBMISSIONS_WITHOUT_PROGRESS,
     RequestTracker,
-    SubmitSpec,
     TrackerActions,
+    base_epoch,
 )
 from onward.obs.metrics import Registry
 from onward.proto.engine import (
@@ -41,8 +41,9 @@ from onward.proto.step import TokenLogprobs
 from tests.api.stand_in_engine import StandInEngine, expected_tokens, made_up_logprobs
 
 
-def order(name: str = "a-0", max_tokens: int = 8, **more: object) -> SubmitSpec:
-    return SubmitSpec(name, [1, 2, 3], SamplingParams(seed=7, max_tokens=max_tokens), **more)  # type: ignore[arg-type]
+def order(name: str = "a-0", max_tokens: int = 8, attempt_epoch: int = 1, **more: object) -> Submit:
+    sampling = SamplingParams(seed=7, max_tokens=max_tokens)
+    return Submit(0, name, base_epoch(attempt_epoch), [1, 2, 3], sampling, **more)  # type: ignore[arg-type]
 
 
 def delta(position: int, *tokens: int, epoch: int = 1, **more: object) -> TokenDeltas:
@@ -125,7 +126,7 @@ def test_a_gap_is_repaired_by_a_resubmission_and_never_delivered(ledger: Request
 def test_another_engine_gets_everything_unfinished_with_the_tokens_so_far(
     ledger: RequestTracker, registry: Registry
 ) -> None:
-    ledger.submit(order(arrived_at_s=-11.0, priority=3, cache_salt="s"), 0.0)
+    ledger.submit(order(waited_s=11.0, priority=3, cache_salt="s"), 0.0)
     ledger.receive("engine-1", WorkerCrashReport("a-0", 1, 0), 0.0)
     ledger.receive("engine-1", delta(0, 5), 0.0)
     ledger.receive("engine-1", WorkerCrashReport("a-0", 1, 2), 0.0)
@@ -287,7 +288,7 @@ def test_an_accepted_request_may_take_as_long_as_it_takes(ledger: RequestTracker
 
 
 def test_the_deadline_travels_as_time_left_and_ends_a_request_the_engine_has_forgotten(ledger: RequestTracker) -> None:
-    assert only_submit(ledger.submit(order(deadline_at_s=10.0), 4.0)).deadline_in_s == 6.0
+    assert only_submit(ledger.submit(order(deadline_in_s=6.0), 4.0)).deadline_in_s == 6.0
     assert only_submit(ledger.engine_up("engine-2", 9.0)).deadline_in_s == 1.0
     assert ledger.tick(10.0) == TrackerActions(), "the engine says it first"
     actions = ledger.tick(10.0 + DEADLINE_MARGIN_S)
@@ -481,12 +482,13 @@ class FaultyWire:
         self._to_api: list[FromEngine] = []
         self._engine = StandInEngine("engine-0")
 
-    def _order(self, index: int) -> SubmitSpec:
+    def _order(self, index: int) -> Submit:
         """Every second one goes on from an earlier answer, with logprobs of its tokens to be told again."""
         sampling = SamplingParams(7, max_tokens=3 + 5 * index, logprobs=2, prompt_logprobs=None if index % 2 else 1)
         if index % 2 == 0:
-            return SubmitSpec(f"r-{index}", [1, 2, 3], sampling)
-        return SubmitSpec(f"r-{index}", [1, 2, 3], sampling, expected_tokens([1, 2, 3], sampling, 4), rescore_from=1)
+            return Submit(0, f"r-{index}", 0, [1, 2, 3], sampling)
+        given = expected_tokens([1, 2, 3], sampling, 4)
+        return Submit(0, f"r-{index}", 0, [1, 2, 3], sampling, given, rescore_from=1)
 
     def run(self, max_rounds: int = 3000) -> None:
         self._restart(0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import logging
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from onward.api.router_registration import instance_load
+from onward.api.router_registration import PATIENCE_S, RegistrationLog, instance_load
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
 from onward.proto.router import (
@@ -27,6 +28,7 @@ from onward.transport.cluster_signature import sign_request, verify_signature
 from tests.api.instance import BLOCK_SIZE, NUM_BLOCKS, News, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.routed import MSGPACK_BODY
+from tests.api.test_load_shedder import ManualClock
 
 KEY = "ab" * 32
 
@@ -171,3 +173,54 @@ def test_the_load_counts_every_request_once(requests: dict[str, int], running_no
     blocks = {"free": 5, "cached": 2, "owned": 9, "fenced": 1}
     stats = EngineStats(1, True, 0.0, requests, blocks, 60)
     assert instance_load(stats) == InstanceLoad(running_now, waiting, running_now + 60, 7, 17)
+
+
+@pytest.fixture
+def manual_clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def registration_log(manual_clock: ManualClock, caplog: pytest.LogCaptureFixture) -> RegistrationLog:
+    caplog.set_level(logging.INFO, "onward.api.router_registration")
+    return RegistrationLog("http://r:1", manual_clock)
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.levelname, record.getMessage().split(" url=")[0]) for record in caplog.records]
+
+
+NOT_TAKEN, TAKEN_AGAIN = ("WARNING", "router does not take us"), ("INFO", "registered")
+
+
+def test_a_router_that_was_there_and_falls_silent_is_told_only_when_it_stays_so(
+    registration_log: RegistrationLog, manual_clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    registration_log.accepted()
+    manual_clock.time_s += PATIENCE_S
+    registration_log.unreachable("Connection refused")
+    assert logged(caplog) == [], "it may be stopping, and we are next"
+    manual_clock.time_s += 0.1
+    registration_log.unreachable("Connection refused")
+    registration_log.unreachable("Connection refused")
+    assert logged(caplog) == [NOT_TAKEN]
+    registration_log.accepted()
+    registration_log.accepted()
+    assert logged(caplog) == [NOT_TAKEN, TAKEN_AGAIN]
+
+
+def test_a_router_that_never_answered_is_told_at_once(
+    registration_log: RegistrationLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    registration_log.unreachable("Name or service not known")
+    assert logged(caplog) == [NOT_TAKEN]
+    assert "Name or service not known" in caplog.text
+
+
+def test_a_router_that_says_no_is_told_at_once(
+    registration_log: RegistrationLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    registration_log.accepted()
+    registration_log.refused("another model")
+    registration_log.refused("another model")
+    assert logged(caplog) == [NOT_TAKEN]

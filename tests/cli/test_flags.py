@@ -5,8 +5,7 @@ import pytest
 
 from onward.cli import flag_groups
 from onward.cli.flags import add_flags, from_args
-from onward.cli.main import run
-from onward.cli.parser import did_you_mean
+from onward.cli.main import did_you_mean, run
 from onward.cli.serve import check, listen
 from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError

@@ -69,7 +69,7 @@ def test_keys_and_addresses_are_named() -> None:
         "3, from keys.json; /metrics is open"
     )
     lines = told(ServeConfig(role="prefill", router="http://127.0.0.1:8080"), handoff_port=7000)
-    assert lines["addresses"] == f"{URL}, hand-overs at tcp://127.0.0.1:7000, registered as {URL}"
+    assert lines["addresses"] == f"{URL}, handoffs at tcp://127.0.0.1:7000, registered as {URL}"
 
 
 def test_the_greeting_stays_the_first_line() -> None:

@@ -41,7 +41,7 @@ class Client:
         self.num_finishes = 0
         self.accepted = False
         self.cached: int | None = None
-        self.crash_charges = 0
+        self.worker_crashes = 0
         self.reads = True
         """False once a late repetition of a request that is over was sent: what comes of it is dropped, as an api does."""
 
@@ -262,7 +262,7 @@ class Harness:
             waited_s=self.now_s - client.arrived_s,
             priority=old.priority,
             cache_salt=old.cache_salt,
-            worker_crashes=client.crash_charges,
+            worker_crashes=client.worker_crashes,
             num_cached_tokens=client.cached,
             caller=old.caller,
             caller_limits=old.caller_limits,
@@ -283,7 +283,7 @@ class Harness:
             case RequestAccepted():
                 self.clients[message.request_id].accepted = True
             case WorkerCrashReport():
-                self.clients[message.request_id].crash_charges = message.worker_crashes
+                self.clients[message.request_id].worker_crashes = message.worker_crashes
             case AbortReply():
                 self.abort_answers.append(message)
             case HeldRequestsReport():
@@ -304,7 +304,7 @@ class Harness:
         client.tokens += delta.token_ids
         client.cached = delta.num_cached_tokens
         if delta.token_ids:
-            client.crash_charges = 0
+            client.worker_crashes = 0
         if delta.finish_reason:
             client.finish_reason = delta.finish_reason
             client.num_finishes += 1

@@ -1,6 +1,6 @@
 """Requests are served in the order of their arrival at the engine. No other machine's clock has a say in it."""
 
-from onward.api.engine_link.request_tracker import RequestTracker, SubmitSpec
+from onward.api.engine_link.request_tracker import RequestTracker
 from onward.engine.scheduling import scheduling_policy
 from onward.obs.metrics import Registry
 from onward.proto.engine import Submit
@@ -76,7 +76,7 @@ def test_a_prompt_at_a_prefill_instance_brings_its_waiting_time_and_no_clock() -
 def test_an_api_process_tells_how_long_a_request_has_waited_in_all() -> None:
     ledger = RequestTracker(Registry())
     ledger.engine_up("engine-1", 100.0)
-    [first] = ledger.submit(SubmitSpec("a-0", [1], SamplingParams(1), arrived_at_s=97.0), 100.0).send
+    [first] = ledger.submit(Submit(0, "a-0", 0, [1], SamplingParams(1), waited_s=3.0), 100.0).send
     ledger.engine_gone("engine-1", 101.0)
     [again] = ledger.engine_up("engine-2", 140.0).send
     assert isinstance(first, Submit) and isinstance(again, Submit)

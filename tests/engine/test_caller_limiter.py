@@ -6,29 +6,17 @@ from hypothesis import strategies as st
 from onward.engine.caller_limiter import MAX_RETRY_S, CallerLimiter, TokenBucket
 from onward.engine.live_requests import CallerInFlight, LiveRequests
 from onward.engine.request import Request
-from onward.proto.engine import CallerLimits
+from onward.proto.engine import CallerLimits, Submit
 from onward.proto.sampling_params import SamplingParams
 
 
 def request(
     request_id: str, num_prompt: int, caller: str = "ann", tokens_per_minute: int = 600, token_id: int = 1
 ) -> Request:
-    return Request(
-        request_id,
-        "api",
-        1,
-        [token_id] * num_prompt,
-        num_prompt,
-        SamplingParams(seed=0),
-        10,
-        0,
-        0.0,
-        0.0,
-        None,
-        "",
-        caller=caller,
-        caller_limits=CallerLimits(tokens_per_minute=tokens_per_minute),
-    )
+    limits = CallerLimits(tokens_per_minute=tokens_per_minute)
+    prompt = [token_id] * num_prompt
+    spec = Submit(1, request_id, 1, prompt, SamplingParams(seed=0), caller=caller, caller_limits=limits)
+    return Request(spec, "api", list(prompt), 10, 0.0, 0.0, None)
 
 
 NONE = CallerInFlight()

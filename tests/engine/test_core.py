@@ -301,7 +301,7 @@ def test_a_crash_without_progress_is_charged_and_the_third_one_fails_the_request
     for charges in (1, 2):
         harness.plan()
         harness.crash_worker()
-        assert client.crash_charges == charges
+        assert client.worker_crashes == charges
     harness.plan()
     harness.crash_worker()
     assert client.error_code == "crashed_worker"
@@ -334,7 +334,7 @@ def test_a_request_charged_twice_runs_alone_in_its_step() -> None:
     assert harness.plan() is None, "no other step is in flight beside it"
     harness.crash_worker()
     assert harness.clients["poison"].error_code == "crashed_worker"
-    assert harness.clients["other"].crash_charges == 0
+    assert harness.clients["other"].worker_crashes == 0
     harness.run_until_idle()
     assert harness.clients["other"].tokens == harness.expected(harness.clients["other"])
 

@@ -129,13 +129,14 @@ def test_an_abort_of_all_at_a_prefill_instance_leaves_what_it_computes_for_other
 
 def test_a_prompt_under_which_two_peers_have_died_is_computed_alone_here() -> None:
     cluster = Cluster(num_prefill=2, local_prefill_tokens=4)
-    cluster.submit("r", list(range(1, 23)))
+    client = cluster.submit("r", list(range(1, 23)))
     assert cluster.decode.plan() is None, "peers are asked"
     for _ in range(20):
         cluster.turn(steps=False)
         for peer in cluster.peers.values():
             if (plan := peer.plan()) is not None and plan.run:
                 peer.crash_worker()
+    assert client.worker_crashes == 2, "the api process is told of both, and tells the next engine"
     cluster.submit("other", [4, 5], max_tokens=5)
     plan = cluster.decode.plan()
     assert plan is not None and [assign.request_id for assign in plan.assign] == ["r"]

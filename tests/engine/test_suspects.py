@@ -115,7 +115,7 @@ def test_a_step_beside_an_aborted_suspect_s_step_is_not_planned() -> None:
     harness.abort("suspect")
     assert harness.plan() is None
     harness.crash_worker()
-    assert other.crash_charges == 0
+    assert other.worker_crashes == 0
     harness.run_until_idle()
     assert other.tokens == harness.expected(other)
 
@@ -172,8 +172,8 @@ def preempted_in_the_only_step() -> tuple[Harness, Client, Client]:
 def test_a_request_that_was_only_preempted_in_a_step_is_not_charged_with_the_worker_s_death() -> None:
     harness, low, other = preempted_in_the_only_step()
     harness.crash_worker()
-    assert low.crash_charges == 0
-    assert other.crash_charges == 1, "it ran"
+    assert low.worker_crashes == 0
+    assert other.worker_crashes == 1, "it ran"
     harness.run_until_idle()
     harness.check_all_exact()
 
@@ -186,7 +186,7 @@ def test_a_preempted_request_is_charged_for_an_earlier_step_in_flight_in_which_i
     plan = harness.plan()
     assert plan is not None and plan.preempt
     harness.crash_worker()
-    assert low.crash_charges == 1
+    assert low.worker_crashes == 1
     harness.run_until_idle()
     harness.check_all_exact()
 

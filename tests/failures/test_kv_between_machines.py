@@ -343,7 +343,7 @@ def test_f35_a_handoff_that_fails_behind_its_token_is_no_success_and_both_sides_
     assert cluster.prefill.metric("finished", "handed_over") == 0
     assert cluster.prefill.metric("finished", "error") == 1
     ended_well(cluster, client)
-    failed = [record.message for record in caplog.records if "hand-over failed" in record.message]
+    failed = [record.message for record in caplog.records if "handoff failed" in record.message]
     assert any("side=prefill" in line and "lost its KV memory" in line for line in failed)
     assert any("side=decode" in line and "code=pd_prefill_failed" in line for line in failed)
     finished = [record.message for record in caplog.records if "request finished" in record.message]

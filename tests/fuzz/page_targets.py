@@ -20,9 +20,7 @@ from onward.cli.flag_checks import check_allowed_hosts, check_origins
 from onward.errors import StartupError
 from onward.web import asgi
 from onward.web.auth.allowed_hosts import ANY, AllowedHosts, normalized_host
-from onward.web.auth.content_type import check_content_type
-from onward.web.auth.cors import with_cors
-from onward.web.auth.cross_site import CrossSiteGuard
+from onward.web.auth.cross_site import CrossSiteGuard, check_content_type, with_cors
 from onward.web.auth.host_and_origin import canonical_origin
 from tests.fuzz.case import Target
 from tests.web.exchange import exchanged

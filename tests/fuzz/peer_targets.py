@@ -170,7 +170,7 @@ def _to_decode(data: bytes) -> None:
         side.tick(now_s + 0.1)
         _sendable(side.take_messages())
     side.tick(1e6)
-    assert sum(side.count_by_state().values()) == 0, "every hand-over ends"
+    assert sum(side.count_by_state().values()) == 0, "every handoff ends"
 
 
 def _sendable(outbox: list[tuple[str, Any]]) -> None:

@@ -383,4 +383,4 @@ class World:
         assert not list(self.pushes()), "somebody still writes"
         assert self.decode.memory.owner == [None] * NUM_BLOCKS, "blocks were not given back"
         outcomes = {number: self.decode.outcomes[number] for number in self.decode.asked}
-        assert outcomes == dict.fromkeys(self.decode.asked, 1), "not exactly one end for each hand-over"
+        assert outcomes == dict.fromkeys(self.decode.asked, 1), "not exactly one end for each handoff"

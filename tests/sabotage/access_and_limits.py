@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from onward.api.engine_link.request_tracker import SubmitSpec
+from onward.api.engine_link.request_tracker import TrackedRequest
 from onward.api.lifecycle import generation_runner as api_generation
 from onward.api.lifecycle import request_builder
 from onward.api.lifecycle import stream_registry as api_streams
@@ -148,15 +148,17 @@ def _the_engine_lets_anybody_take_over(patch: Patches) -> None:
 
 
 def _an_api_ends_everybodys_by_name(patch: Patches) -> None:
-    def is_meant(original: Callable, self: SubmitSpec, names: Collection[str], everything: bool, _: str | None) -> bool:
+    def is_meant(
+        original: Callable, self: TrackedRequest, names: Collection[str], everything: bool, _: str | None
+    ) -> bool:
         return original(self, names, everything, None)
 
-    patch.around(SubmitSpec, "matches", is_meant)
+    patch.around(TrackedRequest, "matches", is_meant)
 
 
 def _the_engine_ends_everybodys_by_name(patch: Patches) -> None:
     def named(original: Callable, self: LiveRequests, name: str, caller: str | None) -> list[Request]:
-        return [request for request in self.values() if name in (request.external_id, request.client_request_id)]
+        return [request for request in self.values() if name in (request.external_id, request.spec.client_request_id)]
 
     patch.around(LiveRequests, "find_by_name", named)
     patch.around(LiveRequests, "of_caller", lambda original, self, caller: self.values())

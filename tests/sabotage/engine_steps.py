@@ -240,7 +240,7 @@ def _holding_before_deltas(patch: Patches) -> None:
 def _ignore_min_tokens(patch: Patches) -> None:
     def stop_reason(original: Callable, request: Request, position: int, grammar_done: bool) -> object:
         token = request.token_ids[request.num_prompt + position]
-        ends = token in request.sampling.end_token_ids
+        ends = token in request.spec.sampling_params.end_token_ids
         return token_processor.FinishReason.STOP if ends else original(request, position, grammar_done=grammar_done)
 
     patch.around(token_processor, "stop_reason", stop_reason)
@@ -317,7 +317,7 @@ def _accept_an_older_submission(patch: Patches) -> None:
     def submit(original: Callable, self: EngineCore, owner: str, message: object, now_s: float) -> None:
         known = self._live.get(message.request_id)  # type: ignore[attr-defined]
         if known is not None:
-            known.attempt_epoch = -1
+            known.spec = msgspec.structs.replace(known.spec, epoch=-1)
         original(self, owner, message, now_s)
 
     patch.around(EngineCore, "_submit", submit)
@@ -326,7 +326,7 @@ def _accept_an_older_submission(patch: Patches) -> None:
 def _time_the_first_token_twice(patch: Patches) -> None:
     def observe(original: Callable, self: TokenProcessor, request: Request, *rest: object) -> None:
         request.last_token_s = None
-        request.num_resumed_tokens = 0
+        request.spec = msgspec.structs.replace(request.spec, generated_token_ids=[])
         original(self, request, *rest)
 
     patch.around(TokenProcessor, "_record_metrics", observe)

@@ -118,10 +118,11 @@ def _the_next_caller_starts_the_process(patch: Patches) -> None:
 
 
 def _an_instance_lets_resumed_streams_in(patch: Patches) -> None:
-    def order(original: Callable, prepared: Any, begun: Any) -> Any:
-        return replace(original(prepared, begun), admit_as_new=bool(prepared.attempt.reader_positions))
+    def new_submit(original: Callable, prepared: Any, *args: Any) -> Any:
+        submit = original(prepared, *args)
+        return msgspec.structs.replace(submit, admit_as_new=bool(prepared.attempt.reader_positions))
 
-    patch.around(request_builder, "_submit_spec", order)
+    patch.around(request_builder, "_new_submit", new_submit)
 
 
 def _a_router_says_that_resumed_streams_were_let_in(patch: Patches) -> None:

@@ -8,6 +8,7 @@ from onward.engine.handoff.prefill_peers import PrefillPeers, PrefillPeerState
 from onward.engine.handoff.prefill_service import PrefillService
 from onward.engine.handoff.remote_prefill import RemotePrefillClient
 from onward.engine.main import EngineProcess
+from onward.engine.outbox import ApiOutbox
 from onward.engine.request import FinishReason, Request
 from onward.engine.scheduling.block_leases import BlockLeases
 from onward.engine.scheduling.block_pool import BlockPool
@@ -18,6 +19,7 @@ from onward.pd import decode_side, prefill_side
 from onward.pd.decode_side import DecodeSide
 from onward.pd.prefill_side import PrefillSide
 from onward.proto.control import StopChild, ToChild
+from onward.proto.engine import WorkerCrashReport
 from onward.proto.handoff import CancelHandoff, HandoffHeartbeat, RefuseHandoff
 from onward.transport.handoff_sockets import HandoffClientSocket
 from tests.sabotage.patches import Patches, Sabotage
@@ -44,6 +46,14 @@ def _say_goodbye_before_the_last_turn(patch: Patches) -> None:
         original(self, message, now_s)
 
     patch.around(EngineProcess, "_on_control", on_control)
+
+
+def _report_no_crashes(patch: Patches) -> None:
+    def send(original: Callable, self: ApiOutbox, api_id: str, message: object) -> None:
+        if not isinstance(message, WorkerCrashReport):
+            original(self, api_id, message)
+
+    patch.around(ApiOutbox, "send", send)
 
 
 def _no_heartbeats(patch: Patches) -> None:
@@ -269,6 +279,12 @@ TABLE = [
             "tests/engine/test_shutdown.py::"
             "test_a_prompt_that_is_repeated_while_the_engine_is_told_to_stop_begins_nothing_anew"
         ],
+    ),
+    Sabotage(
+        "crashes-not-reported",
+        "the api process is not told that a worker, here or at a peer, died under a request",
+        _report_no_crashes,
+        ["tests/engine/test_handoffs.py::test_a_prompt_under_which_two_peers_have_died_is_computed_alone_here"],
     ),
     Sabotage(
         "all-unsent-repeated",

@@ -14,13 +14,14 @@ from onward.api.endpoints import attempts
 from onward.api.lifecycle import generation_runner, request_builder
 from onward.api.requests import structured_outputs, unsupported_fields, validation
 from onward.api.requests.schemas import GenerationRequest, ValidationContext
-from onward.cli import flag_groups, parser, serve
+from onward.cli import flag_groups, serve
+from onward.cli import main as command_line
 from onward.engine import main as engine_main
 from onward.engine.core import EngineCore
 from onward.engine.recording import replayer, token_anonymizer
 from onward.engine.recording.recorder import RecordingEngineCore
 from onward.engine.recording.recording_file import RecordingWriter
-from onward.grammar import lark
+from onward.grammar import llguidance_source
 from onward.obs import tables
 from onward.router import client_request
 from onward.router.endpoints import generation as router_generation
@@ -60,7 +61,7 @@ def _print_tables_as_wide_as_the_console(patch: Patches) -> None:
 
 
 def _know_no_similar_flags(patch: Patches) -> None:
-    patch.put(parser.difflib, "get_close_matches", lambda *_, **__: [])
+    patch.put(command_line.difflib, "get_close_matches", lambda *_, **__: [])
 
 
 def _leave_a_knob_out_of_the_groups(patch: Patches) -> None:
@@ -153,7 +154,7 @@ def _let_min_tokens_forbid_the_end_tag(patch: Patches) -> None:
 
 
 def _write_delete_as_it_is(patch: Patches) -> None:
-    patch.put(lark, "_without_delete", lambda source: source)
+    patch.put(llguidance_source, "_without_delete", lambda source: source)
 
 
 def _record_true_vectors(patch: Patches) -> None:

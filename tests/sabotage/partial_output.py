@@ -4,9 +4,9 @@ from typing import Any
 
 from onward.api.endpoints import chat, close_attempt, completions
 from onward.api.engine_link import request_tracker
-from onward.api.engine_link.request_tracker import PD_RESCHEDULE
 from onward.api.lifecycle.stream_formatters import BodyCollector, ChunkFormatter
 from onward.api.requests.text_processor import TextProcessor
+from onward.proto.finish_reasons import PD_RESCHEDULE
 from onward.router.client_stream import ClientStream
 from onward.router.partial_output import PartialOutputWriter
 from onward.text.message_parser import MessageParser

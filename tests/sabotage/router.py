@@ -9,16 +9,15 @@ from dataclasses import replace
 
 import msgspec
 
-from onward.api.engine_link.request_tracker import SubmitSpec
 from onward.api.lifecycle import request_builder, resume
 from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.request_builder import RequestBuilder
 from onward.api.lifecycle.stream_registry import StreamRegistry
-from onward.api.other_instances import OtherInstanceCounts
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.text_processor import TextProcessor
-from onward.proto.engine import ErrorInfo
+from onward.api.router_registration import OtherInstanceCounts
+from onward.proto.engine import ErrorInfo, Submit
 from onward.proto.router import Attempt, ChoiceSnapshot, Registration, RegistrationReply, StreamProgress
 from onward.router import instance_registry
 from onward.router.client_stream import AttemptFailure, ClientStream, FailureCause
@@ -127,12 +126,12 @@ def _only_whole_answers_are_retried(patch: Patches) -> None:
 
 
 def _what_was_generated_becomes_prompt(patch: Patches) -> None:
-    def order(original: Callable, *args: object) -> SubmitSpec:
-        made: SubmitSpec = original(*args)
+    def order(original: Callable, *args: object) -> Submit:
+        made: Submit = original(*args)
         prompt = [*made.prompt_token_ids, *made.generated_token_ids]
-        return replace(made, prompt_token_ids=prompt, generated_token_ids=[])
+        return msgspec.structs.replace(made, prompt_token_ids=prompt, generated_token_ids=[])
 
-    patch.around(request_builder, "_submit_spec", order)
+    patch.around(request_builder, "_new_submit", order)
 
 
 def _limits_count_from_the_break(patch: Patches) -> None:

@@ -167,7 +167,7 @@ def _settle_ties_by_id(patch: Patches) -> None:
 def _a_resubmission_comes_last(patch: Patches) -> None:
     def submit(original: Callable, self: EngineCore, owner: str, message: Submit, now_s: float) -> None:
         known = self._live.get(message.request_id)
-        if known is not None and known.attempt_epoch < message.epoch:
+        if known is not None and known.epoch < message.epoch:
             self.scheduler.remove(known)
             self._live.remove(known)
         original(self, owner, message, now_s)
@@ -194,7 +194,7 @@ def _the_engine_does_not_say_what_it_runs_alone(patch: Patches) -> None:
 
 def _engine_deaths_make_no_suspects(patch: Patches) -> None:
     patch.around(
-        scheduling_policy, "is_suspect", lambda original, crash_charges, engine_deaths: original(crash_charges, 0)
+        scheduling_policy, "is_suspect", lambda original, worker_crashes, engine_crashes: original(worker_crashes, 0)
     )
 
 

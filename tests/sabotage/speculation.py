@@ -138,7 +138,7 @@ def _a_slot_keeps_what_its_last_request_had_computed(patch: Patches) -> None:
 
 
 def _the_draft_models_memory_is_not_counted(patch: Patches) -> None:
-    from onward.worker.speculation.draft_opening import DraftModelProposerFactory
+    from onward.worker.speculation.draft_model_proposer import DraftModelProposerFactory
 
     patch.put(DraftModelProposerFactory, "bytes_per_block", 1)
 
@@ -347,7 +347,9 @@ TABLE = [
         "draft-memory-not-counted",
         "a drafting model takes more memory than it says",
         _the_draft_models_memory_is_not_counted,
-        ["tests/worker/speculation/test_draft_opening.py::test_the_memory_that_counts_is_the_memory_that_is_taken"],
+        [
+            "tests/worker/speculation/test_draft_model_factory.py::test_the_memory_that_counts_is_the_memory_that_is_taken"
+        ],
     ),
     Sabotage(
         "eagle-memory-not-counted",

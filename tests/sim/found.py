@@ -7,19 +7,20 @@ from typing import Any
 import msgspec
 
 from onward.api.endpoints import close_attempt
-from onward.api.engine_link.request_tracker import PD_RESCHEDULE, EngineOutput, RequestTracker, TrackedRequest
+from onward.api.engine_link.request_tracker import EngineOutput, RequestTracker, TrackedRequest
 from onward.api.lifecycle import request_builder, resume, resume_fields
 from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
 from onward.api.lifecycle.choice_update import ChoiceUpdate
-from onward.api.lifecycle.cursor_tracker import CursorTracker
 from onward.api.lifecycle.generation_runner import GenerationEndpoint
 from onward.api.lifecycle.request_output import OutputUpdate, RequestOutput
 from onward.api.lifecycle.resume import STREAM_UNKNOWN, resumed_attempt
+from onward.api.lifecycle.stream_formatters import CursorTracker
 from onward.api.requests.schemas import GenerationRequest
 from onward.api.responses import response_formatters, response_view
 from onward.api.responses.response_formatters import ResponseFormatter
 from onward.proto.cursor import Cursor
 from onward.proto.engine import Submit
+from onward.proto.finish_reasons import PD_RESCHEDULE
 from onward.proto.router import ChoiceSnapshot
 from onward.router import response_store as router_responses
 from onward.router.client_stream import ClientStream

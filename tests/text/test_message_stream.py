@@ -5,8 +5,7 @@ from onward.text import message_events
 from onward.text.message_events import ContentText, ReasoningText, ToolCallArguments, ToolCallEnded, ToolCallStarted
 from onward.text.message_parser import MessageParser
 from onward.text.reasoning.reasoning_formats import REASONING_FORMATS as REASONING
-from onward.text.shown_marks import with_visible_markers
-from onward.text.token_table import TokenTable
+from onward.text.token_table import TokenTable, with_visible_markers
 from onward.text.tool_calls.tool_call_formats import TOOL_CALL_FORMATS
 from tests.text.cutting import cut_at, cuts, told
 

@@ -6,9 +6,8 @@ from onward.text.message_events import ContentText, MessageEvent, ReasoningText,
 from onward.text.message_parser import MessageParser
 from onward.text.parsed_text_stream import ParsedTextStream
 from onward.text.reasoning.reasoning_formats import REASONING_FORMATS as REASONING
-from onward.text.shown_marks import with_visible_markers
 from onward.text.text_stream import INTERRUPTED_REASONS, TextStream
-from onward.text.token_table import TokenTable
+from onward.text.token_table import TokenTable, with_visible_markers
 from onward.text.tool_calls.tool_call_formats import TOOL_CALL_FORMATS
 
 PIECES = [

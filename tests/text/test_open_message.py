@@ -1,7 +1,7 @@
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.text.continue_final_message import MARK, add_marker, cut_at_marker
+from onward.text.prompt_tokenizer import OPEN_MARK, add_marker, cut_at_marker
 
 
 @pytest.mark.parametrize("content", ["so ", [{"type": "text", "text": "a"}, {"type": "text", "text": "so "}]])
@@ -10,9 +10,11 @@ def test_the_prompt_is_what_comes_before_the_mark(content: object) -> None:
     marked = add_marker([first, {"role": "assistant", "content": content}])
     assert marked[0] is first
     last = marked[-1]["content"]
-    assert (last if isinstance(last, str) else last[-1]["text"]) == "so " + MARK
-    assert cut_at_marker(f"<hi><so {MARK}>") == "<hi><so ", "the text's own spaces stay"
-    assert cut_at_marker(f"<{MARK}><so {MARK}>") == f"<{MARK}><so ", "the last one is ours, whatever a client has sent"
+    assert (last if isinstance(last, str) else last[-1]["text"]) == "so " + OPEN_MARK
+    assert cut_at_marker(f"<hi><so {OPEN_MARK}>") == "<hi><so ", "the text's own spaces stay"
+    assert cut_at_marker(f"<{OPEN_MARK}><so {OPEN_MARK}>") == f"<{OPEN_MARK}><so ", (
+        "the last one is ours, whatever a client has sent"
+    )
 
 
 @pytest.mark.parametrize(

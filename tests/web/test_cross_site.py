@@ -4,8 +4,7 @@ import pytest
 from starlette.types import Scope
 
 from onward.web.auth.allowed_hosts import AllowedHosts
-from onward.web.auth.content_type import check_content_type
-from onward.web.auth.cross_site import OPEN_PATHS, CrossSiteGuard
+from onward.web.auth.cross_site import OPEN_PATHS, CrossSiteGuard, check_content_type
 from tests.web.exchange import request_scope
 
 HERE = AllowedHosts.for_server("127.0.0.1", ("gpu-box.example",))

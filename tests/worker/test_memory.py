@@ -6,11 +6,18 @@ import pytest
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
-from onward.worker.kv_memory_budget import choose_num_blocks, free_memory_bytes, resolve_max_model_len
+from onward.worker.kv_memory_budget import (
+    GRAPH_RESERVE_BYTES,
+    choose_num_blocks,
+    choose_num_device_blocks,
+    free_memory_bytes,
+    resolve_max_model_len,
+)
 from tests.obs.control_groups import write_group, write_proc
 from tests.worker.small_int8 import CONFIG
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
+DEVICE_BLOCK = 2 << 20
 
 
 def test_the_models_own_context_is_the_default() -> None:
@@ -63,3 +70,34 @@ def test_the_tightest_limit_of_a_control_group_counts(tmp_path: Path) -> None:
     write_group(mount / "a" / "b", memory__max=25 * MIB, memory__current=1 * MIB)
     assert free_memory_bytes(write_proc(tmp_path / "proc", mount, "/a/b")) == 22 * MIB
     assert free_memory_bytes(tmp_path / "nowhere") > 30 * MIB
+
+
+def test_the_pool_of_a_device_gets_the_share_that_is_left() -> None:
+    config = WorkerConfig(gpu_memory_utilization=0.5, max_num_seqs=10_000)
+    assert (
+        choose_num_device_blocks(config, DEVICE_BLOCK, 4096, free=100 * GIB, total=120 * GIB)
+        == (40 * GIB - GRAPH_RESERVE_BYTES) // DEVICE_BLOCK
+    )
+
+
+def test_a_device_gets_no_more_blocks_than_all_requests_together_can_use() -> None:
+    config = WorkerConfig(max_num_seqs=4, block_size=16)
+    assert choose_num_device_blocks(config, DEVICE_BLOCK, 1000, free=100 * GIB, total=120 * GIB) == 4 * 63
+
+
+@pytest.mark.parametrize(("free", "share"), [(1 * GIB, 0.9), (100 * GIB, 0.1)])
+def test_too_little_memory_of_a_device_is_said_with_its_numbers(free: int, share: float) -> None:
+    config = WorkerConfig(gpu_memory_utilization=share)
+    with pytest.raises(StartupError, match=f"122880 MiB, {free >> 20} are free .*--gpu-memory-utilization {share}"):
+        choose_num_device_blocks(config, DEVICE_BLOCK, 4096, free=free, total=120 * GIB)
+
+
+def test_blocks_that_were_asked_for_must_fit_on_the_device() -> None:
+    assert (
+        choose_num_device_blocks(WorkerConfig(num_kv_blocks=100), DEVICE_BLOCK, 4096, free=20 * GIB, total=20 * GIB)
+        == 100
+    )
+    with pytest.raises(StartupError, match="at most 8704 blocks fit"):
+        choose_num_device_blocks(WorkerConfig(num_kv_blocks=9999), DEVICE_BLOCK, 4096, free=20 * GIB, total=20 * GIB)
+    with pytest.raises(StartupError, match="not positive"):
+        choose_num_device_blocks(WorkerConfig(num_kv_blocks=0), DEVICE_BLOCK, 4096, free=20 * GIB, total=20 * GIB)

@@ -1,7 +1,7 @@
 """Routes about the server itself: which model, whether it is well, what it counts."""
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,9 +9,9 @@ from starlette.responses import Response
 from onward.api.endpoints.cluster_auth import ClusterAuth
 from onward.api.engine_link.engine_client import EngineClient
 from onward.api.lifecycle.stream_registry import StreamRegistry
+from onward.api.supervisor_client import SupervisorClient
 from onward.config import ApiConfig
 from onward.errors import NotFound, Unavailable
-from onward.proto.control import InstanceView
 from onward.proto.model import PreparedModel
 from onward.proto.stats import EngineStats, MetricFamily
 from onward.version import __version__
@@ -26,21 +26,13 @@ MAX_DRAIN_BYTES = 4096
 PROCESS_ROLES = ("supervisor", "stream_store", "api", "engine", "worker")
 
 
-class SupervisorQueries(Protocol):
-    """What `SupervisorClient` does."""
-
-    async def query_instance(self) -> InstanceView: ...
-    def request_drain(self) -> None: ...
-    def request_undrain(self) -> None: ...
-
-
 class AdminEndpoints:
     def __init__(
         self,
         config: ApiConfig,
         model: PreparedModel,
         client: EngineClient,
-        supervisor: SupervisorQueries,
+        supervisor: SupervisorClient,
         streams: StreamRegistry,
     ) -> None:
         self._config = config

@@ -13,13 +13,14 @@ from starlette.responses import Response
 
 from onward.api.endpoints.attempts import MAX_ATTEMPT_OVERHEAD_BYTES, MSGPACK, check_schema, decode_cluster_message
 from onward.api.endpoints.cluster_auth import ClusterAuth
-from onward.api.engine_link.request_tracker import ABORT, ABORTED, INCOMPLETE_REASONS, EngineOutput
+from onward.api.engine_link.request_tracker import ABORTED, EngineOutput
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.generation_runner import GenerationRunner
 from onward.api.lifecycle.request_builder import ActiveRequest, ApiServices
 from onward.api.lifecycle.stream_formatters import BodyCollector, ChunkFormatter
 from onward.errors import InvalidRequest
 from onward.proto.engine import ErrorInfo
+from onward.proto.finish_reasons import ABORT, INCOMPLETE_REASONS
 from onward.proto.router import CloseAttempt, ClosedAttempt
 from onward.web.error_format import error_body
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from onward.api.endpoints.attempts import MAX_ATTEMPT_OVERHEAD_BYTES, check_schema, decode_cluster_message
 from onward.api.endpoints.cluster_auth import ClusterAuth
-from onward.api.engine_link.request_tracker import SubmitSpec
+from onward.api.engine_link.request_tracker import base_epoch
 from onward.api.lifecycle.generation_runner import check_open_requests
 from onward.api.lifecycle.request_builder import ApiServices, clamp_priority, validation_context
 from onward.api.lifecycle.stream_registry import StreamRegistry
@@ -28,6 +28,7 @@ from onward.api.requests.unsupported_fields import ignored_fields_header, reject
 from onward.clock import Clock
 from onward.errors import InternalError
 from onward.proto import SCHEMA_VERSION
+from onward.proto.engine import Submit
 from onward.proto.router import Attempt
 from onward.proto.sampling_params import SamplingParams
 from onward.web import asgi
@@ -57,7 +58,7 @@ class PreparedEmbedding:
     request: EmbeddingRequest
     prompts: list[list[int]]
     arrived_at_s: float
-    """See `SubmitSpec`."""
+    """See `TrackedRequest`."""
     deadline_at_s: float | None
     is_routed: bool
     unknown_fields: tuple[str, ...]
@@ -130,7 +131,7 @@ class EmbeddingService:
         return [vector for batch in batches for vector in await self._compute_batch(prepared, batch)]
 
     async def _compute_batch(self, prepared: PreparedEmbedding, batch: range) -> list[bytes]:
-        client, specs = self._services.engine_client, [self._submit_spec(prepared, index) for index in batch]
+        client, specs = self._services.engine_client, [self._new_submit(prepared, index) for index in batch]
         collector = client.submit(specs, is_new=not prepared.is_routed, wake_each_second=False)
         vectors: dict[str, bytes] = {}
         try:
@@ -146,21 +147,22 @@ class EmbeddingService:
             client.abort(collector)
         return [vectors[spec.request_id] for spec in specs]
 
-    def _submit_spec(self, prepared: PreparedEmbedding, index: int) -> SubmitSpec:
-        attempt, request = prepared.attempt, prepared.request
+    def _new_submit(self, prepared: PreparedEmbedding, index: int) -> Submit:
+        attempt, request, now_s = prepared.attempt, prepared.request, self._services.clock.now_s()
         pooling = request.pooling or self._services.config.pooling
-        return SubmitSpec(
+        return Submit(
+            seq=0,
             request_id=f"{attempt.request_id}-{index}",
+            epoch=base_epoch(attempt.attempt_epoch),
             prompt_token_ids=prepared.prompts[index],
             sampling_params=SamplingParams(seed=0, temperature=0.0, max_tokens=1, pooling=pooling),
-            arrived_at_s=prepared.arrived_at_s,
-            deadline_at_s=prepared.deadline_at_s,
+            waited_s=now_s - prepared.arrived_at_s,
+            deadline_in_s=None if prepared.deadline_at_s is None else prepared.deadline_at_s - now_s,
             priority=clamp_priority(request.priority, attempt.caller_priority),
             cache_salt=request.cache_salt or "",
             client_request_id=attempt.client_request_id,
             caller=attempt.caller,
             caller_limits=attempt.caller_limits,
-            attempt_epoch=attempt.attempt_epoch,
         )
 
 

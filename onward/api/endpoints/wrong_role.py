@@ -5,8 +5,8 @@ import contextlib
 from starlette.types import Receive, Scope, Send
 
 from onward.errors import InvalidRequest, OnwardError, TooLarge
+from onward.proto.error_info import to_error_info
 from onward.web import asgi
-from onward.web.error_format import to_error_info
 
 WRONG_ROLE = InvalidRequest(
     "this instance has the role prefill: it computes prompts for decode instances, and sends no text to clients; "

@@ -18,13 +18,12 @@ from onward.api.engine_link.request_tracker import (
     NO_ENGINE,
     EngineOutput,
     RequestTracker,
-    SubmitSpec,
     TrackerActions,
 )
 from onward.clock import Clock
-from onward.errors import Conflict, Overloaded, Unavailable
+from onward.errors import RETRY_SOON_S, Conflict, Overloaded, Unavailable
 from onward.proto.control import EngineGone, EngineUp
-from onward.proto.engine import AbortReply, ErrorInfo, FromEngine, KvEventsReply, ToEngine
+from onward.proto.engine import AbortReply, ErrorInfo, FromEngine, KvEventsReply, Submit, ToEngine
 from onward.proto.kv_events import KvEvents
 from onward.proto.router import StreamProgress
 from onward.proto.step import WorkerHello
@@ -178,16 +177,15 @@ class EngineClient:
         assert self.worker is not None, "an engine announces its worker"
         return self.worker
 
-    def submit(
-        self, specs: list[SubmitSpec], *, is_new: bool = True, wake_each_second: bool = False
-    ) -> OutputCollector:
+    def submit(self, specs: list[Submit], *, is_new: bool = True, wake_each_second: bool = False) -> OutputCollector:
         """`is_new`: not an earlier request that goes on, so no other request may have its client request id.
         `wake_each_second`: the collector's reader is woken each second, also without output."""
         if self._stopping:
             raise RequestFailed(STOPPING)
         if len(self._collectors) + len(specs) > MAX_OPEN_REQUESTS:
             raise Overloaded(
-                f"this server has {MAX_OPEN_REQUESTS} open requests already; try again later", retry_after_s=1
+                f"this server has {MAX_OPEN_REQUESTS} open requests already; try again later",
+                retry_after_s=RETRY_SOON_S,
             )
         collector = OutputCollector([spec.request_id for spec in specs], specs[0].client_request_id, specs[0].caller)
         self._reserve_client_request_id(collector, is_new)
@@ -226,7 +224,7 @@ class EngineClient:
             return own_names.union((await asyncio.wait_for(reply, ABORT_ANSWER_S)).aborted)
         except TimeoutError:
             problem = f"the engine did not say within {ABORT_ANSWER_S:g} s what it has aborted; ask again"
-            raise Unavailable(problem, retry_after_s=1.0) from None
+            raise Unavailable(problem, retry_after_s=RETRY_SOON_S) from None
         finally:
             del self._queries[query_id]
 

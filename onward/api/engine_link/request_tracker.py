@@ -19,7 +19,6 @@ from onward.proto.engine import (
     CRASHES_TO_ISOLATE,
     Abort,
     AbortByName,
-    CallerLimits,
     ErrorInfo,
     FromEngine,
     HeldRequest,
@@ -32,8 +31,9 @@ from onward.proto.engine import (
     TokenDeltas,
     WorkerCrashReport,
 )
+from onward.proto.finish_reasons import ABORT, INCOMPLETE_REASONS, PD_RESCHEDULE
+from onward.proto.request_ids import external_id
 from onward.proto.router import StreamProgress
-from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
 
 ENGINE_WAIT_S = 60.0
@@ -71,61 +71,10 @@ PD_PREEMPTED = ErrorInfo("pd_preempted", "PD Error: this instance gave the reque
 NO_PROGRESS = StreamProgress("-", 0, 0, 0)
 """While there is no engine."""
 
-PD_RESCHEDULE = "pd_reschedule"
-"""The finish reason of an output that may be continued elsewhere."""
-ABORT = "abort"
-"""The finish reason of an output that a client has ended by `/v1/abort`."""
-INCOMPLETE_REASONS = frozenset({PD_RESCHEDULE, ABORT})
-"""Finish reasons of an output that is not complete. The client is told how to continue it."""
 
-
-@dataclass(frozen=True, slots=True)
-class SubmitSpec:
-    """Everything about one output sequence that is fixed before the first attempt."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    sampling_params: SamplingParams
-    generated_token_ids: list[int] = field(default_factory=list)
-    arrived_at_s: float = 0.0
-    """By this process's clock, less the time that it had waited before it came here."""
-    deadline_at_s: float | None = None
-    priority: int = 0
-    cache_salt: str = ""
-    client_request_id: str = ""
-    rescore_from: int | None = None
-    """From this position of the output on, the logprobs of `generated_token_ids` are wanted too; -1: all of them, and
-    the prompt's."""
-    attempt_epoch: int = 1
-    """Numbered by whoever is above us: a higher one takes the place of this one, also if it comes to another process."""
-    num_cached_tokens: int | None = None
-    """Of the first admission, if there was one before."""
-    prefill_peers: list[str] = field(default_factory=list)
-    is_routed: bool = False
-    caller: str = ""
-    caller_limits: CallerLimits | None = None
-    admit_as_new: bool = False
-    """Nobody is known to have let it in before, whatever number the attempt has: a client's cursor may say any."""
-    max_draft_tokens: int | None = None
-
-    @property
-    def base_epoch(self) -> int:
-        """Epochs of one attempt are higher than all of the one before."""
-        return (self.attempt_epoch - 1) * EPOCHS_PER_ATTEMPT
-
-    @property
-    def base_request_id(self) -> str:
-        """What our answer calls it: the id without the choice."""
-        return self.request_id.rpartition("-")[0]
-
-    @property
-    def client_names(self) -> set[str]:
-        """What the client may call it."""
-        return {self.base_request_id, self.client_request_id} if self.client_request_id else {self.base_request_id}
-
-    def matches(self, names: Collection[str], abort_all: bool, caller: str | None) -> bool:
-        """By whoever ends requests by name: of this caller's; None: of everybody's."""
-        return caller in (None, self.caller) and (abort_all or not self.client_names.isdisjoint(names))
+def base_epoch(attempt_epoch: int) -> int:
+    """The epoch of a new `Submit`: all submissions of this attempt are higher, and lower than those of the next one."""
+    return (attempt_epoch - 1) * EPOCHS_PER_ATTEMPT
 
 
 class EngineOutput(msgspec.Struct, frozen=True, gc=False):
@@ -144,7 +93,7 @@ class EngineOutput(msgspec.Struct, frozen=True, gc=False):
     """Where asked for, once, with the first tokens."""
     rescored_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
-    """With `SubmitSpec.rescore_from`, once, before all others: of the given tokens from there on."""
+    """With `Submit.rescore_from`, once, before all others: of the given tokens from there on."""
     draft_counts: DraftCounts = ()
 
     @property
@@ -163,8 +112,12 @@ class TrackerActions:
 class TrackedRequest:
     """One unfinished request."""
 
-    spec: SubmitSpec
+    spec: Submit
+    """As it was first asked for. Later submissions replace only what has changed since."""
     tokens: list[int]
+    arrived_at_s: float
+    """By this process's clock, less the time that it had waited before it came here."""
+    deadline_at_s: float | None = None
     epoch: int = 0
     submitted_seq: int | None = None
     """None while no engine has been asked."""
@@ -190,6 +143,15 @@ class TrackedRequest:
     @property
     def was_submitted(self) -> bool:
         return self.epoch > self.base_epoch
+
+    @property
+    def client_names(self) -> set[str]:
+        """What the client may call it."""
+        return {external_id(self.spec.request_id), self.spec.client_request_id} - {""}
+
+    def matches(self, names: Collection[str], abort_all: bool, caller: str | None) -> bool:
+        """Whether an abort by name means it. `caller`: whose requests are meant; None: those of all callers."""
+        return caller in (None, self.spec.caller) and (abort_all or not self.client_names.isdisjoint(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +191,15 @@ class RequestTracker:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def submit(self, spec: SubmitSpec, now_s: float) -> TrackerActions:
+    def submit(self, spec: Submit, now_s: float) -> TrackerActions:
+        """`spec` has durations up to now, and the `base_epoch` of its attempt."""
         assert spec.request_id not in self._requests, "request ids are never used twice"
-        epoch_before = max(spec.base_epoch, self._finished_epochs.get(spec.request_id, 0))
+        epoch_before = max(spec.epoch, self._finished_epochs.get(spec.request_id, 0))
         tracked = TrackedRequest(
             spec,
             list(spec.generated_token_ids),
+            arrived_at_s=now_s - spec.waited_s,
+            deadline_at_s=None if spec.deadline_in_s is None else now_s + spec.deadline_in_s,
             epoch=epoch_before,
             base_epoch=epoch_before,
             num_cached_tokens=spec.num_cached_tokens,
@@ -290,7 +255,7 @@ class RequestTracker:
         if self.engine is not None:
             actions.send.append(AbortByName(self._next_seq(), query_id, names, abort_all, caller=caller))
         for tracked in list(self._requests.values()):
-            if tracked.spec.matches(names, abort_all, caller):
+            if tracked.matches(names, abort_all, caller):
                 self._fail(tracked, ABORTED, actions)
         return actions
 
@@ -302,10 +267,10 @@ class RequestTracker:
     def matching_names(self, names: list[str], abort_all: bool, caller: str | None = None) -> set[str]:
         """Which of these names belong to something unfinished here; or the ids of all that is. Of this caller's only,
         if one is given."""
-        specs = [tracked.spec for tracked in self._requests.values() if caller in (None, tracked.spec.caller)]
+        own = [tracked for tracked in self._requests.values() if caller in (None, tracked.spec.caller)]
         if abort_all:
-            return {spec.base_request_id for spec in specs}
-        return {name for spec in specs for name in spec.client_names}.intersection(names)
+            return {external_id(tracked.spec.request_id) for tracked in own}
+        return {name for tracked in own for name in tracked.client_names}.intersection(names)
 
     def engine_up(self, incarnation: str, now_s: float) -> TrackerActions:
         actions = TrackerActions()
@@ -510,7 +475,6 @@ class RequestTracker:
         tracked.retry_at_s = None
         if self.engine is None:
             return []
-        spec = tracked.spec
         if tracked.waiting_since_s is None:
             tracked.waiting_since_s = now_s
         tracked.epoch += 1
@@ -519,29 +483,20 @@ class RequestTracker:
         if self._is_new_engine:
             # It tells what it holds to those that it has heard of. Our first word to it may be the one that is lost.
             tracked.retry_at_s = now_s + FIRST_REPLY_TIMEOUT_S
+        deadline_at_s = tracked.deadline_at_s
         return [
-            Submit(
+            msgspec.structs.replace(
+                tracked.spec,
                 seq=tracked.submitted_seq,
-                request_id=spec.request_id,
                 epoch=tracked.epoch,
-                prompt_token_ids=spec.prompt_token_ids,
-                sampling_params=spec.sampling_params,
                 generated_token_ids=list(tracked.tokens),
-                waited_s=max(0.0, now_s - spec.arrived_at_s),
-                deadline_in_s=None if spec.deadline_at_s is None else max(0.0, spec.deadline_at_s - now_s),
-                priority=spec.priority,
-                cache_salt=spec.cache_salt,
+                waited_s=max(0.0, now_s - tracked.arrived_at_s),
+                deadline_in_s=None if deadline_at_s is None else max(0.0, deadline_at_s - now_s),
                 worker_crashes=tracked.worker_crashes,
                 engine_crashes=tracked.engine_crashes,
                 num_cached_tokens=tracked.num_cached_tokens,
-                client_request_id=spec.client_request_id,
                 rescore_from=tracked.rescore_from,
-                prefill_peers=spec.prefill_peers,
-                is_routed=spec.is_routed,
-                caller=spec.caller,
-                caller_limits=spec.caller_limits,
-                admit_as_new=spec.admit_as_new and tracked.epoch == tracked.base_epoch + 1,
-                max_draft_tokens=spec.max_draft_tokens,
+                admit_as_new=tracked.spec.admit_as_new and tracked.epoch == tracked.base_epoch + 1,
             )
         ]
 
@@ -579,11 +534,11 @@ class RequestTracker:
             if abort.expires_at_s - ABORT_REPLAY_S <= self._engine_up_s
         ]
 
-    def _was_aborted(self, spec: SubmitSpec, now_s: float) -> bool:
+    def _was_aborted(self, spec: Submit, now_s: float) -> bool:
         """Ids are given once, so whoever brings one of these comes too late. A label may be another request's by now."""
-        pending_aborts = self._unexpired_aborts(now_s)
+        name = external_id(spec.request_id)
         return any(
-            spec.base_request_id in abort.names and abort.caller in (None, spec.caller) for abort in pending_aborts
+            name in abort.names and abort.caller in (None, spec.caller) for abort in self._unexpired_aborts(now_s)
         )
 
     def _unexpired_aborts(self, now_s: float) -> "deque[PendingAbort]":
@@ -627,7 +582,7 @@ def _lacks_scores(delta: TokenDelta) -> bool:
 
 
 def _timeout_error(tracked: TrackedRequest, now_s: float) -> ErrorInfo | None:
-    deadline_at_s = tracked.spec.deadline_at_s
+    deadline_at_s = tracked.deadline_at_s
     margin_s = 0.0 if tracked.submitted_seq is None else DEADLINE_MARGIN_S
     if deadline_at_s is not None and now_s >= deadline_at_s + margin_s:
         return DEADLINE_EXCEEDED

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
-from onward.api.engine_link.request_tracker import PD_RESCHEDULE, EngineOutput
+from onward.api.engine_link.request_tracker import EngineOutput
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.request_builder import ActiveRequest, ApiServices, RequestBuilder
 from onward.api.lifecycle.resume import STREAM_UNKNOWN, resumed_attempt
@@ -23,17 +23,18 @@ from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.preprocessing_executors import DeferredRender
 from onward.api.requests.request_context import RequestContext, get_request_context
 from onward.api.requests.unsupported_fields import ignored_fields_header
-from onward.errors import Overloaded, Unavailable
+from onward.errors import RETRY_SOON_S, Overloaded, Unavailable
 from onward.proto.cursor import Cursor
 from onward.proto.engine import ErrorInfo
+from onward.proto.finish_reasons import PD_RESCHEDULE
 from onward.proto.router import Attempt, StreamRecord
 from onward.web import asgi, sse
 from onward.web.auth.owned_request_ids import owns_request_id
 from onward.web.error_format import RequestFailed
 from onward.web.error_handlers import handle_errors
 from onward.web.json_body import compact_json
-from onward.web.last_event import parse_last_event_id
 from onward.web.request_id_middleware import bypass_middleware_for_body
+from onward.web.sse import parse_last_event_id
 
 MAX_OPEN_HTTP_REQUESTS = 2048
 GET_NEEDS_LAST_EVENT_ID = ErrorInfo(
@@ -70,7 +71,7 @@ class GenerationRunner:
     ) -> None:
         """`on_accepted` is called once the engine has accepted the request."""
         if prepared.is_routed and self._services.engine_client.worker is None:
-            raise Unavailable("the engine is not there yet", retry_after_s=1.0)
+            raise Unavailable("the engine is not there yet", retry_after_s=RETRY_SOON_S)
         limits = await self._services.engine_client.wait_worker(prepared.deadline_at_s)
         stream = await self._streams.start(lambda: self.builder.start(prepared, limits), prepared.attempt)
         try:
@@ -272,8 +273,8 @@ class GenerationEndpoint:
     async def _find_record(
         self, context: RequestContext, cursor: Cursor, *, require_reply: bool
     ) -> StreamRecord | None:
-        """The record of the stream, if the client may see it. `require_reply`: the stream cannot be made again, so a shelf
-        that does not reply is an error and not "unknown"."""
+        """The record of the stream, if the client may see it. `require_reply`: the stream cannot be made again, so a
+        stream store that does not reply is an error and not "unknown"."""
         caller = context.caller.access_filter
         record = await self._streams.find(cursor.request_id, cursor.attempt_epoch, caller, require_reply=require_reply)
         return record if record is not None and record.attempt.path == self.runner.builder.path else None
@@ -310,4 +311,6 @@ class GenerationEndpoint:
 def check_open_requests(num_open: int) -> None:
     """Bounds what is held before the engine can say that it is too much: bodies, and work for the threads."""
     if num_open > MAX_OPEN_HTTP_REQUESTS:
-        raise Overloaded(f"{MAX_OPEN_HTTP_REQUESTS} requests are open here already; try again later", retry_after_s=1.0)
+        raise Overloaded(
+            f"{MAX_OPEN_HTTP_REQUESTS} requests are open here already; try again later", retry_after_s=RETRY_SOON_S
+        )

@@ -10,7 +10,7 @@ import msgspec
 
 from onward.api.engine_link.engine_client import EngineClient, OutputCollector
 from onward.api.engine_link.load_shedder import LoadShedder
-from onward.api.engine_link.request_tracker import MAX_ATTEMPT, SubmitSpec
+from onward.api.engine_link.request_tracker import MAX_ATTEMPT, base_epoch
 from onward.api.lifecycle import resume_fields
 from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
 from onward.api.lifecycle.choice_update import ChoiceUpdate
@@ -41,6 +41,7 @@ from onward.clock import Clock
 from onward.config import ApiConfig
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor
+from onward.proto.engine import Submit
 from onward.proto.model import PreparedModel
 from onward.proto.router import Attempt
 from onward.proto.step import TokenLogprobs, WorkerHello
@@ -205,7 +206,8 @@ class RequestBuilder:
             self._start_choice(prepared, index, limit[index], start)
             for index, start in enumerate(choice_starts(prepared))
         ]
-        specs = [_submit_spec(prepared, entry) for entry in started if entry.choice.finish_reason is None]
+        now_s = self._services.clock.now_s()
+        specs = [_new_submit(prepared, entry, now_s) for entry in started if entry.choice.finish_reason is None]
         return self._active_request(prepared, started, self._submit(prepared, specs) if specs else None)
 
     def replay_finished(self, prepared: PreparedRequest) -> ActiveRequest:
@@ -255,7 +257,7 @@ class RequestBuilder:
             for path in [self.adapter.prompt_path(request, index)] * request.num_candidates
         ]
 
-    def _submit(self, prepared: PreparedRequest, specs: list[SubmitSpec]) -> OutputCollector:
+    def _submit(self, prepared: PreparedRequest, specs: list[Submit]) -> OutputCollector:
         is_new = not (prepared.is_routed or prepared.is_resumed)
         return self._services.engine_client.submit(specs, is_new=is_new, wake_each_second=prepared.is_routed)
 
@@ -399,16 +401,19 @@ def _with_compact_body(prepared: PreparedRequest) -> PreparedRequest:
     return replace(prepared, attempt=msgspec.structs.replace(attempt, body=compact_json(attempt.body)))
 
 
-def _submit_spec(prepared: PreparedRequest, started: StartedChoice) -> SubmitSpec:
+def _new_submit(prepared: PreparedRequest, started: StartedChoice, now_s: float) -> Submit:
+    """What the engine is asked for. The tracker numbers it when it is sent."""
     attempt, choice = prepared.attempt, started.choice
     rescores_prompt = prepared.returns_whole_body and choice.awaits_prompt_logprobs and choice.position
-    return SubmitSpec(
+    return Submit(
+        seq=0,
         request_id=choice.request_id,
+        epoch=base_epoch(attempt.attempt_epoch),
         prompt_token_ids=prepared.prompt_of(choice.index),
         sampling_params=choice.sampling,
         generated_token_ids=list(choice.token_ids),
-        arrived_at_s=prepared.arrived_at_s,
-        deadline_at_s=prepared.deadline_at_s,
+        waited_s=now_s - prepared.arrived_at_s,
+        deadline_in_s=None if prepared.deadline_at_s is None else prepared.deadline_at_s - now_s,
         priority=clamp_priority(prepared.request.priority, attempt.caller_priority),
         cache_salt=prepared.request.cache_salt or "",
         client_request_id=attempt.client_request_id,
@@ -416,7 +421,6 @@ def _submit_spec(prepared: PreparedRequest, started: StartedChoice) -> SubmitSpe
         caller_limits=attempt.caller_limits,
         admit_as_new=not attempt.was_accepted,
         rescore_from=-1 if rescores_prompt else started.start.rescore_from,
-        attempt_epoch=attempt.attempt_epoch,
         num_cached_tokens=prepared.num_cached_tokens,
         prefill_peers=attempt.prefill_peers,
         is_routed=prepared.is_routed,

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from onward.api.engine_link.request_tracker import ABORT, INCOMPLETE_REASONS, PD_RESCHEDULE, EngineOutput
+from onward.api.engine_link.request_tracker import EngineOutput
 from onward.api.lifecycle.active_choice import ActiveChoice
 from onward.api.lifecycle.choice_update import ChoiceUpdate, concatenate
 from onward.api.lifecycle.draft_stats import DraftStats
 from onward.api.lifecycle.logprobs_json import PromptLogprobs
 from onward.proto.cursor import ChoiceCursor
 from onward.proto.engine import ErrorInfo
+from onward.proto.finish_reasons import ABORT, INCOMPLETE_REASONS, PD_RESCHEDULE
 
 MAX_EVENT_TOKENS = 1024
 """A slow connection's tokens share events, but no event's cursor grows without bound."""

@@ -8,12 +8,13 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from onward.api.engine_link.request_tracker import INCOMPLETE_REASONS, MAX_ATTEMPT
+from onward.api.engine_link.request_tracker import MAX_ATTEMPT
 from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.schemas import GenerationRequest
 from onward.errors import NotFound
 from onward.proto.cursor import ChoiceCursor, Cursor
+from onward.proto.finish_reasons import INCOMPLETE_REASONS
 from onward.proto.router import Attempt, ChoiceSnapshot
 from onward.web.json_body import field_error
 

@@ -14,11 +14,11 @@ stream ended long before. The new answer begins where the text of the first one 
 
 from typing import Any
 
-from onward.api.engine_link.request_tracker import INCOMPLETE_REASONS
 from onward.api.lifecycle.active_choice import ActiveChoice
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.request_output import RequestOutput
 from onward.api.requests.schemas import GenerationRequest
+from onward.proto.finish_reasons import INCOMPLETE_REASONS
 from onward.web.error_format import error_fields
 
 

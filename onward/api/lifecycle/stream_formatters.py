@@ -1,20 +1,54 @@
 """The forms in which an answer is written as events while it grows: for a client, and for a router in front of one."""
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from onward.api.lifecycle.best_of import select_best, with_shared_prompt_logprobs
 from onward.api.lifecycle.choice_update import ChoiceUpdate, join_updates
 from onward.api.lifecycle.chunk_encoder import ChunkEncoder
-from onward.api.lifecycle.cursor_tracker import CursorTracker
 from onward.api.lifecycle.request_builder import ActiveRequest
 from onward.api.lifecycle.request_output import TokenUsage
 from onward.api.lifecycle.stream_registry import INTERNAL_ERROR
+from onward.api.requests.schemas import GenerationRequest
+from onward.proto.cursor import ChoiceCursor, format_cursor_head, format_cursor_tail
 from onward.proto.engine import ErrorInfo
-from onward.proto.router import PromptUsage
+from onward.proto.router import Attempt, PromptUsage
 from onward.web import sse
+
+
+class CursorTracker:
+    """The `id:` lines of one answer's events: each says where the stream stands after the whole tokens that it covers.
+
+    Follows the answer, event by event, from `positions` on. `reader_positions`: where the reader of the events stands,
+    which may be further along.
+    """
+
+    def __init__(self, attempt: Attempt, positions: list[int], reader_positions: list[ChoiceCursor]) -> None:
+        self._head = format_cursor_head(attempt.request_id, attempt.created_s, attempt.seed, attempt.attempt_epoch)
+        self._positions = list(positions)
+        self._choices = list(reader_positions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all choices, up to here."""
+        return sum(self._positions)
+
+    def usage_cursor(self) -> str:
+        """When that has been told too."""
+        return self._head + format_cursor_tail(self._choices, {}, usage_told=True)
+
+    def advance(self, update: ChoiceUpdate) -> str | None:
+        """None if the piece says nothing new."""
+        index, token_ids, reader_position = update.choice_index, update.token_ids, self._choices[update.choice_index]
+        position = self._positions[index] = self._positions[index] + len(token_ids)
+        if reader_position.finish_reason is not None:
+            return None  # made again for its logprobs, up to the end that is known
+        self._choices[index] = ChoiceCursor(position, update.finish_reason)
+        if len(self._choices) == 1 and len(token_ids) == 1 and update.finish_reason is None:
+            return f"{self._head}{position};0:{token_ids[0]}"  # as below, and nearly every event
+        return self._head + format_cursor_tail(self._choices, {index: token_ids} if token_ids else {})
 
 
 class StreamFormatter(Protocol):
@@ -201,3 +235,32 @@ class PromptUsageEvent:
         usage = self._output.usage()
         prompt_usage = PromptUsage(usage.prompt_tokens, usage.cached_tokens, len(self._output.choices))
         return [sse.named_event("facts", msgspec.json.encode(prompt_usage))]
+
+
+def with_shared_prompt_logprobs(choices: Sequence[ChoiceUpdate], num_candidates: int) -> list[ChoiceUpdate]:
+    """The first choice of a prompt has looked at it for all."""
+    return [
+        replace(update, prompt_logprobs=group[0].prompt_logprobs)
+        for group in _groups(choices, num_candidates)
+        for update in group
+    ]
+
+
+def select_best(choices: Sequence[ChoiceUpdate], request: GenerationRequest) -> list[ChoiceUpdate]:
+    """The choices of an answer: of each prompt's candidates the likeliest, by the mean logprob of their tokens. Numbered
+    as the answer shows them, the best of each prompt first; equally likely ones keep their order."""
+    best: list[ChoiceUpdate] = []
+    for group in _groups(choices, request.num_candidates):
+        best += sorted(group, key=mean_logprob, reverse=True)[: request.num_returned]
+    hidden = {"logprobs": None, "text_offsets": None} if request.num_logprobs is None else {}
+    return [replace(update, choice_index=index, **hidden) for index, update in enumerate(best)]
+
+
+def mean_logprob(update: ChoiceUpdate) -> float:
+    logprobs = [entry.logprob for entry in update.logprobs or []]
+    return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
+
+
+def _groups(choices: Sequence[ChoiceUpdate], num_candidates: int) -> Iterator[Sequence[ChoiceUpdate]]:
+    for first in range(0, len(choices), num_candidates):
+        yield choices[first : first + num_candidates]

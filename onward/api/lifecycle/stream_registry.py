@@ -1,8 +1,8 @@
 """The streams of this process by their ids: those that run, and the way to records of those whose client has gone.
 
 A request runs once in an instance: a later attempt at it ends the earlier one, whichever api process has it. A record is
-what it takes to go on; the shelf keeps it for a while, for all api processes. An abort drops it, or ends it as cancelled if
-it is of a response that its client may ask for. Knows nothing of HTTP.
+what it takes to go on; the stream store keeps it for a while, for all api processes. An abort drops it, or ends it as
+cancelled if it is of a response that its client may ask for. Knows nothing of HTTP.
 """
 
 import asyncio
@@ -12,18 +12,22 @@ from dataclasses import dataclass
 import msgspec
 
 from onward.api.engine_link.engine_client import EngineClient
-from onward.api.engine_link.request_tracker import ABORTED, MAX_ATTEMPT, PD_PREEMPTED, PD_RESCHEDULE
+from onward.api.engine_link.request_tracker import ABORTED, MAX_ATTEMPT, PD_PREEMPTED
 from onward.api.lifecycle.request_builder import ActiveRequest
 from onward.api.lifecycle.stream_store_client import StreamStoreClient
 from onward.clock import Clock
-from onward.errors import Conflict, InternalError
+from onward.errors import RETRY_SOON_S, Conflict, InternalError
 from onward.obs.metrics import LabelValues
 from onward.proto.engine import ErrorInfo
+from onward.proto.error_info import to_error_info
+from onward.proto.finish_reasons import PD_RESCHEDULE
 from onward.proto.router import Attempt, StreamRecord
 from onward.proto.stream_store import EntryKind, EntryStatus, StoreEntry
-from onward.web.error_format import RequestFailed, to_error_info
+from onward.web.error_format import RequestFailed
 
-DRAINING = ErrorInfo("draining", "this instance is being drained; try another one", 503, True, retry_after_s=1.0)
+DRAINING = ErrorInfo(
+    "draining", "this instance is being drained; try another one", 503, True, retry_after_s=RETRY_SOON_S
+)
 ABORTED_ENDS_S = 1.0
 """How long the process that runs an aborted response may take to end it."""
 LOOK_EVERY_S = 0.05

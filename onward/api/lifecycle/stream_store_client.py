@@ -1,7 +1,7 @@
-"""An api process's way to the shelf of its instance: puts without waiting, asks with a deadline, answers what it is asked.
+"""An api process's client of the stream store: stores records without waiting, queries with a deadline, answers queries.
 
-A shelf that is away, silent or behind costs records and never holds a request up: what it does not say in time counts as
-unknown, unless somebody has nothing to go on with but that. Knows nothing of what is in a record.
+A stream store that is away, silent or behind costs records and never delays a request: without an answer in time a record
+counts as unknown, unless the caller cannot continue without it. Knows nothing of what is in a record.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from onward import log
-from onward.errors import Unavailable
+from onward.errors import RETRY_SOON_S, Unavailable
 from onward.fair_share import within_fair_share
 from onward.obs.metrics import Registry
 from onward.proto.control import StreamStoreGone, StreamStoreUp
@@ -84,11 +84,11 @@ class StreamStoreClient:
         self, connect: Callable[[str], StreamStoreTransport], on_fault: Callable[[], None], registry: Registry
     ) -> None:
         self._connect, self._on_fault = connect, on_fault
-        self._lost = registry.counter("onward_shelf_lost_total", "Records that the shelf was not there to take")
+        self._lost = registry.counter("onward_shelf_lost_total", "Records that no stream store was there to take")
         self._source: LiveStreamSource | None = None
         self._transport: StreamStoreTransport | None = None
         self._was_connected = asyncio.Event()
-        """A shelf: until then we have just started, and it is worth waiting for."""
+        """Set by the first stream store. Until then the process has just started, and it is worth waiting for."""
         self._store_incarnation = ""
         self._reading: asyncio.Task[None] | None = None
         self._heartbeat_timer: asyncio.TimerHandle | None = None
@@ -119,7 +119,7 @@ class StreamStoreClient:
 
     def store_gone(self, message: StreamStoreGone) -> None:
         if message.incarnation == self._store_incarnation:
-            _logger.warning(log.event("shelf gone", incarnation=message.incarnation))
+            _logger.warning(log.event("stream store gone", incarnation=message.incarnation))
             self._disconnect()
 
     def put(self, entry: StoreEntry) -> None:
@@ -148,7 +148,9 @@ class StreamStoreClient:
         if isinstance(reply, FindReply):
             return reply.entry
         if require_reply:
-            raise Unavailable("it cannot be said at this moment what is kept here; ask again", retry_after_s=1.0)
+            raise Unavailable(
+                "it cannot be said at this moment what is kept here; ask again", retry_after_s=RETRY_SOON_S
+            )
         return None
 
     async def claim(self, record_id: str, epoch: int, caller: str, *, to_finalize: bool = False) -> int | None:
@@ -172,7 +174,7 @@ class StreamStoreClient:
         await self._drop(lambda query_id: Delete(query_id, record_id, caller))
 
     async def _drop(self, make_query: Callable[[int], DropByName | Delete]) -> DropReply:
-        """A shelf that is away has nothing."""
+        """A stream store that is away has nothing."""
         for _ in range(DROP_TRIES):
             if self._transport is None:
                 break
@@ -181,7 +183,7 @@ class StreamStoreClient:
                 return reply
         if self._transport is None:
             return DropReply(0, [])
-        raise Unavailable("records of streams could not be dropped; ask again", retry_after_s=1.0)
+        raise Unavailable("records of streams could not be dropped; ask again", retry_after_s=RETRY_SOON_S)
 
     async def close(self) -> None:
         reading = self._reading
@@ -222,7 +224,7 @@ class StreamStoreClient:
             self._on_message(await transport.receive())
 
     def _on_message(self, message: FromStreamStore) -> None:
-        assert self._source is not None, "there are streams before there is a shelf"
+        assert self._source is not None, "there are streams before there is a stream store"
         match message:
             case StoreHeartbeatReply():
                 self._apply_acknowledged(message.num_bytes)
@@ -265,7 +267,7 @@ class StreamStoreClient:
         )
 
     def _send_heartbeats(self) -> None:
-        """Each second: so the shelf knows us, and we how far it is."""
+        """Each second: so the stream store knows us, and we how far it is."""
         self._send_heartbeat()
         self._heartbeat_timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeats)
 
@@ -289,5 +291,5 @@ class StreamStoreClient:
     def _read_ended(self, task: asyncio.Task[None]) -> None:
         """It ends only by being cancelled. Anything else is a fault of ours, and the process must not go on."""
         if not task.cancelled() and (fault := task.exception()) is not None:
-            _logger.critical("the link to the shelf has failed", exc_info=fault)
+            _logger.critical("the stream store client has failed", exc_info=fault)
             self._on_fault()

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from onward.api.engine_link.request_tracker import INCOMPLETE_REASONS
 from onward.api.requests.structured_outputs import StructuredOutputFields
+from onward.proto.finish_reasons import INCOMPLETE_REASONS
 from onward.text.prompt_tokenizer import ChatMessage
 from onward.web.openai_api.template_fields import ReasoningEffort
 from onward.web.openai_api.tools import NO_TOOLS, ResolvedTools, Tool, ToolChoice, resolve_tools

@@ -12,9 +12,8 @@ from onward.proto.model import TokenizerFiles
 from onward.proto.sampling_params import SamplingParams
 from onward.text.bad_words import bad_word_token_ids
 from onward.text.prompt_tokenizer import ChatMessage, PromptTokenizer, TemplateOptions, TemplateRenderer
-from onward.text.shown_marks import with_visible_markers
 from onward.text.text_stream import TextStream
-from onward.text.token_table import TokenTable
+from onward.text.token_table import TokenTable, with_visible_markers
 from onward.text.tokenizer import Tokenizer
 from onward.text.tool_messages import Message
 from onward.web.json_body import field_error

@@ -5,7 +5,6 @@ the field.
 import re
 from typing import Any, Protocol
 
-from onward.api.engine_link.request_tracker import ABORT, PD_RESCHEDULE
 from onward.api.requests.schemas import (
     TOOL_CALLS_REASON,
     ChatCompletionRequest,
@@ -15,6 +14,7 @@ from onward.api.requests.schemas import (
     ValidationContext,
 )
 from onward.proto.cursor import MAX_CHOICES
+from onward.proto.finish_reasons import ABORT, PD_RESCHEDULE
 from onward.proto.speculative_config import MAX_DRAFT_TOKENS
 from onward.text.bad_words import check_bad_words
 from onward.text.prompt_tokenizer import ChatMessage, ContentPart

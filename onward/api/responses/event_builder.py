@@ -12,19 +12,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from onward.api.engine_link.request_tracker import ABORT, PD_RESCHEDULE
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.endpoint_adapter import ObjectHeader
 from onward.api.lifecycle.logprobs_json import TokenStrings
 from onward.api.lifecycle.request_output import TokenUsage
 from onward.api.responses.chat_request import ResponseChatRequest
 from onward.api.responses.output_item_builder import EventFields, OutputItemBuilder
-from onward.api.responses.response_object import response_fields, response_usage
 from onward.proto.engine import ErrorInfo
+from onward.proto.finish_reasons import ABORT, PD_RESCHEDULE
 from onward.proto.step import TokenLogprobs
 from onward.text.message_events import EndEvents, TokenEvents
 from onward.text.tool_calls.call_ids import IdStyle
-from onward.web.response_failures import response_error_fields
+from onward.web.error_format import response_error_fields
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -179,3 +178,39 @@ def make_event_builder(
 ) -> ResponseEventBuilder:
     item_builder = OutputItemBuilder(request_id, id_style, token_strings if request.num_logprobs is not None else None)
     return ResponseEventBuilder(header, request, item_builder, usage_of)
+
+
+def response_fields(header: ObjectHeader, request: ResponseChatRequest) -> dict[str, Any]:
+    """The fields of a response object that do not change while the answer is made."""
+    body = request.body
+    return {
+        "id": header.id,
+        "object": "response",
+        "created_at": header.created_s,
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "model": header.model,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": request.reasoning_effort, "summary": None},
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": {"type": "text"} if body.text is None or body.text.format is None else body.text.format},
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+        "metadata": body.metadata or {},
+    }
+
+
+def response_usage(usage: TokenUsage, num_reasoning_tokens: int) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

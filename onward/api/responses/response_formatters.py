@@ -5,10 +5,9 @@ together. An attempt that goes on with an answer replays the tokens that were to
 """
 
 from onward.api.lifecycle.choice_update import ChoiceUpdate
-from onward.api.lifecycle.cursor_tracker import CursorTracker
 from onward.api.lifecycle.request_builder import ActiveRequest
 from onward.api.lifecycle.resume import prior_choices
-from onward.api.lifecycle.stream_formatters import PromptUsageEvent, RoutedBodyFormatter, StreamFormatter
+from onward.api.lifecycle.stream_formatters import CursorTracker, PromptUsageEvent, RoutedBodyFormatter, StreamFormatter
 from onward.api.responses.event_builder import EventGroup, ResponseEvent, ResponseEventBuilder
 from onward.api.responses.response_json import ResponseJsonWriter
 from onward.proto.cursor import ChoiceCursor

@@ -1,7 +1,7 @@
 """Responses by their ids, whichever process of the instance runs them or has run them. Each caller has its own.
 
-What runs is shown by whoever runs it, what is over by the shelf. One that runs in the background and whose process has
-died is taken up by the next process that is asked for it, from the tokens so far.
+What runs is shown by the process that runs it, what is over by the stream store. One that runs in the background and whose
+process has died is taken up by the next process that is asked for it, from the tokens so far.
 """
 
 import asyncio
@@ -20,9 +20,10 @@ from onward.api.responses.input_items import input_items_page
 from onward.api.responses.response_formatters import event_bytes
 from onward.api.responses.response_view import ResponseView
 from onward.errors import Conflict, OnwardError
+from onward.proto.error_info import to_error_info
 from onward.proto.router import ChoiceSnapshot, StreamRecord
 from onward.web.auth.api_key_table import Caller
-from onward.web.error_format import RequestFailed, to_error_info
+from onward.web.error_format import RequestFailed
 from onward.web.openai_api.previous_response import not_finished_error
 from onward.web.openai_api.response_ids import PATH, PREFIX, request_id_of_response, response_not_found
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from onward.api.engine_link.request_tracker import PD_PREEMPTED, PD_RESCHEDULE, EngineOutput
+from onward.api.engine_link.request_tracker import PD_PREEMPTED, EngineOutput
 from onward.api.lifecycle.active_choice import ActiveChoice
 from onward.api.lifecycle.request_builder import RequestBuilder
 from onward.api.lifecycle.request_output import TokenUsage
@@ -15,6 +15,7 @@ from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.responses.chat_request import ResponseChatRequest
 from onward.api.responses.event_builder import EventGroup, ResponseEvent, ResponseEventBuilder
 from onward.api.responses.response_json import ResponseJsonWriter
+from onward.proto.finish_reasons import PD_RESCHEDULE
 from onward.proto.router import ChoiceSnapshot, StreamRecord
 from onward.web.openai_api.response_items import Item, to_items
 

@@ -1,4 +1,4 @@
-"""What is counted about hand-overs between instances, on either side. Gauges are read from the state when asked for."""
+"""What is counted about handoffs between instances, on either side. Gauges are read from the state when asked for."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ class HandoffMetrics:
             return decode | {("prefill", state): float(n) for state, n in prefill_states().items()}
 
         registry.gauge(
-            "onward_pd_handovers", "Hand-overs under way, by our side of them.", ["side", "state"], handoff_states
+            "onward_pd_handovers", "Handoffs under way, by our side of them.", ["side", "state"], handoff_states
         )
         registry.gauge(
             "onward_pd_leases",
@@ -26,10 +26,10 @@ class HandoffMetrics:
         self.offers = counter("onward_pd_offers_total", "Offers to compute a prompt, by our side.", ["side"])
         self.grants = counter("onward_pd_grants_total", "Leases that peers were granted.")
         self.refusals = counter(
-            "onward_pd_refusals_total", "Hand-overs that were refused, by side and reason.", ["side", "reason"]
+            "onward_pd_refusals_total", "Handoffs that were refused, by side and reason.", ["side", "reason"]
         )
         self.ended = counter(
-            "onward_pd_handovers_total", "Hand-overs that have ended, by side and outcome.", ["side", "outcome"]
+            "onward_pd_handovers_total", "Handoffs that have ended, by side and outcome.", ["side", "outcome"]
         )
         self.fallbacks = counter(
             "onward_pd_prefill_fallbacks_total", "Prompts that another peer, or we, computed instead.", ["to"]

@@ -1,7 +1,7 @@
 """The prefill instances that a decode instance knows, and which of them are worth asking now.
 
 Some are known from the beginning, others because a request names them. One that cannot be reached, was silent, or cannot
-exchange KV with us is left alone for a while. Knows nothing of requests and hand-overs.
+exchange KV with us is left alone for a while. Knows nothing of requests and handoffs.
 """
 
 import logging

@@ -34,6 +34,7 @@ from onward.pd.handoff import (
 )
 from onward.pd.layout import layout_difference
 from onward.proto.engine import ErrorInfo
+from onward.proto.error_info import to_error_info
 from onward.proto.handoff import LeaseGrant, Ping, Pong, PrefillRequest, ToDecode, ToPrefill
 from onward.proto.kv_transfer import KvCommand, KvPush, KvReport, PushComplete, PushFailed, PushQuiesced, StopPush
 from onward.proto.step import WorkerHello
@@ -196,7 +197,7 @@ class PrefillService:
             self._check_queue(len(prefill.token_ids), now_s)
             request = admission.create_peer_prefill_request(prefill, key, self._limits, now_s)
         except OnwardError as error:
-            self._refuse(prefill.request_id, key, admission.to_error_info(error), now_s)
+            self._refuse(prefill.request_id, key, to_error_info(error), now_s)
             return
         self._tasks[key] = PeerPrefillTask(key, request)
         self._live.add(request)
@@ -269,7 +270,7 @@ class PrefillService:
         )
 
     def _fail(self, task: PeerPrefillTask, error: OnwardError, now_s: float, *, is_quiesced: bool = False) -> None:
-        error_info = admission.to_error_info(error)
+        error_info = to_error_info(error)
         self._record_failure(task.request.request_id, task.key, error_info)
         self._record_undelivered(task, error.code, now_s)
         self._side.fail(task.key, error_info, now_s)
@@ -313,7 +314,7 @@ class PrefillService:
 def _log_failed(request_id: str, key: HandoffKey, error: ErrorInfo) -> None:
     log.info(
         log_event(
-            "hand-over failed",
+            "handoff failed",
             side="prefill",
             id=request_id,
             peer=key.decode_incarnation,

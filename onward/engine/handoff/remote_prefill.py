@@ -13,7 +13,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from onward.config import EngineConfig
-from onward.engine import admission
 from onward.engine.handoff.handoff_metrics import HandoffMetrics
 from onward.engine.handoff.prefill_peers import PrefillPeers
 from onward.engine.request import Request, RequestStatus
@@ -21,11 +20,12 @@ from onward.engine.scheduling import scheduling_policy
 from onward.engine.scheduling.request_queue import RequestQueue
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
-from onward.errors import CrashedWorker, PdError
+from onward.errors import RETRY_SOON_S, PdError
 from onward.log import event as log_event
 from onward.pd import handoff_errors
 from onward.pd.handoff import DecodeSide, GrantedLease, HandoffFailed, HandoffTimeouts, KvArrived, OfferReceived
 from onward.proto.engine import ErrorInfo
+from onward.proto.error_info import to_error_info
 from onward.proto.handoff import HandoffHeartbeat, PeerGone, Pong, PrefillDone, PrefillRequest, ToDecode, ToPrefill
 from onward.proto.kv_transfer import (
     EndLease,
@@ -313,7 +313,7 @@ class RemotePrefillClient:
         request, lease = task.request, task.request.lease
         if lease is None or not ready.token_ids or not self._in_vocabulary(ready.token_ids):
             error = PdError("pd_transfer_failed", "what the prefill instance sent cannot be used", stage="transfer")
-            self._on_handoff_failed(task, admission.to_error_info(error), now_s)
+            self._on_handoff_failed(task, to_error_info(error), now_s)
             return
         self._end_handoff(task)
         self._end_task(task)
@@ -345,7 +345,7 @@ class RemotePrefillClient:
         request = task.request
         log.info(
             log_event(
-                "hand-over failed",
+                "handoff failed",
                 side="decode",
                 id=request.request_id,
                 peer=task.peer_address,
@@ -365,14 +365,15 @@ class RemotePrefillClient:
             self._metrics.refusals.inc("decode", error.code)
             self._on_no_local_blocks(task, error, now_s)
             return
-        if error.stage == WORKER_CRASH_STAGE and self._charge_crash(task, now_s):
+        if error.stage == WORKER_CRASH_STAGE and self._tokens.charge_crash(request, now_s):
+            self._end_task(task)
             return
         self._peers.pause_after(error, task.peer_address, now_s)
         self._ask_next_peer(task, now_s)
 
     def _on_no_local_blocks(self, task: RemotePrefillTask, error: ErrorInfo, now_s: float) -> None:
         """No peer's fault: there is no room here. Whoever can go elsewhere does."""
-        if task.request.can_reschedule:
+        if task.request.spec.is_routed:
             self._end_task(task)
             self._tokens.reschedule(task.request, error, now_s)
         else:
@@ -383,18 +384,6 @@ class RemotePrefillClient:
             task.awaits_blocks = True
             self._awaiting_blocks.add(task.request)
         self._leases.mark_short_of_blocks(task.request)
-
-    def _charge_crash(self, task: RemotePrefillTask, now_s: float) -> bool:
-        """A peer's worker died over this prompt. True if that was once too often."""
-        request = task.request
-        request.crash_charges += 1
-        request.crash_charge_position = request.num_generated
-        if request.crash_charges < scheduling_policy.MAX_CRASH_CHARGES:
-            return False
-        self._end_task(task)
-        message = f"workers died {request.crash_charges} times while running this request"
-        self._tokens.fail(request, admission.to_error_info(CrashedWorker(message)), now_s)
-        return True
 
     def _ask_next_peer(self, task: RemotePrefillTask, now_s: float) -> None:
         candidates = self._peer_candidates(task, now_s)
@@ -425,7 +414,7 @@ class RemotePrefillClient:
 
     def _peer_candidates(self, task: RemotePrefillTask, now_s: float) -> list[scheduling_policy.PrefillPeerCandidate]:
         """The peers that this one may be sent to, as the choice sees them."""
-        addresses = task.request.prefill_peers or self._config.prefill_peers
+        addresses = task.request.spec.prefill_peers or self._config.prefill_peers
         for address in addresses:
             self._peers.add(address, now_s)
         return [
@@ -451,12 +440,12 @@ class RemotePrefillClient:
             request_id=request.request_id,
             token_ids=list(request.token_ids),
             num_prompt=request.num_prompt,
-            sampling_params=request.sampling,
+            sampling_params=request.spec.sampling_params,
             priority=request.priority,
             waited_s=max(0.0, now_s - request.arrival_s),
             deadline_in_s=None if request.deadline_at_s is None else max(0.0, request.deadline_at_s - now_s),
-            cache_salt=request.cache_salt,
-            worker_crashes=max(request.crash_charges, request.engine_deaths),
+            cache_salt=request.spec.cache_salt,
+            worker_crashes=max(request.worker_crashes, request.engine_crashes),
             rescore_from=request.score_from,
             max_draft_tokens=request.max_drafts,
         )
@@ -465,9 +454,7 @@ class RemotePrefillClient:
     def _reschedule_preempted(self, request: Request, now_s: float) -> None:
         message = f"the decode instance had to give the request up after {request.num_generated} tokens"
         self._metrics.fallbacks.inc("none")
-        self._tokens.reschedule(
-            request, admission.to_error_info(PdError("pd_preempted", message, stage="decode")), now_s
-        )
+        self._tokens.reschedule(request, to_error_info(PdError("pd_preempted", message, stage="decode")), now_s)
 
     def _give_up(self, task: RemotePrefillTask, now_s: float) -> None:
         """Nobody could compute it, and we may not. The layer above may know someone who can."""
@@ -476,9 +463,9 @@ class RemotePrefillClient:
         cause = task.error.message.removeprefix("PD Error: ") if task.error else "no prefill instance can be reached"
         code = "pd_preempted" if task.request.num_generated else "pd_prefill_failed"
         error = PdError(
-            code, f"no prefill instance could compute the prompt ({cause})", stage="prefill", retry_after_s=1.0
+            code, f"no prefill instance could compute the prompt ({cause})", stage="prefill", retry_after_s=RETRY_SOON_S
         )
-        self._tokens.reschedule(task.request, admission.to_error_info(error), now_s)
+        self._tokens.reschedule(task.request, to_error_info(error), now_s)
 
     def _count_heartbeats(self, heartbeat: HandoffHeartbeat) -> None:
         """Of work that the peer is at. Where it waits for our worker its word says nothing of whether that lives."""
@@ -544,8 +531,8 @@ class RemotePrefillClient:
                 error = PdError(
                     "pd_prefill_failed", f"{task.peer_address} cannot be reached, or is left alone", stage="prefill"
                 )
-                self._side.cancel(task.handoff_id, admission.to_error_info(error), now_s)
-                self._on_handoff_failed(task, admission.to_error_info(error), now_s)
+                self._side.cancel(task.handoff_id, to_error_info(error), now_s)
+                self._on_handoff_failed(task, to_error_info(error), now_s)
 
     def _retry_waiting(self, now_s: float) -> None:
         if now_s < self._next_retry_s:

@@ -130,7 +130,7 @@ class Replayer:
                 replayed = HandoffOutboxRecord(
                     handoff_messages.to_prefill, handoff_messages.to_decode, handoff_messages.kv_commands
                 )
-                return self._compare("hand-overs", record, replayed)
+                return self._compare("handoffs", record, replayed)
             case CloseRecord():
                 core.close()
             case RecordingHeader() | CrashRecord():

@@ -38,7 +38,7 @@ class BlockLeases:
 
     def reset(self) -> None:
         """The memory is gone: nothing of it can be in anybody's hands."""
-        assert not self._allocator.awaiting_kv, "hand-overs end before the memory does"
+        assert not self._allocator.awaiting_kv, "handoffs end before the memory does"
         self.unannounced_grants.clear()
         self.quarantined.clear()
         self.overdue.clear()

@@ -74,7 +74,7 @@ class Scheduler:
     def reset(self, pool: BlockPool) -> list[Request]:
         """The worker is dead, and all that was in its memory. Everyone goes back to the queue with the tokens so far.
         Returns the requests that a step in flight ran. One that was only preempted by it cannot have caused the death."""
-        assert not self.offers.offered, "hand-overs end before the memory does"
+        assert not self.offers.offered, "handoffs end before the memory does"
         in_flight = list(dict.fromkeys(r for step in self.steps_in_flight for r in step.runs))
         for request in [*self.running, *self.preempting]:
             clear_allocation(request)

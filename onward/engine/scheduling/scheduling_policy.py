@@ -56,7 +56,7 @@ def may_offer(tokens_ahead: int, tokens_per_step: int) -> bool:
 def should_prefill_locally(request: Request, num_uncached: int, config: EngineConfig) -> bool:
     """Whether a decode instance computes this one's prompt itself, without asking a peer: little is missing, or it has
     begun here before and was preempted. A vector is always made here: there is nothing to hand over."""
-    if request.sampling.pooling is not None:
+    if request.spec.sampling_params.pooling is not None:
         return True
     if not config.local_prefill:
         return False
@@ -66,7 +66,7 @@ def should_prefill_locally(request: Request, num_uncached: int, config: EngineCo
 def should_reschedule(request: Request) -> bool:
     """Preempted where prompts may not be computed: it would need a peer's help to come back to an instance that is full.
     Where somebody above can move it, it moves."""
-    return request.can_reschedule and request.num_preemptions > 0
+    return request.spec.is_routed and request.num_preemptions > 0
 
 
 STEP_OVERHEAD_ROWS = 4.0
@@ -192,8 +192,8 @@ def choose_victims(
 def must_run_alone(request: Request) -> bool:
     """Twice under a crash without progress, of the worker or of the engine: the third time no other request is hurt, and
     the cause is known."""
-    return is_suspect(request.crash_charges, request.engine_deaths)
+    return is_suspect(request.worker_crashes, request.engine_crashes)
 
 
-def is_suspect(crash_charges: int, engine_deaths: int) -> bool:
-    return max(crash_charges, engine_deaths) >= CRASHES_TO_ISOLATE
+def is_suspect(worker_crashes: int, engine_crashes: int) -> bool:
+    return max(worker_crashes, engine_crashes) >= CRASHES_TO_ISOLATE

@@ -47,7 +47,7 @@ class StepPlanBuilder:
             request.num_prompt,
             request.num_computed,
             list(request.block_ids),
-            request.sampling,
+            request.spec.sampling_params,
             request.push,
             request.score_from,
             request.peer_draft_token_ids,

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from onward.pd.transfer.backend import ReceiverBackend
-from onward.pd.transfer.checksums import block_checksum
 from onward.pd.transfer.framed_channel import FramedChannel, PayloadReceived
 from onward.pd.transfer.incoming_lease import IncomingLease
-from onward.pd.transfer.page_geometry import PageGeometry
+from onward.pd.transfer.page_geometry import PageGeometry, block_checksum
 from onward.pd.transfer.transfer_messages import (
     AllPagesAccepted,
     AllPagesWritten,

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -39,6 +38,7 @@ from onward.proto.kv_transfer import (
     RevokeLease,
     StopPush,
 )
+from onward.transport.kv_wire import WorkerKvWireEnd
 from onward.transport.zmq_sockets import SocketPoller
 
 _TICK_MS = 200
@@ -50,13 +50,6 @@ _CLOSE_TIMEOUT_S = 5.0
 _COMMANDS_PER_TURN = 256
 
 logger = logging.getLogger(__name__)
-
-
-class EngineKvConnection(Protocol):
-    """The worker's end of what engine and worker say of KV."""
-
-    def send(self, report: KvReport) -> None: ...
-    def receive(self) -> KvCommand | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +123,7 @@ class KvTransferThread:
         self._poller.watch(self._wake_read, self._drain_wakes)
         self._inbox: deque[KvPush | ComputedBlocks] = deque()
         self._is_leaving = False
-        self._engine: EngineKvConnection | None = None
+        self._engine: WorkerKvWireEnd | None = None
         self._thread: threading.Thread | None = None
         self._sender = KvSender(
             memory.pool,
@@ -177,7 +170,7 @@ class KvTransferThread:
         except OSError:
             return  # so many wake-ups are waiting that it will wake up; or it has left
 
-    def start(self, wires: SocketPoller, engine: EngineKvConnection) -> None:
+    def start(self, wires: SocketPoller, engine: WorkerKvWireEnd) -> None:
         """From now on both belong to the plane's thread."""
         assert self._thread is None, "the transfer thread is started once"
         wires.watch_fd(self._poller.fileno())
@@ -193,7 +186,7 @@ class KvTransferThread:
             self._thread.join(timeout=_CLOSE_TIMEOUT_S)
         self._wake_write.close()
 
-    def _run(self, wires: SocketPoller, engine: EngineKvConnection) -> None:
+    def _run(self, wires: SocketPoller, engine: WorkerKvWireEnd) -> None:
         try:
             while not self._is_leaving:
                 wires.wait(self._wait_ms())
@@ -214,7 +207,7 @@ class KvTransferThread:
         self._poller.close()
         self._wake_read.close()
 
-    def _run_once(self, engine: EngineKvConnection) -> None:
+    def _run_once(self, engine: WorkerKvWireEnd) -> None:
         # What sockets bring comes first: what has arrived is counted before anybody judges that it has not.
         self._poller.dispatch()
         while self._inbox:

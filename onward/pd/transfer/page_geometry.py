@@ -1,4 +1,4 @@
-"""Where pages lie in a KV pool, and which bytes of ours go where in a peer's.
+"""Where pages lie in a KV pool, which bytes of ours go where in a peer's, and checksums of them.
 
 pool    | layer 0: block 0, block 1, … | layer 1: block 0, … | …      a page: one block of one layer
 """
@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 from onward.pd.transfer.backend import MemoryCopy
+
+MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +58,14 @@ def plan_copies(
     source_at = (sources[starts] + layer * ours.num_blocks) * ours.page_bytes
     target_at = (targets[starts] + layer * theirs.num_blocks) * theirs.page_bytes
     return list(map(MemoryCopy._make, zip(source_at.tolist(), target_at.tolist(), sizes.tolist(), strict=True)))
+
+
+def page_checksum(memory: memoryview, geometry: PageGeometry, layer: int, block: int) -> int:
+    """Seeded by the layer, so that exchanged layers show. Those of a block's pages are added up, in any order."""
+    offset = geometry.page_offset(layer, block)
+    return xxhash.xxh3_64_intdigest(memory[offset : offset + geometry.page_bytes], seed=layer)
+
+
+def block_checksum(memory: memoryview, geometry: PageGeometry, block: int) -> int:
+    """Of one block in all layers. It tells whether both sides have the same bytes, and does not guard against forgery."""
+    return sum(page_checksum(memory, geometry, layer, block) for layer in range(geometry.num_layers)) & MASK

@@ -2,11 +2,10 @@
 
 import selectors
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-
-class HasFileno(Protocol):
-    def fileno(self) -> int: ...
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 
 class Poller:
@@ -16,7 +15,7 @@ class Poller:
     def fileno(self) -> int:
         return self._selector.fileno()
 
-    def watch(self, sock: HasFileno, callback: Callable[[], None], *, for_writing: bool = False) -> None:
+    def watch(self, sock: "HasFileno", callback: Callable[[], None], *, for_writing: bool = False) -> None:
         """`callback` is called when the socket can be read, or with `for_writing` also when it can be written. A second
         call for the same socket replaces the first."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if for_writing else 0)
@@ -26,7 +25,7 @@ class Poller:
         elif key.events != events:
             self._selector.modify(sock.fileno(), events, callback)
 
-    def forget(self, sock: HasFileno) -> None:
+    def forget(self, sock: "HasFileno") -> None:
         """Before it is closed."""
         if sock.fileno() in self._selector.get_map():
             self._selector.unregister(sock.fileno())

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from onward.pd.transfer.backend import MemoryCopy
-from onward.pd.transfer.checksums import MASK, page_checksum
-from onward.pd.transfer.page_geometry import PageGeometry, plan_copies
+from onward.pd.transfer.page_geometry import MASK, PageGeometry, page_checksum, plan_copies
 from onward.proto.kv_transfer import KvPush
 
 MAX_BATCH_BYTES = 4 << 20

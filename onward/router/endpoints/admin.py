@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from onward import log
-from onward.errors import ClientError, InvalidRequest, OnwardError, Unavailable
+from onward.errors import RETRY_SOON_S, ClientError, InvalidRequest, OnwardError, Unavailable
 from onward.obs.metrics import Registry
 from onward.proto.router import SIGNATURE_HEADER, Registration, RegistrationReply
 from onward.router.instance_registry import REGISTER_INTERVAL_S
@@ -47,7 +47,7 @@ class RouterAdminEndpoints:
             reply = await self._serving.upstream.get(instance.url, request.scope["path"])
             if reply is not None and reply[0] < 500:
                 return Response(reply[1], reply[0], media_type="application/json")
-        raise Unavailable("there is no instance that could say it", retry_after_s=1.0)
+        raise Unavailable("there is no instance that could say it", retry_after_s=RETRY_SOON_S)
 
     async def health(self, request: Request) -> Response:
         if not self._core.can_serve(self._serving.clock.now_s()):

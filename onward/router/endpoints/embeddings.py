@@ -6,7 +6,7 @@ A vector is a function of its text alone, so there is nothing to be carried on, 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from onward.errors import DeadlineExceeded, Unavailable
+from onward.errors import RETRY_SOON_S, DeadlineExceeded, Unavailable
 from onward.proto import SCHEMA_VERSION
 from onward.proto.router import EMBED_PATH, IGNORED_FIELDS_HEADER, Attempt
 from onward.router.client_request import deadline_from_body
@@ -73,7 +73,7 @@ class RouterEmbeddingsEndpoint:
                 break
         if response is None:
             self._time_left_s(deadline_at_s)
-            raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
+            raise Unavailable("there is no instance that could answer", retry_after_s=RETRY_SOON_S)
         if response.status == 200:
             ignored = {} if response.ignored_fields is None else {IGNORED_FIELDS_HEADER: response.ignored_fields}
             await asgi.respond(send, 200, response.body, {**asgi.JSON_HEADERS, **ignored})

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward.errors import InvalidRequest, Unavailable
+from onward.errors import RETRY_SOON_S, InvalidRequest, Unavailable
 from onward.proto.router import DETOKENIZE_PATH, TOKENIZE_PATH
 from onward.router.stream_runner import StreamRunner
 from onward.router.upstream_errors import parse_error_info
@@ -39,4 +39,4 @@ class RouterForwardEndpoint:
                 reply_body, status = reply.body, reply.status
                 headers = error_headers(parse_error_info(reply_body, status)) if status >= 400 else {}
                 return Response(reply_body, status, headers=headers, media_type="application/json")
-        raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
+        raise Unavailable("there is no instance that could answer", retry_after_s=RETRY_SOON_S)

@@ -26,8 +26,8 @@ from onward.web.auth.authenticator import get_caller, may_access
 from onward.web.auth.owned_request_ids import make_owned_id, owns_request_id
 from onward.web.error_handlers import handle_errors
 from onward.web.json_body import compact_json
-from onward.web.last_event import parse_last_event_id
 from onward.web.request_id_middleware import client_request_id, set_response_request_id
+from onward.web.sse import parse_last_event_id
 
 DETACH_TIMEOUT_S = 5.0
 LOOKUP_INTERVAL_S = 0.5

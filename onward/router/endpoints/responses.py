@@ -20,11 +20,10 @@ from onward.router.routing_tokenizer import RoutingTokenizer
 from onward.router.stream_runner import StreamRunner
 from onward.web import asgi, sse
 from onward.web.auth.api_key_table import Caller
-from onward.web.error_format import RequestFailed, error_body
+from onward.web.error_format import RequestFailed, error_body, response_error_fields
 from onward.web.openai_api.response_endpoint import last_sequence_number, stream_stored_response, with_previous_response
 from onward.web.openai_api.response_ids import PREFIX
 from onward.web.openai_api.response_options import is_stored, response_options
-from onward.web.response_failures import response_error_fields
 from onward.web.task_pool import TaskPool
 
 MAX_COPIES = 256

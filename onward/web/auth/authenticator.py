@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onward.clock import Clock
+from onward.errors import RETRY_SOON_S
 from onward.proto.engine import ErrorInfo
 from onward.proto.router import SIGNATURE_HEADER
 from onward.transport.cluster_signature import verify_signature
@@ -178,4 +179,4 @@ class ConnectionLimitMiddleware:
 
 def _too_many(limit: int) -> ErrorInfo:
     problem = f"this key has {limit} exchanges open already, as many as it may; try again later"
-    return ErrorInfo("too_many_connections", problem, 429, True, retry_after_s=1.0)
+    return ErrorInfo("too_many_connections", problem, 429, True, retry_after_s=RETRY_SOON_S)

@@ -13,11 +13,12 @@ from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from onward.errors import NotFound, OnwardError
+from onward.proto.error_info import to_error_info
 from onward.proto.router import StreamRecord
 from onward.web import asgi, sse
 from onward.web.auth.api_key_table import Caller
 from onward.web.auth.authenticator import get_caller
-from onward.web.error_format import RequestFailed, to_error_info
+from onward.web.error_format import RequestFailed
 from onward.web.error_handlers import handle_errors
 from onward.web.json_body import field_error, undecoded_fields
 from onward.web.openai_api.previous_response import PREVIOUS_ID_FIELD, previous_response_id, with_previous_items

@@ -9,13 +9,16 @@ import logging
 import resource
 import socket
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from onward import log
 from onward.obs.metrics import LabelValues, Registry
 from onward.proto.cursor import MAX_CURSOR_CHARS
 from onward.proto.router import ATTEMPT_PATH
 from onward.web.server.write_batcher import WriteBatcher
+
+if TYPE_CHECKING:
+    from onward.web.server.http_protocol import LimitedHttpProtocol
 
 OTHER_FILES = 512
 """What a process has open beside its connections."""
@@ -60,17 +63,12 @@ class ConnectionLimits:
     """Whether a silent client is still there is asked so often; `KEPT_PROBES` without an answer are a no."""
 
 
-class TrackedConnection(Protocol):
-    def evict(self) -> None: ...
-    def shut_down(self) -> None: ...
-
-
 class ConnectionTracker:
     def __init__(self, limits: ConnectionLimits, registry: Registry) -> None:
         self.limits = limits
         self.write_batcher = WriteBatcher()
-        self._busy: set[TrackedConnection] = set()
-        self._idle: dict[TrackedConnection, None] = {}
+        self._busy: set[LimitedHttpProtocol] = set()
+        self._idle: dict[LimitedHttpProtocol, None] = {}
         """In the order in which they became so."""
         self._ended_counter = registry.counter(
             "onward_http_connections_ended_total", "HTTP connections ended since they reached a bound", ["why"]
@@ -80,7 +78,7 @@ class ConnectionTracker:
     def _counts(self) -> dict[LabelValues, float]:
         return {("busy",): len(self._busy), ("idle",): len(self._idle)}
 
-    def add(self, connection: TrackedConnection) -> None:
+    def add(self, connection: "LimitedHttpProtocol") -> None:
         """A new one. May end another, or this one."""
         self._idle[connection] = None
         if len(self._busy) + len(self._idle) > self.limits.max_connections + self.limits.num_spare_connections:
@@ -94,15 +92,15 @@ class ConnectionTracker:
         """For one more that is busy."""
         return len(self._busy) < self.limits.max_connections
 
-    def set_busy(self, connection: TrackedConnection) -> None:
+    def set_busy(self, connection: "LimitedHttpProtocol") -> None:
         self._idle.pop(connection, None)
         self._busy.add(connection)
 
-    def set_idle(self, connection: TrackedConnection) -> None:
+    def set_idle(self, connection: "LimitedHttpProtocol") -> None:
         self._busy.discard(connection)
         self._idle[connection] = None
 
-    def remove(self, connection: TrackedConnection) -> None:
+    def remove(self, connection: "LimitedHttpProtocol") -> None:
         self._busy.discard(connection)
         self._idle.pop(connection, None)
 

@@ -16,6 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from onward.errors import RETRY_SOON_S
 from onward.proto.engine import ErrorInfo
 from onward.proto.router import INTERNAL_PREFIX
 from onward.web.error_format import error_body, error_headers
@@ -34,7 +35,7 @@ TOO_MANY_CONNECTIONS = ErrorInfo(
     "this server has no room for more connections; try again later",
     503,
     True,
-    retry_after_s=1.0,
+    retry_after_s=RETRY_SOON_S,
 )
 STOPPING = ErrorInfo("unavailable", "the server is stopping", 503, True)
 

@@ -22,7 +22,7 @@ from onward.kernels.batch_sizes import padded_batch_size
 from onward.kernels.ops import HeadShape, Ops, RowTensors
 from onward.models.device_decoder import DeviceDecoder, PrefillChunks, build_device_rotary
 from onward.models.fingerprint import gpu_model
-from onward.models.layers.device.activation_buffers import ActivationBuffers
+from onward.models.layers.device.forward_layers import ActivationBuffers
 from onward.models.loader.device_weights import load_device_weights
 from onward.proto import SCHEMA_VERSION
 from onward.proto.model import PreparedModel
@@ -40,19 +40,17 @@ from onward.proto.step import (
     StepResult,
     WorkerHello,
 )
-from onward.worker.cuda.cuda_graphs import CudaGraphs
+from onward.worker.cuda.cuda_graphs import CudaGraphs, batch_sizes_up_to, warmup_batch_sizes
 from onward.worker.cuda.deferred_sampling import DeferredSampling, can_sample
 from onward.worker.cuda.device_events import record_event
 from onward.worker.cuda.device_logprobs import PendingLogprobs
-from onward.worker.cuda.device_memory_budget import choose_num_device_blocks
 from onward.worker.cuda.device_sampler import DeviceSamplingRow, sample_with_processors
 from onward.worker.cuda.device_slots import DeviceSlots, DeviceSlotState
-from onward.worker.cuda.graph_sizes import batch_sizes_up_to, warmup_batch_sizes
 from onward.worker.cuda.launched_step import LaunchedStep, build_events
 from onward.worker.cuda.staging_buffer import StagingBuffer, to_device
 from onward.worker.cuda.step_bitmasks import StepBitmasks
 from onward.worker.cuda.step_packing import DeviceTokenSpan, PackedStep, PackingSizes, fill_inputs, pack
-from onward.worker.kv_memory_budget import resolve_max_model_len
+from onward.worker.kv_memory_budget import choose_num_device_blocks, resolve_max_model_len
 from onward.worker.logits_processors.mask_executor import MaskExecutor
 from onward.worker.slot_checks import SlotError
 

@@ -16,7 +16,7 @@ def create_proposer_factory(config: WorkerConfig) -> ProposerFactory | None:
 
             return NgramProposerFactory()
         case "draft":
-            from onward.worker.speculation.draft_opening import create_draft_model_factory
+            from onward.worker.speculation.draft_model_proposer import create_draft_model_factory
 
             return create_draft_model_factory(speculative.path, config)
         case "eagle":

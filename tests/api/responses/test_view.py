@@ -9,7 +9,7 @@ import pytest
 
 from onward.api.engine_link.engine_client import EngineClient
 from onward.api.engine_link.load_shedder import LoadShedder
-from onward.api.engine_link.request_tracker import PD_RESCHEDULE, RequestTracker
+from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.requests.preprocessing_executors import make_executors
 from onward.api.requests.text_processor import TextProcessor
@@ -20,6 +20,7 @@ from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.obs.metrics import Registry
 from onward.proto.engine import ErrorInfo
+from onward.proto.finish_reasons import PD_RESCHEDULE
 from onward.proto.model import PreparedModel
 from onward.proto.router import ChoiceSnapshot, StreamRecord
 from onward.proto.step import TokenLogprobs

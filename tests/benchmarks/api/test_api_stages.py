@@ -35,7 +35,7 @@ def test_shares_are_of_the_whole_and_the_largest_comes_first() -> None:
     samples = [
         FunctionSamples("/x/onward/api/lifecycle/chunk_encoder.py", "f", 2),
         FunctionSamples("/x/onward/api/engine_link/request_tracker.py", "g", 5),
-        FunctionSamples("/x/onward/api/lifecycle/cursor_tracker.py", "h", 2),
+        FunctionSamples("/x/onward/api/lifecycle/stream_formatters.py", "h", 2),
         FunctionSamples("/y", "i", 1),
     ]
     found = shares(samples)

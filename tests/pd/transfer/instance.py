@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from onward.kernels.cpu.kv_layout import record_size
-from onward.pd.transfer.checksums import block_checksum
 from onward.pd.transfer.kv_transfer_thread import KvMemoryRegion, KvTransferThread
+from onward.pd.transfer.page_geometry import block_checksum
 from onward.pd.transfer.push_job import ComputedBlocks
 from onward.proto.kv_transfer import ExpectingWrites, ExpectWrites, KvCommand, KvEndpoint, KvLayout, KvPush, KvReport
 from onward.proto.model import ModelConfig

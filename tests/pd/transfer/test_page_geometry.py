@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.pd.transfer.backend import MemoryCopy
-from onward.pd.transfer.checksums import block_checksum
-from onward.pd.transfer.page_geometry import PageGeometry, plan_copies
+from onward.pd.transfer.page_geometry import PageGeometry, block_checksum, plan_copies
 
 OURS, THEIRS = PageGeometry(3, 20, 8), PageGeometry(3, 50, 8)
 

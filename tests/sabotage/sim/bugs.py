@@ -10,7 +10,6 @@ from onward.api.endpoints.embeddings import EmbeddingService, PreparedEmbedding
 from onward.api.engine_link.request_tracker import (
     EPOCHS_PER_ATTEMPT,
     RequestTracker,
-    SubmitSpec,
     TrackedRequest,
     TrackerActions,
 )
@@ -22,6 +21,7 @@ from onward.engine.request import Request
 from onward.engine.scheduling import request_queue, scheduling_policy, slot_allocator
 from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.scheduler import Scheduler
+from onward.engine.token_processor import TokenProcessor
 from onward.pd.decode_side import DecodeHandoffState, DecodeSide
 from onward.proto import block_hash
 from onward.proto.engine import Abort, Submit, TokenDelta
@@ -131,7 +131,7 @@ def everything_is_said_twice(patch: Patches) -> None:
 
 
 def crashes_are_not_charged(patch: Patches) -> None:
-    patch.around(EngineCore, "_charge_crash", lambda original, self, request, now_s: None)
+    patch.around(TokenProcessor, "charge_crash", lambda original, self, request, now_s: False)
 
 
 def a_suspect_is_let_go(patch: Patches) -> None:
@@ -280,10 +280,10 @@ def a_mean_from_the_cache(patch: Patches) -> None:
 
 
 def vectors_change_places(patch: Patches) -> None:
-    def submit_spec(original: Callable, self: EmbeddingService, wanted: PreparedEmbedding, index: int) -> SubmitSpec:
+    def new_submit(original: Callable, self: EmbeddingService, wanted: PreparedEmbedding, index: int) -> Submit:
         return original(self, wanted, (index + 1) % len(wanted.prompts))
 
-    patch.around(EmbeddingService, "_submit_spec", submit_spec)
+    patch.around(EmbeddingService, "_new_submit", new_submit)
 
 
 def a_disconnected_request_runs_on(patch: Patches) -> None:

@@ -17,7 +17,7 @@ from onward.offline.sampling_options import SamplingOptions
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import PreemptSlot
 from onward.worker.cpu_model_runner import CpuModelRunner
-from onward.worker.speculation.draft_opening import DraftModelProposerFactory
+from onward.worker.speculation.draft_model_proposer import DraftModelProposerFactory
 from onward.worker.speculation.eagle_proposer import EagleProposerFactory, create_eagle_factory
 from onward.worker.speculation.proposer import Proposer, ProposerContext, ProposerFactory
 from tests.models.default_model import PROMPTS, default_model, driver, prompt_ids

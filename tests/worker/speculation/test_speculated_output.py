@@ -15,7 +15,7 @@ from onward.models.loader.eagle_head import read_eagle_head
 from onward.models.thinned import ThinnedTensors, every_nth, thinned_config
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import PreemptSlot, RunSlot, SlotPreempted, SlotTokens
-from onward.worker.speculation.draft_opening import DraftModelProposerFactory
+from onward.worker.speculation.draft_model_proposer import DraftModelProposerFactory
 from onward.worker.speculation.eagle_proposer import EagleProposerFactory
 from onward.worker.speculation.proposer import ProposerFactory
 from tests.models.checkpoints import random_tensors

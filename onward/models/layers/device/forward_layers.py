@@ -9,17 +9,53 @@ two leave the last norm's output in `buffers.normed`, the third the residual str
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from onward.kernels.ops import Ops
-from onward.models.layers.device.activation_buffers import ActivationBuffers
 from onward.models.layers.device.model_weights import LinearWeights, ModelWeights
+from onward.proto.model import ModelConfig
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 _OWN_ROWS = 192
 _OWN_WEIGHTS = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationBuffers:
+    """What lies between the products of a step. Allocated once for the largest step; a step uses the first rows."""
+
+    residual: torch.Tensor
+    normed: torch.Tensor
+    product: torch.Tensor
+    qkv: torch.Tensor
+    attended: torch.Tensor
+    gate_up: torch.Tensor
+    act: torch.Tensor
+
+    @classmethod
+    def allocate(cls, config: ModelConfig, rows: int, dtype: torch.dtype, device: str) -> "ActivationBuffers":
+        def new(size: int) -> torch.Tensor:
+            return torch.zeros((rows, size), dtype=dtype, device=device)
+
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return cls(
+            residual=new(config.hidden_size),
+            normed=new(config.hidden_size),
+            product=new(config.hidden_size),
+            qkv=new(q_size + 2 * kv_size),
+            attended=new(q_size),
+            gate_up=new(2 * config.intermediate_size),
+            act=new(config.intermediate_size),
+        )
+
+    def first(self, count: int) -> "ActivationBuffers":
+        return ActivationBuffers(
+            self.residual[:count], self.normed[:count], self.product[:count], self.qkv[:count], self.attended[:count],
+            self.gate_up[:count], self.act[:count],
+        )  # fmt: skip
 
 
 def prefers_own_kernels(weights: ModelWeights, num_rows: int) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 
 from onward.kernels.batch_sizes import padded_batch_size
-from onward.worker.cuda.graph_sizes import batch_sizes_up_to, warmup_batch_sizes
+from onward.worker.cuda.cuda_graphs import batch_sizes_up_to, warmup_batch_sizes
 
 
 def test_small_batches_are_hardly_padded_and_large_ones_in_steps() -> None:

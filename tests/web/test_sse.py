@@ -2,7 +2,7 @@ import pytest
 
 from onward.errors import InvalidRequest
 from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor
-from onward.web.last_event import parse_last_event_id
+from onward.web.sse import parse_last_event_id
 from tests.web.exchange import request_scope
 
 PLACE = Cursor("ab" * 16, 7, 1, [ChoiceCursor(3, None)], {})

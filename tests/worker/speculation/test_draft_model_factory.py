@@ -8,7 +8,7 @@ import pytest
 from onward.bench.model_shapes import write_tokenizer
 from onward.errors import StartupError
 from onward.proto.model import ModelConfig
-from onward.worker.speculation.draft_opening import create_draft_model_factory, vocabulary_difference
+from onward.worker.speculation.draft_model_proposer import create_draft_model_factory, vocabulary_difference
 from tests.models.checkpoints import random_tensors, write_folder
 from tests.worker import small_int8
 from tests.worker.driver import prepared
