@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from onward.errors import StartupError
-from onward.models.layers.rotary_table import power
+from onward.models.layers.decimal_power import power
 from onward.proto.model import RopeScaling
 
 _USUAL_ORIGINAL = 8192

@@ -11,7 +11,14 @@ from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from tests.conformance.conftest import Connect
 
-NOT_STAGES = {"_fail_isolated", "_process_isolated", "commit_peer_tokens", "reschedule", "_on_embedding"}
+NOT_STAGES = {
+    "_fail_isolated",
+    "_process_isolated",
+    "commit_peer_tokens",
+    "charge_crash",
+    "reschedule",
+    "_on_embedding",
+}
 """What isolates, what begins elsewhere than with a worker's event, and what no request for tokens meets."""
 
 

@@ -7,11 +7,11 @@ made of single additions, multiplications and divisions, which IEEE 754 rounds a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Context, Decimal
 
 import numpy as np
 
-_DECIMAL = Context(prec=40)
+from onward.models.layers.decimal_power import power
+
 _ROWS_AT_ONCE = 1024
 """Positions of which the float64 intermediates exist at a time: a few megabytes, which stay in the cache."""
 
@@ -69,8 +69,3 @@ def _polynomial(coefficients: Sequence[float], x: np.ndarray) -> np.ndarray:
     for coefficient in coefficients[1:]:
         total = total * x + coefficient
     return total
-
-
-def power(base: float, exponent: float) -> float:
-    """Rounded correctly, unlike the powers of the C library and of numpy."""
-    return float(_DECIMAL.power(Decimal(base), Decimal(exponent)))

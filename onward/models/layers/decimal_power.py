@@ -1,0 +1,12 @@
+"""Powers that are rounded correctly. The C library and numpy choose code by CPU, and their last bits differ.
+
+A module of its own, because `rope_scaling` needs it before anything imports numpy.
+"""
+
+from decimal import Context, Decimal
+
+_DECIMAL = Context(prec=40)
+
+
+def power(base: float, exponent: float) -> float:
+    return float(_DECIMAL.power(Decimal(base), Decimal(exponent)))
