@@ -35,6 +35,9 @@ def undisturbed(prompt: Any, sampling: SamplingParams, tokens: Any) -> int:
     return OUTPUT[len(tokens)] if len(tokens) < len(OUTPUT) else 33
 
 
+MAX_RACES = 10
+
+
 @contextmanager
 def paused_at(
     instance: Instance, path: str, body: dict[str, Any], num_tokens: int
@@ -61,6 +64,15 @@ def paused_at(
 
 
 def aborted(instance: Instance, path: str, body: dict[str, Any], num_tokens: int) -> AnswerRead:
+    """On a busy machine an abort may overtake several tokens on their way to the api process. Such a race is run again."""
+    for _ in range(MAX_RACES):
+        answer = _aborted_once(instance, path, body, num_tokens)
+        if all(len(choice.completion_token_ids or []) >= num_tokens - 1 for choice in answer.choices):
+            break
+    return answer
+
+
+def _aborted_once(instance: Instance, path: str, body: dict[str, Any], num_tokens: int) -> AnswerRead:
     with paused_at(instance, path, body, num_tokens) as asking:
         answer = httpx.post(f"{instance.url}/v1/abort", json={"all": True}, verify=NO_CERTIFICATES)
         assert len(answer.json()["aborted"]) >= 1
@@ -70,11 +82,11 @@ def aborted(instance: Instance, path: str, body: dict[str, Any], num_tokens: int
 
 
 def check_cut(choice: ChoiceRead, most: int, *, is_text: bool = True) -> int:
-    """Whether a choice of an aborted answer is in order: its text covers what it says of its tokens. The newest tokens may
-    have been on their way when the abort came."""
+    """Whether a choice of an aborted answer is in order: its text covers what it says of its tokens. The newest token may
+    have been on its way when the abort came."""
     assert choice.finish_reason == "abort" and choice.completion_token_ids is not None
     num_tokens = len(choice.completion_token_ids)
-    assert num_tokens <= most
+    assert most - 1 <= num_tokens <= most
     assert choice.completion_token_ids == OUTPUT[:num_tokens]
     assert choice.text == (SHOWN[num_tokens] if is_text else "")
     assert choice.num_text_tokens == (COVERED[num_tokens] if is_text else None)
@@ -112,18 +124,15 @@ def test_an_aborted_request_returns_its_text_and_its_tokens_and_can_be_continued
     instance.engine.choose = undisturbed
     whole = ask(instance.url, path, body)
     assert whole.reasons == ["stop"]
-    num_returned: list[int] = []
     for num_tokens in (1, 2, 3, 5, 8, 12):
         answer = aborted(instance, path, body, num_tokens)
         assert answer.error is None
         num_told = check_cut(answer.choices[0], num_tokens, is_text="generate" not in path)
-        num_returned.append(num_told)
         assert answer.usage is not None and answer.usage["completion_tokens"] == num_told
         assert answer.resume is not None
         rest = ask(instance.url, path, body | answer.resume)
         assert [a + b for a, b in zip(answer.texts, rest.texts, strict=True)] == whole.texts
         assert (rest.reasons, rest.usage) == (whole.reasons, whole.usage)
-    assert any(num_returned), "tokens that have arrived are returned"
 
 
 @EVERY_PATH
