@@ -6,8 +6,8 @@ from typing import Any
 
 from onward import log
 from onward.router.client_stream import FailureCause
-from onward.router.routed_stream import PendingResume, RoutedStream
 from onward.router.router_metrics import RouterMetrics
+from onward.router.router_stream_state import PendingResume, RouterStreamState
 
 _logger = logging.getLogger(__name__)
 
@@ -19,13 +19,13 @@ class ResumeLog:
         self._metrics = metrics
         self._last: deque[dict[str, Any]] = deque(maxlen=MAX_ENTRIES)
 
-    def begin(self, routed: RoutedStream, cause: FailureCause, instance: str, now_s: float) -> None:
+    def begin(self, routed: RouterStreamState, cause: FailureCause, instance: str, now_s: float) -> None:
         """The pause began with the last delivered event; several failures in a row are one pause."""
         if routed.pending_resume is None and routed.stream.was_accepted:
             since_s = routed.stream.last_delivery_at_s
             routed.pending_resume = PendingResume(cause, instance, now_s if since_s is None else since_s)
 
-    def end(self, routed: RoutedStream, outcome: str, now_s: float) -> None:
+    def end(self, routed: RouterStreamState, outcome: str, now_s: float) -> None:
         """`exact`, `inexact` (by other numerics) or `failed`."""
         pending, stream = routed.pending_resume, routed.stream
         assert pending is not None, "only a resume that has begun ends"

@@ -12,8 +12,8 @@ from onward.router.client_stream import AttemptFailure, FailureCause
 from onward.router.instance_registry import InstanceRegistry, InstanceState
 from onward.router.resume_log import ResumeLog
 from onward.router.retry_budget import RetryBudget
-from onward.router.routed_stream import RoutedStream
 from onward.router.router_metrics import RouterMetrics
+from onward.router.router_stream_state import RouterStreamState
 
 MAX_WAIT_STEP_S = 1.0
 REFUSED_PAUSE_S = 0.5
@@ -46,7 +46,9 @@ class RetryPolicy:
         self._resumes = resumes
         self._paced_until_s = 0.0
 
-    def on_attempt_failed(self, routed: RoutedStream, failure: AttemptFailure, instance: str, now_s: float) -> None:
+    def on_attempt_failed(
+        self, routed: RouterStreamState, failure: AttemptFailure, instance: str, now_s: float
+    ) -> None:
         """What a failure means for the instance, and for the stream's next attempt."""
         stream, info = routed.stream, failure.error
         assert not stream.is_attempt_running, "a failure is judged after its attempt has ended"
@@ -78,7 +80,7 @@ class RetryPolicy:
         self._resumes.begin(routed, failure.cause, instance, now_s)
         self._schedule_retry(routed, failure, now_s)
 
-    def pause_s(self, routed: RoutedStream, now_s: float) -> float:
+    def pause_s(self, routed: RouterStreamState, now_s: float) -> float:
         """How long the next attempt has to wait yet."""
         if now_s < routed.next_attempt_at_s:
             return routed.next_attempt_at_s - now_s
@@ -92,7 +94,9 @@ class RetryPolicy:
             return min(MAX_WAIT_STEP_S, self._paced_until_s - now_s)
         return 0.0
 
-    def _penalize_instance(self, routed: RoutedStream, failure: AttemptFailure, instance: str, now_s: float) -> None:
+    def _penalize_instance(
+        self, routed: RouterStreamState, failure: AttemptFailure, instance: str, now_s: float
+    ) -> None:
         rest_s = min(MAX_INSTANCE_REST_S, failure.error.retry_after_s or 0.0)
         match failure.cause:
             case FailureCause.REFUSED:
@@ -119,12 +123,12 @@ class RetryPolicy:
         if self._config.preempt_retry_exclude_decode:
             routed.avoided_instances = {instance}
 
-    def _grant_grace(self, routed: RoutedStream, instance: str, now_s: float) -> None:
+    def _grant_grace(self, routed: RouterStreamState, instance: str, now_s: float) -> None:
         current = self._instances.get(instance)
         if current is not None and current.state is InstanceState.RESTARTING:
             routed.grace_instance_id, routed.grace_until_s = instance, now_s + self._config.restart_grace_s
 
-    def _schedule_retry(self, routed: RoutedStream, failure: AttemptFailure, now_s: float) -> None:
+    def _schedule_retry(self, routed: RouterStreamState, failure: AttemptFailure, now_s: float) -> None:
         """One attempt more, if the stream's own count and the cluster's budget have one left."""
         stream, info = routed.stream, failure.error
         assert stream.num_failures > 0, "a failure that leads to a retry is counted"
@@ -138,13 +142,13 @@ class RetryPolicy:
             self._metrics.budget_refusals.inc()
             self._on_budget_refused(routed, info, now_s)
 
-    def _pace(self, routed: RoutedStream, now_s: float) -> None:
+    def _pace(self, routed: RouterStreamState, now_s: float) -> None:
         """Many at once are spread out; new requests wait until they are through."""
         routed.next_attempt_at_s = now_s + self._budget.pacing_delay_s(now_s)
         if routed.next_attempt_at_s > now_s:
             self._paced_until_s = max(self._paced_until_s, routed.next_attempt_at_s)
 
-    def _on_budget_refused(self, routed: RoutedStream, info: ErrorInfo, now_s: float) -> None:
+    def _on_budget_refused(self, routed: RouterStreamState, info: ErrorInfo, now_s: float) -> None:
         """A request that was given up for want of blocks has something to show: one last attempt brings it in the
         client's own form. Others wait a while: when an instance dies, many streams need one attempt each at once."""
         if info.code.startswith("pd_") and routed.stream.has_progress:
@@ -152,7 +156,7 @@ class RetryPolicy:
         else:
             routed.budget_refused_error, routed.budget_deadline_at_s = info, now_s + MAX_BUDGET_WAIT_S
 
-    def try_spend_budget(self, routed: RoutedStream, now_s: float) -> bool:
+    def try_spend_budget(self, routed: RouterStreamState, now_s: float) -> bool:
         """Asks the budget again."""
         assert routed.budget_refused_error is not None, "the budget has refused the stream before"
         if not self._budget.try_spend(now_s):

@@ -29,7 +29,7 @@ from onward.router.core import (
     instance_unreachable,
 )
 from onward.router.instance_registry import InstanceInfo
-from onward.router.routed_stream import RoutedStream
+from onward.router.router_stream_state import RouterStreamState
 from onward.router.upstream_client import UpstreamClient, read_error_body
 from onward.router.upstream_connections import UpstreamConnectError, UpstreamResponse
 from onward.router.upstream_errors import parse_error_info
@@ -67,7 +67,7 @@ class StreamRunner:
 
     # One stream.
 
-    async def run_stream(self, routed: RoutedStream, writer: ClientWriter) -> None:
+    async def run_stream(self, routed: RouterStreamState, writer: ClientWriter) -> None:
         """To its end, or until cancelled since the client has gone."""
         task = asyncio.current_task()
         assert task is not None, "a stream runs in a task"
@@ -95,7 +95,7 @@ class StreamRunner:
             task.cancel()
             await asyncio.wait((task,), timeout=timeout_s)
 
-    async def _run_actions(self, routed: RoutedStream, writer: ClientWriter) -> None:
+    async def _run_actions(self, routed: RouterStreamState, writer: ClientWriter) -> None:
         while True:
             action = self.core.next_action(routed, self.clock.now_s())
             match action:
@@ -121,7 +121,7 @@ class StreamRunner:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _send_keep_alive(self, routed: RoutedStream, writer: ClientWriter) -> None:
+    async def _send_keep_alive(self, routed: RouterStreamState, writer: ClientWriter) -> None:
         now_s = self.clock.now_s()
         if now_s - routed.last_write_at_s >= self._keep_alive_s:
             routed.last_write_at_s = now_s
@@ -129,7 +129,7 @@ class StreamRunner:
 
     # One attempt.
 
-    async def _attempt(self, routed: RoutedStream, dispatch: Dispatch, writer: ClientWriter) -> None:
+    async def _attempt(self, routed: RouterStreamState, dispatch: Dispatch, writer: ClientWriter) -> None:
         request_id = routed.stream.request_id
         assert request_id not in self._attempts, f"the stream {request_id} has one attempt at a time"
         task = asyncio.create_task(self._run_attempt(routed, dispatch, writer))
@@ -149,7 +149,7 @@ class StreamRunner:
                 raise fault
             self.core.on_attempt_ended(routed, self.clock.now_s())
 
-    async def _run_attempt(self, routed: RoutedStream, dispatch: Dispatch, writer: ClientWriter) -> None:
+    async def _run_attempt(self, routed: RouterStreamState, dispatch: Dispatch, writer: ClientWriter) -> None:
         stream = routed.stream
         try:
             async with self.upstream.send_attempt(dispatch.url, dispatch.attempt) as response:
@@ -166,7 +166,7 @@ class StreamRunner:
         except OSError as fault:
             stream.fail_lost(FailureCause.LOST, f"the connection to the instance was lost: {type(fault).__name__}")
 
-    async def _on_http_error(self, routed: RoutedStream, response: UpstreamResponse) -> None:
+    async def _on_http_error(self, routed: RouterStreamState, response: UpstreamResponse) -> None:
         body = await read_error_body(response)
         info = parse_error_info(body, response.status)
         if info.retry_after_s is None and response.headers.get("retry-after", "").isdigit():
@@ -179,7 +179,7 @@ class StreamRunner:
         # Once there are tokens, an error without them says too little.
         routed.stream.fail(cause, info, None if routed.stream.has_progress else body or None)
 
-    async def _relay_events(self, routed: RoutedStream, response: UpstreamResponse, writer: ClientWriter) -> None:
+    async def _relay_events(self, routed: RouterStreamState, response: UpstreamResponse, writer: ClientWriter) -> None:
         # Runs for every token of every stream: no JSON, no timers, one write for all that has come together.
         stream, splitter, clock = routed.stream, EventSplitter(), self.clock
         is_new = True
@@ -239,7 +239,7 @@ class StreamRunner:
                     idle.setdefault(request_id, set()).update(names)
         return known_names, idle
 
-    def _cancel_attempt(self, routed: RoutedStream) -> None:
+    def _cancel_attempt(self, routed: RouterStreamState) -> None:
         if (task := self._attempts.get(routed.stream.request_id)) is not None:
             task.cancel()
 

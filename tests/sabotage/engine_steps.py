@@ -9,7 +9,7 @@ from onward.engine import token_processor
 from onward.engine.core import EngineCore
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import Request, RequestStatus
-from onward.engine.scheduling import scheduling_policy, slot_allocator, step_plan_builder
+from onward.engine.scheduling import scheduling_policy, slot_and_block_allocator, step_plan_builder
 from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.slots import SlotPool
@@ -90,7 +90,7 @@ def _keep_the_counters_of_the_old_epoch(patch: Patches) -> None:
         original(request)
         request.num_computed = computed - 1
 
-    patch.around(slot_allocator, "clear_allocation", forget_place)
+    patch.around(slot_and_block_allocator, "clear_allocation", forget_place)
 
 
 def _free_blocks_without_the_fence(patch: Patches) -> None:

@@ -13,7 +13,7 @@ from onward.engine.request import FinishReason, Request
 from onward.engine.scheduling.block_leases import BlockLeases
 from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.prefill_offers import PrefillOffers
-from onward.engine.scheduling.slot_allocator import PlannedAllocation, SlotAllocator
+from onward.engine.scheduling.slot_and_block_allocator import PlannedAllocation, SlotAndBlockAllocator
 from onward.engine.token_processor import TokenProcessor
 from onward.pd import decode_side, prefill_side
 from onward.pd.decode_side import DecodeSide
@@ -157,17 +157,17 @@ def _any_incarnation_will_do(patch: Patches) -> None:
 def _lease_half_of_it(patch: Patches) -> None:
     def grant(original: Callable, self: BlockLeases, request: Request) -> bool:
         allocator = self._allocator
-        before = SlotAllocator.plan_allocation
+        before = SlotAndBlockAllocator.plan_allocation
 
-        def half(self: SlotAllocator, asked: Request) -> PlannedAllocation:
+        def half(self: SlotAndBlockAllocator, asked: Request) -> PlannedAllocation:
             room = before(self, asked)
             return replace(room, num_new_blocks=max(1, room.num_new_blocks // 2), fits=True)
 
-        SlotAllocator.plan_allocation = half  # type: ignore[method-assign]
+        SlotAndBlockAllocator.plan_allocation = half  # type: ignore[method-assign]
         try:
             return allocator.pool.num_available > 3 and original(self, request)
         finally:
-            SlotAllocator.plan_allocation = before  # type: ignore[method-assign]
+            SlotAndBlockAllocator.plan_allocation = before  # type: ignore[method-assign]
 
     patch.around(BlockLeases, "grant", grant)
 

@@ -18,7 +18,7 @@ from onward.router import core as router_core
 from onward.router.endpoints.responses import ResponseEventWriter
 from onward.router.record_lookup import find_records
 from onward.router.response_store import ClusterResponseStore
-from onward.router.routed_stream import RoutedStream
+from onward.router.router_stream_state import RouterStreamState
 from onward.stream_store import entries as store_entries
 from onward.stream_store.entries import EntryTable
 from onward.stream_store.store_core import StreamStoreCore
@@ -113,7 +113,7 @@ def _keep_none_that_runs(patch: Patches) -> None:
 
 
 def _keep_only_streams(patch: Patches) -> None:
-    def is_of_use(original: Callable, route: RoutedStream) -> bool:
+    def is_of_use(original: Callable, route: RouterStreamState) -> bool:
         return route.stream.request.is_streaming and original(route)
 
     patch.around(router_core, "_is_resumable", is_of_use)

@@ -27,7 +27,7 @@ from onward.router.endpoints import admin as router_admin
 from onward.router.instance_registry import InstanceRegistry, Reservation
 from onward.router.retry_budget import RetryBudget
 from onward.router.retry_policy import RetryPolicy
-from onward.router.routed_stream import RoutedStream
+from onward.router.router_stream_state import RouterStreamState
 from onward.router.stream_runner import StreamRunner
 from onward.router.upstream_client import UpstreamClient
 from onward.router.upstream_connections import UpstreamConnectError, UpstreamConnection, UpstreamConnectionPool
@@ -64,7 +64,12 @@ def _stay_drained(patch: Patches) -> None:
 
 def _never_return_to_a_drained_instance(patch: Patches) -> None:
     def note(
-        original: Callable, self: RetryPolicy, route: RoutedStream, failed: AttemptFailure, instance: str, now_s: float
+        original: Callable,
+        self: RetryPolicy,
+        route: RouterStreamState,
+        failed: AttemptFailure,
+        instance: str,
+        now_s: float,
     ) -> None:
         original(self, route, failed, instance, now_s)
         if failed.cause is FailureCause.DRAIN:
@@ -107,7 +112,7 @@ def _only_the_first_choice_is_carried_on(patch: Patches) -> None:
 
 def _retry_only(patch: Patches, is_worth_it: Callable[[ClientStream], bool]) -> None:
     def judge(
-        original: Callable, self: RetryPolicy, route: RoutedStream, failed: AttemptFailure, *rest: object
+        original: Callable, self: RetryPolicy, route: RouterStreamState, failed: AttemptFailure, *rest: object
     ) -> None:
         if is_worth_it(route.stream):
             original(self, route, failed, *rest)
@@ -325,14 +330,14 @@ def _strangers_register_other_machines(patch: Patches) -> None:
 
 
 def _a_finish_beats_an_abort(patch: Patches) -> None:
-    def next_step(original: Callable, self: RouterCore, route: RoutedStream, now_s: float) -> StreamAction:
+    def next_step(original: Callable, self: RouterCore, route: RouterStreamState, now_s: float) -> StreamAction:
         return Finish() if route.stream.is_complete else original(self, route, now_s)
 
     patch.around(RouterCore, "next_action", next_step)
 
 
 def _a_failure_beats_an_abort(patch: Patches) -> None:
-    def ended(original: Callable, self: RouterCore, route: RoutedStream, now_s: float) -> None:
+    def ended(original: Callable, self: RouterCore, route: RouterStreamState, now_s: float) -> None:
         if route.stream.failure is not None:
             route.final_error = None
         original(self, route, now_s)
@@ -341,10 +346,10 @@ def _a_failure_beats_an_abort(patch: Patches) -> None:
 
 
 def _the_last_verdict_counts(patch: Patches) -> None:
-    def settle(original: Callable, self: RoutedStream, verdict: ErrorInfo, body: bytes | None = None) -> None:
+    def settle(original: Callable, self: RouterStreamState, verdict: ErrorInfo, body: bytes | None = None) -> None:
         self.final_error, self.final_error_body = verdict, body
 
-    patch.around(RoutedStream, "set_final_error", settle)
+    patch.around(RouterStreamState, "set_final_error", settle)
 
 
 def _an_abort_only_cuts(patch: Patches) -> None:
@@ -358,19 +363,19 @@ def _an_abort_only_cuts(patch: Patches) -> None:
 
 
 def _a_failed_dispatch_keeps_its_reservation(patch: Patches) -> None:
-    def release(original: Callable, self: RoutedStream) -> None:
+    def release(original: Callable, self: RouterStreamState) -> None:
         if self.stream.was_accepted:
             original(self)
 
-    patch.around(RoutedStream, "release_reservations", release)
+    patch.around(RouterStreamState, "release_reservations", release)
 
 
 def _prefills_stay_reserved(patch: Patches) -> None:
-    def release(original: Callable, self: RoutedStream) -> None:
+    def release(original: Callable, self: RouterStreamState) -> None:
         self.prefill_reservations = []
         original(self)
 
-    patch.around(RoutedStream, "release_reservations", release)
+    patch.around(RouterStreamState, "release_reservations", release)
 
 
 def _reservations_are_a_number(patch: Patches) -> None:

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from onward.api.engine_link.request_tracker import RequestTracker, TrackedRequest, TrackerActions
+from onward.api.engine_link.request_tracker import RequestTracker, TrackedChoice, TrackerActions
 from onward.engine.core import EngineCore
 from onward.engine.main import EngineProcess
 from onward.engine.request import Request
 from onward.engine.scheduling import request_queue, scheduler, scheduling_policy
 from onward.engine.scheduling.block_pool import BlockPool, ReclaimEstimate
 from onward.engine.scheduling.scheduler import Scheduler
-from onward.engine.scheduling.slot_allocator import SlotAllocator
+from onward.engine.scheduling.slot_and_block_allocator import SlotAndBlockAllocator
 from onward.engine.scheduling.step_plan_builder import StepPlanBuilder
 from onward.engine.slots import SlotPool
 from onward.proto.engine import Submit
@@ -53,14 +53,14 @@ def _give_a_suspect_s_blocks_to_peers(patch: Patches) -> None:
 
 
 def _count_blocks_and_no_slots(patch: Patches) -> None:
-    def has_room(original: Callable, self: SlotAllocator, request: Request, others: Iterable[Request]) -> bool:
+    def has_room(original: Callable, self: SlotAndBlockAllocator, request: Request, others: Iterable[Request]) -> bool:
         slots, self.slots = self.slots, SlotPool(1000)
         try:
             return original(self, request, others)
         finally:
             self.slots = slots
 
-    patch.around(SlotAllocator, "has_room_with", has_room)
+    patch.around(SlotAndBlockAllocator, "has_room_with", has_room)
 
 
 def _keep_room_for_the_first_only(patch: Patches) -> None:
@@ -181,7 +181,7 @@ def _engine_deaths_are_not_charged(patch: Patches) -> None:
 
 def _all_are_charged_alone(patch: Patches) -> None:
     def charge(
-        original: Callable, self: RequestTracker, tracked: TrackedRequest, alone: str | None, actions: TrackerActions
+        original: Callable, self: RequestTracker, tracked: TrackedChoice, alone: str | None, actions: TrackerActions
     ) -> None:
         original(self, tracked, tracked.spec.request_id, actions)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from onward.engine.request import Request
 from onward.engine.scheduling import scheduling_policy
-from onward.engine.scheduling.slot_allocator import SlotAllocator
+from onward.engine.scheduling.slot_and_block_allocator import SlotAndBlockAllocator
 from onward.proto.sampling_params import SamplingParams
 from onward.worker.speculation.draft_block_hashes import DraftBlockHashes, HashedPrefix
 from onward.worker.speculation.draft_manager import DraftManager
@@ -255,7 +255,7 @@ def _draft_beyond_the_longest_output(patch: Patches) -> None:
 
 
 def _who_waits_for_blocks_fills_the_step(patch: Patches) -> None:
-    patch.put(SlotAllocator, "can_allocate", lambda self, request: self.slots.num_free > 0)
+    patch.put(SlotAndBlockAllocator, "can_allocate", lambda self, request: self.slots.num_free > 0)
 
 
 TABLE = [

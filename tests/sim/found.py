@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from onward.api.endpoints import close_attempt
-from onward.api.engine_link.request_tracker import EngineOutput, RequestTracker, TrackedRequest
+from onward.api.engine_link.request_tracker import EngineOutput, RequestTracker, TrackedChoice
 from onward.api.lifecycle import request_builder, resume, resume_fields
 from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
 from onward.api.lifecycle.choice_update import ChoiceUpdate
@@ -29,7 +29,7 @@ from onward.router.core import Dispatch
 from onward.router.endpoints import generation
 from onward.router.endpoints.responses import RouterResponsesEndpoint
 from onward.router.response_store import ClusterResponseStore
-from onward.router.routed_stream import RoutedStream
+from onward.router.router_stream_state import RouterStreamState
 from onward.router.stream_runner import StreamRunner
 from onward.sim import response_check
 from onward.sim.invariants import InvariantMonitor
@@ -97,7 +97,7 @@ def the_end_of_a_choice_that_is_made_again_is_told(patch: Patches) -> None:
 
 
 def the_first_word_to_an_engine_is_not_repeated(patch: Patches) -> None:
-    def attempt(original: Callable, self: RequestTracker, promise: TrackedRequest, now_s: float) -> list[Submit]:
+    def attempt(original: Callable, self: RequestTracker, promise: TrackedChoice, now_s: float) -> list[Submit]:
         sent = original(self, promise, now_s)
         promise.retry_at_s = None
         return sent
@@ -106,7 +106,7 @@ def the_first_word_to_an_engine_is_not_repeated(patch: Patches) -> None:
 
 
 def the_end_of_an_attempt_that_its_client_never_saw(patch: Patches) -> None:
-    def forget(original: Callable, self: RequestTracker, promise: TrackedRequest) -> None:
+    def forget(original: Callable, self: RequestTracker, promise: TrackedChoice) -> None:
         original(self, promise)
         self._finished_epochs.clear()
 
@@ -168,7 +168,7 @@ def a_client_is_not_to_be_told_that_a_record_is_out_of_reach(patch: Patches) -> 
 
 def an_attempt_stays_listed_when_its_stream_is_cancelled_twice(patch: Patches) -> None:
     async def attempt(
-        original: Callable, self: StreamRunner, route: RoutedStream, dispatch: Dispatch, client: ClientWriter
+        original: Callable, self: StreamRunner, route: RouterStreamState, dispatch: Dispatch, client: ClientWriter
     ) -> None:
         request_id = route.stream.request_id
         assert request_id not in self._attempts, "two attempts are under way"

@@ -58,7 +58,7 @@ class PreparedEmbedding:
     request: EmbeddingRequest
     prompts: list[list[int]]
     arrived_at_s: float
-    """See `TrackedRequest`."""
+    """See `TrackedChoice`."""
     deadline_at_s: float | None
     is_routed: bool
     unknown_fields: tuple[str, ...]

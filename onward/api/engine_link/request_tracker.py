@@ -109,7 +109,7 @@ class TrackerActions:
 
 
 @dataclass(slots=True)
-class TrackedRequest:
+class TrackedChoice:
     """One unfinished request."""
 
     spec: Submit
@@ -174,7 +174,7 @@ class PendingAbort:
 class RequestTracker:
     def __init__(self, registry: Registry) -> None:
         self.engine: str | None = None
-        self._requests: dict[str, TrackedRequest] = {}
+        self._requests: dict[str, TrackedChoice] = {}
         self._held: dict[str, HeldRequest] = {}
         self._finished_epochs: OrderedDict[str, int] = OrderedDict()
         """Their last epochs. A client that has seen nothing of an attempt comes back with the number of the one before:
@@ -195,7 +195,7 @@ class RequestTracker:
         """`spec` has durations up to now, and the `base_epoch` of its attempt."""
         assert spec.request_id not in self._requests, "request ids are never used twice"
         epoch_before = max(spec.epoch, self._finished_epochs.get(spec.request_id, 0))
-        tracked = TrackedRequest(
+        tracked = TrackedChoice(
             spec,
             list(spec.generated_token_ids),
             arrived_at_s=now_s - spec.waited_s,
@@ -302,7 +302,7 @@ class RequestTracker:
         return actions
 
     def _count_engine_crash(
-        self, tracked: TrackedRequest, isolated_request_id: str | None, actions: TrackerActions
+        self, tracked: TrackedChoice, isolated_request_id: str | None, actions: TrackerActions
     ) -> None:
         """A request that shared the engine with others runs alone from the second death on, and is never refused for it."""
         if isolated_request_id is None:
@@ -371,7 +371,7 @@ class RequestTracker:
             self._accept_tokens(tracked, num_tokens - delta.position, delta, actions)
 
     def _accept_tokens(
-        self, tracked: TrackedRequest, num_known: int, delta: TokenDelta, actions: TrackerActions
+        self, tracked: TrackedChoice, num_known: int, delta: TokenDelta, actions: TrackerActions
     ) -> None:
         """Takes what a delta has behind its first `num_known` tokens."""
         new_token_ids = delta.token_ids[num_known:]
@@ -427,7 +427,7 @@ class RequestTracker:
                 tracked.num_unread_reports += 1
 
     def _reconcile_one(
-        self, tracked: TrackedRequest, held: HeldRequest | None, now_s: float, actions: TrackerActions
+        self, tracked: TrackedChoice, held: HeldRequest | None, now_s: float, actions: TrackerActions
     ) -> None:
         if held is None or held.epoch != tracked.epoch:
             self._resubmit_lost(tracked, "lost", now_s, actions)
@@ -436,7 +436,7 @@ class RequestTracker:
         else:
             self._mark_accepted(tracked, actions)
 
-    def _find_current(self, request_id: str, epoch: int) -> TrackedRequest | None:
+    def _find_current(self, request_id: str, epoch: int) -> TrackedChoice | None:
         tracked = self._requests.get(request_id)
         if tracked is None or tracked.submitted_seq is None:
             self._stale_events.inc("request")
@@ -446,13 +446,13 @@ class RequestTracker:
             return None
         return tracked
 
-    def _mark_accepted(self, tracked: TrackedRequest, actions: TrackerActions) -> None:
+    def _mark_accepted(self, tracked: TrackedChoice, actions: TrackerActions) -> None:
         tracked.waiting_since_s = tracked.retry_at_s = None
         if not tracked.accepted:
             tracked.accepted = True
             actions.deliver.append(EngineOutput(tracked.spec.request_id))
 
-    def _resubmit_lost(self, tracked: TrackedRequest, cause: str, now_s: float, actions: TrackerActions) -> None:
+    def _resubmit_lost(self, tracked: TrackedChoice, cause: str, now_s: float, actions: TrackerActions) -> None:
         tracked.resubmissions_without_progress += 1
         if tracked.resubmissions_without_progress > MAX_RESUBMISSIONS_WITHOUT_PROGRESS:
             self._fail(tracked, ENGINE_LOST_REQUEST, actions)
@@ -460,17 +460,17 @@ class RequestTracker:
         self._resubmissions.inc(cause)
         actions.send += self._resubmit(tracked, now_s)
 
-    def _wait_and_retry(self, tracked: TrackedRequest, error: ErrorInfo, now_s: float) -> None:
+    def _wait_and_retry(self, tracked: TrackedChoice, error: ErrorInfo, now_s: float) -> None:
         self._mark_unsubmitted(tracked, now_s)
         tracked.retry_at_s = now_s + (error.retry_after_s or 1.0)
 
-    def _mark_unsubmitted(self, tracked: TrackedRequest, now_s: float) -> None:
+    def _mark_unsubmitted(self, tracked: TrackedChoice, now_s: float) -> None:
         tracked.submitted_seq = None
         tracked.retry_at_s = None
         if tracked.waiting_since_s is None:
             tracked.waiting_since_s = now_s
 
-    def _resubmit(self, tracked: TrackedRequest, now_s: float) -> list[ToEngine]:
+    def _resubmit(self, tracked: TrackedChoice, now_s: float) -> list[ToEngine]:
         """The one recovery: everything that was fixed at the start, and the tokens so far, under a higher epoch."""
         tracked.retry_at_s = None
         if self.engine is None:
@@ -500,7 +500,7 @@ class RequestTracker:
             )
         ]
 
-    def _fail(self, tracked: TrackedRequest, error: ErrorInfo, actions: TrackerActions) -> None:
+    def _fail(self, tracked: TrackedChoice, error: ErrorInfo, actions: TrackerActions) -> None:
         request_id = tracked.spec.request_id
         self._remove(tracked)
         if tracked.was_submitted:
@@ -510,7 +510,7 @@ class RequestTracker:
             EngineOutput(request_id, [], tracked.num_cached_tokens, finish_reason=reason, error=error)
         )
 
-    def _remove(self, tracked: TrackedRequest) -> None:
+    def _remove(self, tracked: TrackedChoice) -> None:
         request_id = tracked.spec.request_id
         del self._requests[request_id]
         self._finished_epochs[request_id] = tracked.epoch
@@ -581,7 +581,7 @@ def _lacks_scores(delta: TokenDelta) -> bool:
     return bool(delta.token_ids) and delta.rescored_logprobs is None
 
 
-def _timeout_error(tracked: TrackedRequest, now_s: float) -> ErrorInfo | None:
+def _timeout_error(tracked: TrackedChoice, now_s: float) -> ErrorInfo | None:
     deadline_at_s = tracked.deadline_at_s
     margin_s = 0.0 if tracked.submitted_seq is None else DEADLINE_MARGIN_S
     if deadline_at_s is not None and now_s >= deadline_at_s + margin_s:

@@ -9,11 +9,11 @@ What the data plane has to be told is left in lists; who may write and when is `
 
 from onward.engine.request import BlockLease, Request, RequestStatus
 from onward.engine.scheduling.request_queue import RequestQueue
-from onward.engine.scheduling.slot_allocator import SlotAllocator, clear_allocation
+from onward.engine.scheduling.slot_and_block_allocator import SlotAndBlockAllocator, clear_allocation
 
 
 class BlockLeases:
-    def __init__(self, allocator: SlotAllocator, prefix: str) -> None:
+    def __init__(self, allocator: SlotAndBlockAllocator, prefix: str) -> None:
         self._allocator, self._prefix = allocator, prefix
         self._next_number = 1
         self.awaiting_blocks = RequestQueue()

@@ -7,13 +7,13 @@ An offered one has its place here, so that it can run the moment the peer answer
 
 from onward.engine.request import Request, RequestStatus
 from onward.engine.scheduling import scheduling_policy
-from onward.engine.scheduling.slot_allocator import PlannedAllocation, SlotAllocator
+from onward.engine.scheduling.slot_and_block_allocator import PlannedAllocation, SlotAndBlockAllocator
 from onward.pd.handoff import HandoffKey
 from onward.proto.kv_transfer import KvPush
 
 
 class PrefillOffers:
-    def __init__(self, allocator: SlotAllocator, tokens_per_step: int) -> None:
+    def __init__(self, allocator: SlotAndBlockAllocator, tokens_per_step: int) -> None:
         self._allocator, self._tokens_per_step = allocator, tokens_per_step
         self.offered: list[Request] = []
         self.unsent: list[Request] = []

@@ -21,7 +21,7 @@ from onward.engine.scheduling.block_leases import BlockLeases
 from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.prefill_offers import PrefillOffers, decode_instance_of
 from onward.engine.scheduling.request_queue import RequestQueue
-from onward.engine.scheduling.slot_allocator import PlannedAllocation, SlotAllocator, clear_allocation
+from onward.engine.scheduling.slot_and_block_allocator import PlannedAllocation, SlotAndBlockAllocator, clear_allocation
 from onward.engine.scheduling.step_plan_builder import StepPlanBuilder
 from onward.engine.slots import SlotPool
 from onward.proto.step import StepPlan
@@ -42,7 +42,7 @@ class StepInFlight:
 class Scheduler:
     def __init__(self, config: EngineConfig, pool: BlockPool, incarnation: str = "") -> None:
         self.config = config
-        self.allocator = SlotAllocator(config, pool)
+        self.allocator = SlotAndBlockAllocator(config, pool)
         self.leases = BlockLeases(self.allocator, incarnation)
         self.offers = PrefillOffers(self.allocator, config.max_num_batched_tokens)
         self.waiting = RequestQueue()

@@ -17,7 +17,7 @@ from onward.router.client_stream import ClientStream, covers_cursor
 from onward.router.core import instance_unreachable, unknown_stream
 from onward.router.partial_output import PartialOutputWriter
 from onward.router.record_lookup import find_records
-from onward.router.routed_stream import RoutedStream
+from onward.router.router_stream_state import RouterStreamState
 from onward.router.routing_tokenizer import RoutingTokenizer
 from onward.router.stream_runner import StreamRunner
 from onward.web import asgi
@@ -79,14 +79,14 @@ class RouterGenerationEndpoint:
         """With the highest epoch that anybody may have used: what goes on from here comes after that."""
         return cursor
 
-    async def stream_to_client(self, routed: RoutedStream, caller: Caller, receive: Receive, send: Send) -> None:
+    async def stream_to_client(self, routed: RouterStreamState, caller: Caller, receive: Receive, send: Send) -> None:
         writer = PartialOutputWriter(send, routed.stream, self._runner, reports_resumes=self._config.report_resumes)
         await asgi.run_until_disconnect(receive, self._runner.run_stream(routed, writer))
 
-    async def _open_or_resume(self, scope: Scope, body: bytes, cursor: Cursor | None) -> RoutedStream:
+    async def _open_or_resume(self, scope: Scope, body: bytes, cursor: Cursor | None) -> RouterStreamState:
         caller, runner = get_caller(scope), self._runner
         resumed = None if cursor is None else await self._try_resume(scope["path"], cursor, caller)
-        if isinstance(resumed, RoutedStream):
+        if isinstance(resumed, RouterStreamState):
             return resumed
         check_body(body)
         body = compact_json(await self.resolve_body(caller, body))
@@ -115,7 +115,9 @@ class RouterGenerationEndpoint:
         routed.may_exist_at_unreachable_instance = isinstance(resumed, Unavailable)
         return routed
 
-    async def _try_resume(self, path: str, cursor: Cursor, caller: Caller) -> RoutedStream | NotFound | Unavailable:
+    async def _try_resume(
+        self, path: str, cursor: Cursor, caller: Caller
+    ) -> RouterStreamState | NotFound | Unavailable:
         """Or why it is not. Somebody else's is unknown, and is neither cut off nor made again."""
         core, clock = self._runner.core, self._runner.clock
         core.check_not_aborted(cursor.request_id, clock.now_s())

@@ -41,12 +41,12 @@ from onward.proto.step import (
     WorkerHello,
 )
 from onward.worker.cuda.cuda_graphs import CudaGraphs, batch_sizes_up_to, warmup_batch_sizes
-from onward.worker.cuda.deferred_sampling import DeferredSampling, can_sample
 from onward.worker.cuda.device_events import record_event
 from onward.worker.cuda.device_logprobs import PendingLogprobs
 from onward.worker.cuda.device_sampler import DeviceSamplingRow, sample_with_processors
 from onward.worker.cuda.device_slots import DeviceSlots, DeviceSlotState
 from onward.worker.cuda.launched_step import LaunchedStep, build_events
+from onward.worker.cuda.mask_deferred_sampling import MaskDeferredSampling, can_sample
 from onward.worker.cuda.staging_buffer import StagingBuffer, to_device
 from onward.worker.cuda.step_bitmasks import StepBitmasks
 from onward.worker.cuda.step_packing import DeviceTokenSpan, PackedStep, PackingSizes, fill_inputs, pack
@@ -185,7 +185,7 @@ class CudaModelRunner:
         step = self._in_flight[0] if self._in_flight else None
         if (
             step is not None
-            and (deferred := step.deferred_sampling) is not None
+            and (deferred := step.mask_deferred_sampling) is not None
             and (deferred.forward_event.is_done() or deferred.is_ready)
         ):
             self._finish_deferred_sampling()
@@ -216,7 +216,7 @@ class CudaModelRunner:
             plan.step, started_s, events, pack(spans, self._packing_sizes), self._host_sampled[self._buffer_index]
         )
         self._compute(step, stage)
-        if step.deferred_sampling is None:
+        if step.mask_deferred_sampling is None:
             step.done_event = record_event(self._device)
         self._in_flight.append(step)
         self._buffer_index = (self._buffer_index + 1) % MAX_STEPS_IN_FLIGHT
@@ -225,7 +225,7 @@ class CudaModelRunner:
         """The result of the oldest step in flight, once the device is done with it; None if there is none."""
         if not self._in_flight:
             return None
-        if self._in_flight[0].deferred_sampling is not None:
+        if self._in_flight[0].mask_deferred_sampling is not None:
             assert len(self._in_flight) == 1, "only the newest step defers its sampling"
             self._finish_deferred_sampling()
         step = self._in_flight.popleft()
@@ -299,9 +299,11 @@ class CudaModelRunner:
         self._compute_given_logprobs(step, logits[len(sampling) :])
         logits = logits[: len(sampling)]
         if constrained:
-            step.deferred_sampling = DeferredSampling(logits, with_cuts, constrained, record_event(self._device))
-            if step.deferred_sampling.is_ready:
-                self._sample_deferred(step, step.deferred_sampling)
+            step.mask_deferred_sampling = MaskDeferredSampling(
+                logits, with_cuts, constrained, record_event(self._device)
+            )
+            if step.mask_deferred_sampling.is_ready:
+                self._sample_deferred(step, step.mask_deferred_sampling)
             return
         if sampling:
             self._sample(step, logits, None, with_cuts=with_cuts, needs_care=needs_care)
@@ -313,12 +315,12 @@ class CudaModelRunner:
 
     def _finish_deferred_sampling(self) -> None:
         """Samples the newest step if its sampling is deferred; no later step is launched before."""
-        if self._in_flight and (deferred := self._in_flight[-1].deferred_sampling) is not None:
+        if self._in_flight and (deferred := self._in_flight[-1].mask_deferred_sampling) is not None:
             deferred.wait()
             self._sample_deferred(self._in_flight[-1], deferred)
 
     @torch.inference_mode()
-    def _sample_deferred(self, step: LaunchedStep, deferred: DeferredSampling) -> None:
+    def _sample_deferred(self, step: LaunchedStep, deferred: MaskDeferredSampling) -> None:
         assert step.done_event is None, "a step is sampled once"
         ready: list[tuple[int, DeviceSlotState]] = []
         for row, span in deferred.constrained:
@@ -328,7 +330,7 @@ class CudaModelRunner:
                 step.rows_without_mask.add(row)
                 span.slot_state.undo_sample()
         masks = StepBitmasks(ready, self._model.config.vocab_size, self._device)
-        step.faults, step.deferred_sampling = masks.faults, None
+        step.faults, step.mask_deferred_sampling = masks.faults, None
         self._sample(step, deferred.logits, masks, with_cuts=deferred.with_cuts, needs_care=True)
         self._copy_sampled_to_host(step)
         step.done_event = record_event(self._device)

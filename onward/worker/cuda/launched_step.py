@@ -7,10 +7,10 @@ from operator import attrgetter
 import torch
 
 from onward.proto.step import SlotAdvanced, SlotEmbedding, SlotEvent, SlotFailed, SlotTokens, TokenLogprobs
-from onward.worker.cuda.deferred_sampling import DeferredSampling
 from onward.worker.cuda.device_events import DeviceEvent
 from onward.worker.cuda.device_logprobs import PendingLogprobs
 from onward.worker.cuda.device_slots import DeviceSlotState
+from onward.worker.cuda.mask_deferred_sampling import MaskDeferredSampling
 from onward.worker.cuda.step_packing import DeviceTokenSpan, PackedStep
 from onward.worker.logits_processors.slot_grammar import SlotGrammarError
 
@@ -31,7 +31,7 @@ class LaunchedStep:
     reported: PendingLogprobs | None = None
     vectors: dict[int, torch.Tensor] = field(default_factory=dict)
     """By slot, of prompts that are whole."""
-    deferred_sampling: DeferredSampling | None = None
+    mask_deferred_sampling: MaskDeferredSampling | None = None
     """Its logits are under way; what is drawn from them is not decided yet."""
     rows_without_mask: set[int] = field(default_factory=set)
     """Rows that could not draw."""
@@ -43,7 +43,7 @@ class LaunchedStep:
 
 def build_events(step: LaunchedStep, free: Callable[[DeviceTokenSpan[DeviceSlotState]], None]) -> list[SlotEvent]:
     """`free` is called for a span whose request has failed."""
-    assert step.deferred_sampling is None, "a step is sampled before its events are built"
+    assert step.mask_deferred_sampling is None, "a step is sampled before its events are built"
     packed = step.packed
     reported = iter(step.reported.read() if step.reported is not None else ())
     scores = {span.slot: [next(reported) for _ in span.logprob_positions or ()] for span in packed.reporting}

@@ -10,7 +10,7 @@ from onward.api.endpoints.embeddings import EmbeddingService, PreparedEmbedding
 from onward.api.engine_link.request_tracker import (
     EPOCHS_PER_ATTEMPT,
     RequestTracker,
-    TrackedRequest,
+    TrackedChoice,
     TrackerActions,
 )
 from onward.api.lifecycle.stream_registry import StreamRegistry
@@ -18,7 +18,7 @@ from onward.engine.core import EngineCore
 from onward.engine.handoff.remote_prefill import RemotePrefillClient, RemotePrefillTask
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import Request
-from onward.engine.scheduling import request_queue, scheduling_policy, slot_allocator
+from onward.engine.scheduling import request_queue, scheduling_policy, slot_and_block_allocator
 from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
@@ -33,7 +33,7 @@ from onward.router.client_stream import AttemptFailure, ClientRequest, ClientStr
 from onward.router.endpoints import generation as router_generation
 from onward.router.response_store import ClusterResponseStore
 from onward.router.retry_policy import RetryPolicy
-from onward.router.routed_stream import RoutedStream
+from onward.router.router_stream_state import RouterStreamState
 from onward.router.stream_runner import StreamRunner
 from onward.sim.process import EPOCH_S
 from onward.sim.vocabulary import END_ID
@@ -63,7 +63,7 @@ def an_abort_without_its_epoch(patch: Patches) -> None:
 
 
 def _change_submissions(patch: Patches, change: Callable[[Submit], Submit]) -> None:
-    def attempt(original: Callable, self: RequestTracker, tracked: TrackedRequest, now_s: float) -> list[Submit]:
+    def attempt(original: Callable, self: RequestTracker, tracked: TrackedChoice, now_s: float) -> list[Submit]:
         return [change(submit) for submit in original(self, tracked, now_s)]
 
     patch.around(RequestTracker, "_resubmit", attempt)
@@ -85,7 +85,7 @@ def the_last_token_is_not_resubmitted(patch: Patches) -> None:
 
 
 def a_resubmission_under_the_same_epoch(patch: Patches) -> None:
-    def attempt(original: Callable, self: RequestTracker, tracked: TrackedRequest, now_s: float) -> list[Submit]:
+    def attempt(original: Callable, self: RequestTracker, tracked: TrackedChoice, now_s: float) -> list[Submit]:
         if tracked.epoch % EPOCHS_PER_ATTEMPT:
             tracked.epoch -= 1
         return original(self, tracked, now_s)
@@ -159,12 +159,15 @@ def admitted_without_room(patch: Patches) -> None:
 
 def blocks_are_not_given_back(patch: Patches) -> None:
     def vacate(
-        original: Callable, self: slot_allocator.SlotAllocator, request: Request, fence_step: int | None
+        original: Callable,
+        self: slot_and_block_allocator.SlotAndBlockAllocator,
+        request: Request,
+        fence_step: int | None,
     ) -> None:
         request.block_ids = request.block_ids[:-1]
         original(self, request, fence_step)
 
-    patch.around(slot_allocator.SlotAllocator, "release", vacate)
+    patch.around(slot_and_block_allocator.SlotAndBlockAllocator, "release", vacate)
 
 
 def what_is_sent_is_not_held(patch: Patches) -> None:
@@ -251,7 +254,7 @@ def every_attempt_has_the_same_epoch(patch: Patches) -> None:
 
 def every_loss_is_final(patch: Patches) -> None:
     def judge(
-        original: Callable, self: RetryPolicy, route: RoutedStream, failed: AttemptFailure, *rest: object
+        original: Callable, self: RetryPolicy, route: RouterStreamState, failed: AttemptFailure, *rest: object
     ) -> None:
         route.set_final_error(failed.error)
 

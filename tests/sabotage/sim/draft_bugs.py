@@ -7,7 +7,7 @@ import msgspec
 from onward.engine.handoff.remote_prefill import RemotePrefillClient, RemotePrefillTask
 from onward.engine.request import PlannedRun, Request
 from onward.engine.scheduling.scheduler import Scheduler
-from onward.engine.scheduling.slot_allocator import SlotAllocator
+from onward.engine.scheduling.slot_and_block_allocator import SlotAndBlockAllocator
 from onward.engine.scheduling.step_plan_builder import StepPlanBuilder
 from onward.engine.token_processor import TokenProcessor
 from onward.proto.handoff import PrefillDone
@@ -19,14 +19,14 @@ from tests.sabotage.patches import Patches
 def a_rejected_draft_is_cached(patch: Patches) -> None:
     """The newest token's position still holds the KV of the rejected draft."""
 
-    def publish(original: Callable, self: SlotAllocator, request: Request) -> None:
+    def publish(original: Callable, self: SlotAndBlockAllocator, request: Request) -> None:
         computed = request.num_computed
         if request.draft_acceptance.num_verifications:
             request.num_computed = len(request.token_ids)
         original(self, request)
         request.num_computed = computed
 
-    patch.around(SlotAllocator, "cache_computed_blocks", publish)
+    patch.around(SlotAndBlockAllocator, "cache_computed_blocks", publish)
 
 
 def a_rejected_draft_counts_as_computed(patch: Patches) -> None:

@@ -19,7 +19,7 @@ class PendingResume:
 
 
 @dataclass(slots=True)
-class RoutedStream:
+class RouterStreamState:
     stream: ClientStream
     opened_at_s: float
     last_write_at_s: float

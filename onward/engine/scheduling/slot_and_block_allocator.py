@@ -31,7 +31,7 @@ class PlannedAllocation:
     """Requests for which a block each is kept to grow into."""
 
 
-class SlotAllocator:
+class SlotAndBlockAllocator:
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         self._config = config
         self.pool = pool

@@ -19,7 +19,7 @@ _LOOK_AGAIN_S = 0.0002
 
 
 @dataclass(slots=True)
-class DeferredSampling:
+class MaskDeferredSampling:
     logits: torch.Tensor
     """Of all rows that sample."""
     with_cuts: bool
