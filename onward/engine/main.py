@@ -6,6 +6,7 @@ drain the inbox; commit a result; plan a step
 import argparse
 import gc
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -45,11 +46,27 @@ MAX_INBOX_PER_TURN = 1000
 """So that a flood of submissions cannot keep results waiting."""
 
 
+def freeze_heap() -> None:
+    """Objects that exist now stay: searching them for garbage again and again would cost as much as planning."""
+    gc.collect()
+    gc.freeze()
+
+
 class EngineProcess:
     """The simulator brings wires, a channel and a clock of its own, and calls `turn` when something has arrived."""
 
-    def __init__(self, start: StartEngine, channel: ControlChannel, wires: SocketPoller, clock: Clock) -> None:
+    def __init__(
+        self,
+        start: StartEngine,
+        channel: ControlChannel,
+        wires: SocketPoller,
+        clock: Clock,
+        *,
+        before_ready: Callable[[], None],
+    ) -> None:
         self._start = start
+        self._before_ready = before_ready
+        """Called when a worker is ready, before the supervisor is told."""
         self._channel = channel
         self._clock = clock
         self._wires = wires
@@ -174,9 +191,7 @@ class EngineProcess:
         else:
             self._core.on_worker_ready(hello, now_s)
         logger.info(log.event("worker ready", incarnation=hello.worker_incarnation, pid=hello.pid))
-        # What is here now stays; looking through it for garbage again and again would cost as much as planning.
-        gc.collect()
-        gc.freeze()
+        self._before_ready()
         self._channel.send(ChildReady(hello))
 
     def _new_core(self, hello: WorkerHello) -> EngineCore:
@@ -252,7 +267,7 @@ def main() -> None:
     assert isinstance(start, StartEngine), "the first message says what to be"
     log.configure("engine", start.config.log_level)
     try:
-        process = EngineProcess(start, channel, SocketPoller(), SystemClock())
+        process = EngineProcess(start, channel, SocketPoller(), SystemClock(), before_ready=freeze_heap)
     except OnwardError as error:
         channel.send(StartFailed(error.message))
         return

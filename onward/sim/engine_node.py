@@ -35,7 +35,10 @@ class EngineNode:
         self.channel = SimControlChannel(context, supervisor, process, on_message, self._wake)
         self._wires = SimEngineWires(context, addresses, process, self._wake, watch_plan)
         self._wires.handoff_address = handoff_address
-        self._engine = EngineProcess(start, cast(Any, self.channel), cast(Any, self._wires), process)
+        # The heap is not frozen: it has all engines of this run and garbage of earlier runs, which would stay forever.
+        self._engine = EngineProcess(
+            start, cast(Any, self.channel), cast(Any, self._wires), process, before_ready=lambda: None
+        )
         self._tick()
 
     @property

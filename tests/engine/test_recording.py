@@ -365,7 +365,7 @@ def engine_process(record: str) -> Iterator[EngineProcess]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     start = StartEngine("engine-1", EngineConfig(record=record), make_private_address("engine-1")[0])
     with ours, theirs, closing(SocketPoller()) as wires:
-        process = EngineProcess(start, ControlChannel(ours), wires, SystemClock())
+        process = EngineProcess(start, ControlChannel(ours), wires, SystemClock(), before_ready=lambda: None)
         yield process
         process.close()
 

@@ -35,7 +35,7 @@ class PrefillEngine:
             "engine-1", EngineConfig(role="prefill"), make_private_address(name)[0], os.dup(listening.fileno())
         )
         self.channel = ControlChannel(child)
-        self.process = EngineProcess(start, self.channel, ours, SystemClock())
+        self.process = EngineProcess(start, self.channel, ours, SystemClock(), before_ready=lambda: None)
         wire = ZmqWireAddress(f"ipc://@onward-{name}-worker")
         self.supervisor.send(WorkerStarting("worker-1", wire))
         self.process.run_once()

@@ -392,8 +392,8 @@ def _reservations_outlive_their_incarnation(patch: Patches) -> None:
     ) -> RegistrationReply:
         answer = original(self, registration, now_s)
         if (member := self._members.get(registration.instance)) is not None:
-            by_name = self.__dict__.setdefault("bookings_by_name", {})
-            member.bookings = by_name.setdefault(registration.instance, member.bookings)
+            by_name = self.__dict__.setdefault("reservations_by_name", {})
+            member.reservations = by_name.setdefault(registration.instance, member.reservations)
         return answer
 
     patch.around(InstanceRegistry, "register", register)

@@ -1,10 +1,13 @@
 """Ranges of runs: what they add up to, how they are divided, and where they stop."""
 
+import gc
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward.engine.core import EngineCore
 from onward.sim import batch
 from onward.sim.batch import (
     RunTotals,
@@ -196,3 +199,18 @@ def test_kinds_that_were_asked_for_alone_and_did_not_strike_are_told_for_each_ru
     assert quiet is not None, "some deadlines are long enough"
     assert quiet.seeds[0] in range(30)
     assert not run_range(SeedRange("engine", 0, 5)).totals.untriggered, "with all kinds there is luck enough"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_objects_of_a_range_are_freed_behind_it(shape: Shape) -> None:
+    run_range(SeedRange(shape, 1, 2))  # imports, and whatever is made once
+    gc.collect()
+    num_frozen, num_before = (
+        gc.get_freeze_count(),
+        sum(isinstance(candidate, EngineCore) for candidate in gc.get_objects()),
+    )
+
+    run_range(SeedRange(shape, 2, 5))
+
+    assert gc.get_freeze_count() == num_frozen, "frozen objects are never freed"
+    assert sum(isinstance(candidate, EngineCore) for candidate in gc.get_objects()) <= num_before
