@@ -77,20 +77,14 @@ class LLM:
         engine_config = derive_config(
             config, EngineConfig, prefill_peers=(), kv_checksums=False, num_draft_tokens=num_drafts
         )
-        if config.device == "cuda":
-            from onward.worker.runner_factory import open_cuda_runner
+        from onward.worker.runner_factory import open_runner
 
-            cuda_runner = open_cuda_runner(prepared, worker_config)
-            cuda_runner.warm_up(lambda message: progress(message, None))
-            self._start(prepared, OfflineEngine.from_async_runner(cuda_runner, engine_config))
+        runner = open_runner(prepared, worker_config, progress)
+        self._start(prepared, OfflineEngine.from_async_runner(runner, engine_config))
+        if config.device == "cuda":
             # What is here now stays: looking through all of torch for garbage costs more than planning the steps.
             gc.collect()
             gc.freeze()
-            return
-        from onward.worker.runner_factory import open_cpu_runner
-
-        runner = open_cpu_runner(prepared, worker_config, progress)
-        self._start(prepared, OfflineEngine(runner, engine_config))
 
     @classmethod
     def from_runner(cls, model: PreparedModel, runner: SyncOfflineRunner, config: EngineConfig | None = None) -> Self:

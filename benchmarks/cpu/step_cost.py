@@ -19,7 +19,8 @@ from onward.models.loader.weights import open_weights
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.speculative_config import MAX_DRAFT_TOKENS
 from onward.proto.step import AssignSlot, RunSlot, StepPlan
-from onward.worker.cpu_model_runner import CpuModelRunner
+from onward.worker.cpu_device import CpuDevice
+from onward.worker.model_runner import ModelRunner
 from onward.worker.speculation.proposer import ComputedSpan, DraftRequest, ProposerContext
 
 _BURSTS = 5
@@ -69,7 +70,8 @@ class StepBench:
         self._blocks = -(-(context + _BURSTS * _STEPS + 1 + MAX_DRAFT_TOKENS) // 16)
         settings = WorkerConfig(max_num_seqs=max_streams, num_kv_blocks=max_streams * self._blocks, threads=threads)
         self._chunk = settings.max_num_batched_tokens
-        self._runner = CpuModelRunner(prepared, settings, open_weights(prepared), drafter=WrongDraftProposer())
+        self._device = CpuDevice(prepared, settings, open_weights(prepared), WrongDraftProposer())
+        self._runner = ModelRunner(prepared, settings, self._device)
         self._runner.warm_up(lambda message: None)
         self._epoch = 0
 
@@ -98,7 +100,7 @@ class StepBench:
     def _step(self, runs: list[RunSlot]) -> StepCost:
         started = time.perf_counter()
         self._runner.step(StepPlan(0, run=runs))
-        return StepCost((time.perf_counter() - started) * 1000, self._runner.phase_cycles())
+        return StepCost((time.perf_counter() - started) * 1000, self._device.phase_cycles())
 
 
 def _report_decode(bench: StepBench, streams: int, context: int) -> None:

@@ -28,13 +28,8 @@ def run(args: argparse.Namespace) -> int:
     with ProgressDisplay(console) as progress:
         model = prepare_model(config, progress)
         worker_config = derive_config(config, WorkerConfig, kv_backend=None)
-        if config.device == "cuda":
-            from onward.worker.runner_factory import open_cuda_runner
+        from onward.worker.runner_factory import open_runner
 
-            open_cuda_runner(model, worker_config).warm_up(progress.show_message)
-        else:
-            from onward.worker.runner_factory import open_cpu_runner
-
-            open_cpu_runner(model, worker_config, progress)
+        open_runner(model, worker_config, progress)
     console.print(f"{model.name} is ready in {model.folder}", highlight=False, soft_wrap=True)
     return 0

@@ -1,7 +1,7 @@
 """Turns the slots that a step runs into arrays. Buffers are allocated once; a step only fills them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -9,25 +9,7 @@ from onward.kernels.cpu.attention_tiles import row_tile
 from onward.models.layers.forward_batch import ForwardBatch
 from onward.proto.model import ModelConfig
 from onward.worker.kv_pool import BlockTables
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSpan:
-    """The tokens [start, start + count) of one slot; `samples` if the last one's logits decide the next token. Drafts
-    are rows behind them, and may decide further ones."""
-
-    slot: int
-    start: int
-    count: int
-    is_sampled: bool
-    logprob_positions: range | None = None
-    """Positions whose logits are wanted, to tell how likely the given tokens behind them were. None: of no interest."""
-    drafts: tuple[int, ...] = ()
-    """They lie in the token table too, behind the slot's list."""
-
-    @property
-    def num_rows(self) -> int:
-        return self.count + len(self.drafts)
+from onward.worker.token_span import TokenSpan
 
 
 class BatchBuilder:
@@ -38,10 +20,12 @@ class BatchBuilder:
         self._row_tile = row_tile(config.num_heads // config.num_kv_heads)
         self._token_ids, self._positions, self._pages = (np.zeros(max_rows, np.int32) for _ in range(3))
 
-    def build(self, spans: Sequence[TokenSpan]) -> ForwardBatch:
+    def build(self, spans: Sequence[TokenSpan[Any]]) -> ForwardBatch:
+        """Logits are wanted of the rows that sample, then of those whose given tokens' logprobs are asked for."""
         row = 0
         tiles: list[tuple[int, int, int, int]] = []
         sampled: list[int] = []
+        reported: list[int] = []
         for span in spans:
             assert span.count > 0, "a span has at least one token"
             self._fill(row, span)
@@ -50,7 +34,7 @@ class BatchBuilder:
                 height = min(self._row_tile, num_rows - offset)
                 tiles.append((row + offset, height, span.slot, span.start + offset))
             if span.logprob_positions is not None:
-                sampled.extend(row + position - span.start for position in span.logprob_positions)
+                reported.extend(row + position - span.start for position in span.logprob_positions)
             if span.is_sampled:
                 sampled.extend(range(row + span.count - 1, row + num_rows))
             row += num_rows
@@ -60,11 +44,11 @@ class BatchBuilder:
             positions=self._positions[:row],
             kv_block_ids=self._pages[:row],
             tiles=np.array(tiles, np.int32),
-            logits_indices=np.array(sampled, np.int64),
+            logits_indices=np.array(sampled + reported, np.int64),
             block_tables=self._tables.ids,
         )
 
-    def _fill(self, row: int, span: TokenSpan) -> None:
+    def _fill(self, row: int, span: TokenSpan[Any]) -> None:
         """One token is the usual case, and slices cost more than scalars."""
         slot, start = span.slot, span.start
         count = span.num_rows

@@ -7,57 +7,40 @@ Each token is drawn exactly as if nothing had been drafted: from the logits that
 rules, with the noise of its position. So drafts decide how many tokens a step gives, and never which.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-import numpy as np
-
-from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
-from onward.text.reasoning.reasoning_tracker import ReasoningTracker
+from onward.worker.device import SampledRow, StepOutput
 from onward.worker.logits_processors import constraints
-from onward.worker.logits_processors.penalties import LogitsProcessor
 from onward.worker.logits_processors.slot_grammar import SlotGrammar, SlotGrammarError
-from onward.worker.token_logprobs import token_logprobs
-
-
-class SampledSlot(Protocol):
-    """What a slot knows that decides its next token."""
-
-    num_prompt: int
-    num_tokens: int
-    sampling: SamplingParams
-    logits_processor: LogitsProcessor | None
-    grammar: SlotGrammar | None
-    thinking: ReasoningTracker | None
+from onward.worker.slot_state import SlotState
+from onward.worker.token_span import TokenSpan
 
 
 @dataclass(slots=True)
 class DraftVerifier:
-    slot: SampledSlot
+    span: TokenSpan[SlotState]
     first_row: int
-    drafts: Sequence[int] = ()
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     grammar_done: bool = False
     error: str | None = None
-    """Of the request's grammar, at the token behind `token_ids`."""
+    """Of the request's grammar, at its first token."""
     is_finished: bool = False
+
+    @property
+    def slot(self) -> SlotState:
+        return self.span.slot_state
 
     @property
     def depth(self) -> int:
         return len(self.token_ids)
 
     @property
-    def position(self) -> int:
-        """In the output, of the token that is drawn next."""
-        return self.slot.num_tokens - self.slot.num_prompt + self.depth
-
-    @property
     def is_sequential(self) -> bool:
         """Whether earlier tokens decide a row's token by more than the row itself: then it waits for its turn."""
-        return self.slot.logits_processor is not None or self.slot.grammar is not None or self.slot.thinking is not None
+        return self.slot.logits_processor is not None or self.slot.is_constrained
 
     @property
     def pending_grammar(self) -> SlotGrammar | None:
@@ -65,20 +48,20 @@ class DraftVerifier:
         grammar = constraints.active_grammar(self.slot)
         return None if grammar is None or grammar.is_ready else grammar
 
-    def accept(self, token: int | None, raw_logits: np.ndarray | None) -> None:
+    def sampled_row(self, depth: int) -> SampledRow:
+        return SampledRow(self.first_row + depth, self.span, depth)
+
+    def accept(self, token: int | None, logprobs: TokenLogprobs | None) -> None:
         """The token of the next row; None where its logits leave none. Moves what the slot knows behind it."""
         assert not self.is_finished, "a finished verifier accepts no token"
-        assert self.depth <= len(self.drafts), "every token but the first follows an accepted draft"
+        assert self.depth <= len(self.span.drafts), "every token but the first follows an accepted draft"
         self.is_finished = True
-        if token is None:
-            self._on_no_token()
+        if token is None or not self._advance(token):
             return
-        if not self._advance(token):
-            return
-        if raw_logits is not None:
-            self.logprobs.append(token_logprobs(raw_logits, token, self.slot.sampling.logprobs or 0))
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
         is_last = self.grammar_done or self._ends_output(token)
-        is_accepted = self.depth < len(self.drafts) and self.drafts[self.depth] == token
+        is_accepted = self.depth < len(self.span.drafts) and self.span.drafts[self.depth] == token
         self.token_ids.append(token)
         self.is_finished = is_last or not is_accepted
 
@@ -89,25 +72,48 @@ class DraftVerifier:
         if not self.token_ids:
             self.error = error
 
-    def _on_no_token(self) -> None:
-        if not self.token_ids and self.slot.grammar is not None:
-            self.error = "grammar, bad words, biases and min_tokens together leave no token to draw"
-
     def _advance(self, token: int) -> bool:
-        slot = self.slot
-        if slot.logits_processor is not None:
-            slot.logits_processor.advance(token)
-        if slot.grammar is not None or slot.thinking is not None:
-            try:
-                self.grammar_done = constraints.advance(slot, token)
-            except SlotGrammarError as error:
+        if self.depth:
+            self.slot.keep_draft()
+        try:
+            self.grammar_done = self.slot.is_constrained and self.slot.accept_token(token)
+        except SlotGrammarError as error:
+            if self.depth:
+                self.slot.undo_sample()
+                self.slot.error = str(error)
+            else:
                 self.error = str(error)
-                return False
+            return False
         return True
 
     def _ends_output(self, token: int) -> bool:
         """What the engine would cut is not drawn."""
-        sampling = self.slot.sampling
-        if sampling.max_tokens is not None and self.position + 1 >= sampling.max_tokens:
+        sampling, position = self.slot.sampling, self.span.position + self.depth
+        if sampling.max_tokens is not None and position + 1 >= sampling.max_tokens:
             return True
-        return token in sampling.end_token_ids and self.position >= sampling.min_tokens
+        return token in sampling.end_token_ids and position >= sampling.min_tokens
+
+
+def verify_drafts(
+    verifiers: Sequence[DraftVerifier], sample: Callable[[Sequence[tuple[DraftVerifier, int]]], StepOutput]
+) -> None:
+    """Samples row after row, for all verifiers at once; all rows of a verifier that is not sequential at once. `sample`
+    gets verifiers with the depths of their rows."""
+    rows = [(verifier, depth) for verifier in verifiers for depth in _rows_at_once(verifier)]
+    while rows:
+        output = sample(rows)
+        for row, ((verifier, _), token, is_valid) in enumerate(
+            zip(rows, output.token_ids, output.are_valid, strict=True)
+        ):
+            if not verifier.is_finished:
+                verifier.accept(token if is_valid else None, output.logprobs.get(row))
+        active = [verifier for verifier in verifiers if verifier.is_sequential and not verifier.is_finished]
+        pending = [grammar for verifier in active if (grammar := verifier.pending_grammar) is not None]
+        if pending:
+            SlotGrammar.wait_briefly(pending)
+        rows = [(verifier, verifier.depth) for verifier in active if verifier.pending_grammar is None]
+        verifiers = [verifier for verifier, _ in rows]
+
+
+def _rows_at_once(verifier: DraftVerifier) -> range:
+    return range(1 if verifier.is_sequential else 1 + len(verifier.span.drafts))

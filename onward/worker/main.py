@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 from onward import log
 from onward.errors import OnwardError, StartupError
 from onward.proto.control import StartFailed, StartupProgress, StartWorker, StopChild
-from onward.proto.step import WorkerHello
 from onward.transport.control_channel import ChannelClosed, ControlChannel, join_supervisor
 from onward.transport.shm_wire import WorkerWireBroken
 from onward.transport.worker_wire import open_worker_wire_end
 from onward.transport.zmq_sockets import SocketPoller
-from onward.worker.runner_factory import AsyncModelRunner, SyncRunnerAdapter, open_cpu_runner, open_cuda_runner
+from onward.worker.model_runner import ModelRunner
+from onward.worker.runner_factory import open_runner
 
 if TYPE_CHECKING:
     from onward.pd.transfer.kv_transfer_thread import KvTransferThread
-    from onward.worker.cpu_model_runner import CpuModelRunner
 
 _THREAD_SWITCH_INTERVAL_S = 0.0005
 _POLL_INTERVAL_S = 0.00002
@@ -37,26 +36,15 @@ class WorkerProcess:
         self._report_progress("loading the model")
         self._kv_transfer: KvTransferThread | None = None
         self._poller = SocketPoller()
-        open_runner = self._open_cuda if start.config.device == "cuda" else self._open_cpu
-        self._runner, hello = open_runner(start)
+        if start.kv_address and start.config.device == "cuda":
+            raise StartupError("a worker with --device cuda cannot exchange KV with others")
+        self._runner = open_runner(start.model, start.config, self._report_progress)
+        self._kv_transfer = _start_kv_transfer(start, self._runner) if start.kv_address else None
+        endpoint = None if self._kv_transfer is None else self._kv_transfer.endpoint
+        hello = self._runner.hello(start.incarnation, start.engine_incarnation, endpoint)
         self._poller.watch_fd(channel.fileno())
         self._wire = open_worker_wire_end(self._poller, start.wire)
         self._wire.send(hello)
-
-    def _open_cpu(self, start: StartWorker) -> tuple[AsyncModelRunner, WorkerHello]:
-        runner = open_cpu_runner(start.model, start.config, self._report_progress)
-        self._kv_transfer = _start_kv_transfer(start, runner) if start.kv_address else None
-        endpoint = None if self._kv_transfer is None else self._kv_transfer.endpoint
-        return SyncRunnerAdapter(runner), runner.hello(start.incarnation, start.engine_incarnation, endpoint)
-
-    def _open_cuda(self, start: StartWorker) -> tuple[AsyncModelRunner, WorkerHello]:
-        if start.kv_address:
-            raise StartupError("a worker with --device cuda cannot exchange KV with others")
-        if start.config.speculative is not None:
-            raise StartupError("--speculative is for --device cpu: a worker with --device cuda verifies no drafts")
-        runner = open_cuda_runner(start.model, start.config)
-        runner.warm_up(self._report_progress)
-        return runner, runner.hello(start.incarnation, start.engine_incarnation)
 
     def run(self) -> None:
         # What is here now stays: looking through all of torch for garbage again and again costs more than a step's plan.
@@ -87,18 +75,19 @@ class WorkerProcess:
         self._channel.send(StartupProgress(message, fraction))
 
 
-def _start_kv_transfer(start: StartWorker, runner: "CpuModelRunner") -> "KvTransferThread":
+def _start_kv_transfer(start: StartWorker, runner: ModelRunner) -> "KvTransferThread":
     from onward.pd.transfer.kv_transfer_thread import KvMemoryRegion, KvTransferThread
 
-    pool = runner.kv_pool
+    memory = runner.device.kv_memory
+    assert memory is not None, "a worker that exchanges KV has memory that peers can write"
     kv_transfer = KvTransferThread(
-        KvMemoryRegion(pool.data, pool.fd, pool.geometry, runner.layout),
+        KvMemoryRegion(memory.pool.data, memory.pool.fd, memory.pool.geometry, memory.layout),
         backend=start.config.kv_backend,
         host=start.config.kv_host,
         port=start.config.kv_port,
         incarnation=start.incarnation,
         cluster_key=start.cluster_key,
-        layers_done=runner.layers_done,
+        layers_done=memory.layers_done,
     )
     runner.kv_pusher = kv_transfer
     # Else the transfer thread, while it hashes blocks, could hold up a step for several times Python's default, 5 ms.

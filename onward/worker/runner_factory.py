@@ -1,101 +1,56 @@
-"""The one interface of all runners, and the choice among them. A step begins, and its result comes later, in order."""
+"""Opens a model runner on the device that the configuration names. Each device's modules are imported only for it."""
 
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from onward.config import WorkerConfig, quiet_torch
 from onward.errors import StartupError
 from onward.proto.model import PreparedModel
-from onward.proto.step import StepPlan, StepResult
+from onward.worker.model_runner import ModelRunner
 
 if TYPE_CHECKING:
-    from onward.worker.cpu_model_runner import CpuModelRunner
-    from onward.worker.cuda.cuda_model_runner import CudaModelRunner
     from onward.worker.cuda.kernel_precompile import KernelPrecompilation
+    from onward.worker.cuda.torch_device import TorchDevice
 
 
-class AsyncModelRunner(Protocol):
-    @property
-    def is_busy(self) -> bool:
-        """Whether a result is due."""
-        ...
-
-    @property
-    def has_result(self) -> bool:
-        """Whether `finish` would not have to wait for somebody else."""
-        ...
-
-    def begin(self, plan: StepPlan) -> None: ...
-
-    def finish(self) -> StepResult | None:
-        """The result of the oldest step that has begun; None if there is none."""
-        ...
-
-
-class SyncModelRunner(Protocol):
-    """Computes a step when it is called, in this thread."""
-
-    def step(self, plan: StepPlan) -> StepResult: ...
-
-
-class SyncRunnerAdapter:
-    """A runner of the host as one that overlaps: a step is computed when its result is asked for."""
-
-    def __init__(self, runner: SyncModelRunner) -> None:
-        self._runner = runner
-        self._plans: deque[StepPlan] = deque()
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._plans)
-
-    @property
-    def has_result(self) -> bool:
-        return bool(self._plans)
-
-    def begin(self, plan: StepPlan) -> None:
-        self._plans.append(plan)
-
-    def finish(self) -> StepResult | None:
-        if not self._plans:
-            return None
-        plan = self._plans.popleft()
-        result = self._runner.step(plan)
-        assert result.step == plan.step, "a result has the number of its plan"
-        return result
-
-
-def open_cpu_runner(
+def open_runner(
     model: PreparedModel, config: WorkerConfig, progress: Callable[[str, float | None], None]
-) -> "CpuModelRunner":
-    """Ready to run: kernels are compiled, or loaded, and weights touched. Imports what only a CPU needs."""
+) -> ModelRunner:
+    """Ready to run: kernels are compiled, or loaded, and weights touched."""
+    return open_cuda_runner(model, config, progress) if config.device == "cuda" else _open_cpu(model, config, progress)
+
+
+def _open_cpu(model: PreparedModel, config: WorkerConfig, progress: Callable[[str, float | None], None]) -> ModelRunner:
     from onward.kernels.cpu.compile_progress import report_compile_progress
     from onward.models.loader.weights import open_weights
-    from onward.worker.cpu_model_runner import CpuModelRunner
+    from onward.worker.cpu_device import CpuDevice
     from onward.worker.speculation.proposer_factory import create_proposer_factory
 
     with report_compile_progress(progress):
-        runner = CpuModelRunner(model, config, open_weights(model), drafter=create_proposer_factory(config))
+        device = CpuDevice(model, config, open_weights(model), create_proposer_factory(config))
+        runner = ModelRunner(model, config, device)
         runner.warm_up(lambda message: progress(message, None))
     return runner
 
 
-def open_cuda_runner(model: PreparedModel, config: WorkerConfig) -> "CudaModelRunner":
-    """Imports what only such a device needs."""
+def open_cuda_runner(
+    model: PreparedModel, config: WorkerConfig, progress: Callable[[str, float | None], None]
+) -> ModelRunner:
     from onward.worker.cuda.kernel_precompile import KernelPrecompilation
 
+    if config.speculative is not None:
+        raise StartupError("--speculative is for --device cpu: a worker with --device cuda verifies no drafts")
     compilation = KernelPrecompilation(model, config)
     try:
-        return _load_cuda_runner(model, config, compilation)
+        runner = ModelRunner(model, config, _load_cuda_device(model, config, compilation))
     except BaseException:
         compilation.stop()
         raise
+    runner.warm_up(lambda message: progress(message, None))
+    return runner
 
 
-def _load_cuda_runner(
-    model: PreparedModel, config: WorkerConfig, compilation: "KernelPrecompilation"
-) -> "CudaModelRunner":
+def _load_cuda_device(model: PreparedModel, config: WorkerConfig, compilation: "KernelPrecompilation") -> "TorchDevice":
     quiet_torch()
     import torch
 
@@ -104,13 +59,13 @@ def _load_cuda_runner(
     check_capability(torch.cuda.get_device_capability(), deterministic=config.deterministic)
     from onward.kernels.triton.triton_ops import TritonOps
     from onward.models.loader.weights import open_weights
-    from onward.worker.cuda.cuda_model_runner import CudaModelRunner
+    from onward.worker.cuda.torch_device import TorchDevice
     from onward.worker.kv_memory_budget import resolve_max_model_len
 
     ops = TritonOps(max_model_len=resolve_max_model_len(config, model.config), fixed_order=config.deterministic)
     weights = open_weights(model) if model.weights else None
     try:
-        return CudaModelRunner(model, config, weights, ops=ops, before_pool=compilation.wait)
+        return TorchDevice(model, config, weights, ops=ops, before_pool=compilation.wait)
     except torch.OutOfMemoryError as error:
         raise StartupError(
             f"out of memory on the device while loading the model: {str(error).splitlines()[0]}; take a smaller model, "

@@ -42,7 +42,12 @@ class Sampler:
         )  # fmt: skip
 
     def sample(self, logits: np.ndarray, sampling_rows: Sequence[SamplingRow]) -> list[int | None]:
-        """One token per row, or None where the logits are not numbers. End tokens that are out of reach are marked so."""
+        """One token per row, or None where the logits are not numbers."""
+        tokens, valid = self.sample_rows(logits, sampling_rows)
+        return [token if ok else None for token, ok in zip(tokens, valid, strict=True)]
+
+    def sample_rows(self, logits: np.ndarray, sampling_rows: Sequence[SamplingRow]) -> tuple[list[int], list[int]]:
+        """One token per row, and whether there is one. End tokens that are out of reach are marked so."""
         assert logits.dtype == np.float32, "the kernel reads float32 logits"
         assert logits.flags.c_contiguous, "the kernel reads contiguous rows"
         assert logits.flags.writeable, "logits of forbidden tokens are overwritten in place"
@@ -55,8 +60,7 @@ class Sampler:
         fill_context(self._context, logits=logits, stride=logits.shape[1], count=len(sampling_rows))
         self._work[:] = 0
         self._threads.run(sample, self._context)
-        tokens, valid = self._token_ids[: len(sampling_rows)].tolist(), self._is_valid[: len(sampling_rows)].tolist()
-        return [token if ok else None for token, ok in zip(tokens, valid, strict=True)]
+        return self._token_ids[: len(sampling_rows)].tolist(), self._is_valid[: len(sampling_rows)].tolist()
 
     def _set_row(self, row: int, sampling_row: SamplingRow) -> None:
         params = sampling_row.sampling

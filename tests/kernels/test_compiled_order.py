@@ -219,7 +219,7 @@ def test_every_kernel_of_a_fixed_order_step_is_compiled_without_contraction_or_s
     with record_variants() as variants:
         DeviceDriver(
             EIGHT_KV_HEADS, ops=ops, deterministic=True, max_num_batched_tokens=512, **SETTINGS
-        ).runner.run_all_dummy_steps()  # fmt: skip
+        ).rehearse()  # fmt: skip
     fused = {name for name, _, options in variants if dict(options).get("enable_fp_fusion", True)}
     assert {name for name, _, _ in variants} >= {"_linear", "_decode_attention", "_chunk_attention", "_add_norm"}
     assert fused <= set(MAY_CONTRACT)

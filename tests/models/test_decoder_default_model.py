@@ -10,7 +10,7 @@ import torch
 from onward.config import DEFAULT_MODEL, cache_dir
 from onward.models.loader.model_store import resolve_source
 from onward.proto.step import RunSlot
-from onward.worker.batch_builder import TokenSpan
+from onward.worker.token_span import unowned_span
 from tests.models.default_model import PROMPTS, default_model, driver, prompt_ids, tokenizer
 from tests.models.evaluation_texts import texts
 from tests.models.gguf_in_transformers import transformers_model
@@ -122,7 +122,7 @@ def test_int8_logits_are_the_same_bits_in_any_batch(alone: np.ndarray) -> None:
         for slot in choose.sample(range(20), choose.randint(1, 20)):
             count = min(choose.choice([1, 1, 1, 2, 5, 9, 17]), (100 if slot == 0 else 90) - done[slot])
             if count > 0 and sum(span.count for span in spans) + count <= 128:
-                spans.append(TokenSpan(slot, done[slot], count, is_sampled=True))
+                spans.append(unowned_span(slot, done[slot], count, is_sampled=True))
                 done[slot] += count
         if not spans:
             continue
@@ -142,7 +142,7 @@ def test_int8_logits_are_the_same_bits_after_a_prefix_hit(alone: np.ndarray, num
     ours.step(assign=[first], run=[RunSlot(0, first.slot_epoch, 100)])
     blocks = first.block_ids[: num_shared // 16] + ours.blocks_for(100 - num_shared)
     ours.step(assign=[ours.assign(9, token_ids, blocks=blocks, num_computed=num_shared)])
-    logits = ours.runner.compute_logits([TokenSpan(9, num_shared, 100 - num_shared, is_sampled=True)])
+    logits = ours.runner.compute_logits([unowned_span(9, num_shared, 100 - num_shared, is_sampled=True)])
     np.testing.assert_array_equal(logits, alone[num_shared:])
 
 

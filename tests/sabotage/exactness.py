@@ -198,25 +198,25 @@ def _rules_before_logprobs(patch: Patches) -> None:
 
     apply = LogitsProcessor.apply
 
-    def draw_rows(original: Callable, self: StepSampler, logits: np.ndarray, draws: Any) -> None:
-        for row, (chain, _) in enumerate(draws):
-            if chain.slot.logits_processor is not None:
-                apply(chain.slot.logits_processor, logits[row, : self._vocab_size])
-        original(self, logits, draws)
+    def sample(original: Callable, self: StepSampler, logits: np.ndarray, spans: Any, *args: Any) -> Any:
+        for row, span in enumerate(spans):
+            if span.slot_state.logits_processor is not None:
+                apply(span.slot_state.logits_processor, logits[row, : self._vocab_size])
+        return original(self, logits, spans, *args)
 
     patch.put(LogitsProcessor, "apply", lambda self, logits: None)
-    patch.around(StepSampler, "_sample_rows", draw_rows)
+    patch.around(StepSampler, "sample", sample)
 
 
 def _sums_of_scored_rows_from_the_last_token(patch: Patches) -> None:
-    from onward.worker import step_sampler, token_logprobs
+    from onward.worker import cpu_device, token_logprobs
 
     def with_backward_sum(original: Callable, logits: np.ndarray, token: int, num_top: int) -> Any:
         told = original(logits, token, num_top)
         backwards = token_logprobs._log_sum_exp(logits[::-1].copy())
         return type(told)(float(logits[token]) - backwards, told.rank, told.top)
 
-    patch.around(step_sampler, "token_logprobs", with_backward_sum)
+    patch.around(cpu_device, "token_logprobs", with_backward_sum)
 
 
 def _numpy_s_logarithm_and_exponential(patch: Patches) -> None:

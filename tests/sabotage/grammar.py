@@ -12,6 +12,8 @@ from onward.grammar.matcher import TokenBitmask
 from onward.pd.prefill_side import PrefillSide
 from onward.proto.sampling_params import Grammar
 from onward.transport import shm_rows
+from onward.worker.logits_processors import constraints
+from onward.worker.logits_processors.constraints import ConstrainedSlot
 from onward.worker.logits_processors.mask_executor import NextMask, ThreadedMaskExecutor, compute_inline
 from onward.worker.logits_processors.slot_grammar import SlotGrammar
 from tests.sabotage.patches import Patches, Sabotage
@@ -56,12 +58,13 @@ def _do_not_hand_off_the_end(patch: Patches) -> None:
 
 
 def _let_end_tokens_be_sampled_anywhere(patch: Patches) -> None:
-    def forbid(original: Callable, self: SlotGrammar, logits: np.ndarray, ends: tuple[int, ...]) -> None:
-        kept = logits[list(ends)]
-        original(self, logits, ends)
-        logits[list(ends)] = kept
+    def fill(original: Callable, slot: ConstrainedSlot, bits: np.ndarray) -> int | None:
+        forced = original(slot, bits)
+        for token_id in slot.sampling.end_token_ids:
+            bits[token_id >> 3] |= 1 << (token_id & 7)
+        return forced
 
-    patch.around(SlotGrammar, "mask_logits", forbid)
+    patch.around(constraints, "fill_token_bitmask", fill)
 
 
 def _lose_the_end_in_the_rows(patch: Patches) -> None:

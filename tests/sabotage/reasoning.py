@@ -7,7 +7,7 @@ from onward.proto.step import AssignSlot
 from onward.text.message_events import MessageEvent
 from onward.text.parsed_text_stream import ParsedTextStream
 from onward.text.reasoning.reasoning_tracker import ReasoningTracker
-from onward.worker import cpu_model_runner
+from onward.worker import model_runner
 from onward.worker.logits_processors import constraints
 from onward.worker.logits_processors.constraints import ConstrainedSlot
 from onward.worker.logits_processors.slot_grammar import SlotGrammar
@@ -22,7 +22,7 @@ def _think_anew(patch: Patches) -> None:
         rule = assign.sampling_params.reasoning
         return None if rule is None else ReasoningTracker(rule)
 
-    patch.put(cpu_model_runner, "create_thinking", thinking)
+    patch.put(model_runner, "create_thinking", thinking)
 
 
 def _let_it_think_on(patch: Patches) -> None:

@@ -236,9 +236,9 @@ def _a_peers_drafts_are_used_late(patch: Patches) -> None:
 
 
 def _one_mask_for_all_rows(patch: Patches) -> None:
-    from onward.worker import step_sampler
+    from onward.worker import draft_verifier
 
-    patch.put(step_sampler, "_rows_at_once", lambda chain: range(1 + len(chain.drafts)))
+    patch.put(draft_verifier, "_rows_at_once", lambda verifier: range(1 + len(verifier.span.drafts)))
 
 
 def _a_peers_drafts_are_too_costly(patch: Patches) -> None:

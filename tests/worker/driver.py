@@ -10,6 +10,8 @@ from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import AssignSlot, RunSlot, SlotEvent, SlotTokens, StepPlan
 from onward.worker.logits_processors.mask_executor import MaskExecutor
+from onward.worker.model_runner import ModelRunner
+from onward.worker.token_span import unowned_span
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 
@@ -29,11 +31,11 @@ class Driver:
         drafter: Any = None, **settings: Any,
     ) -> None:  # fmt: skip
         self.config = WorkerConfig(**({"num_kv_blocks": 256, "max_num_seqs": 64, "max_model_len": 512} | settings))
-        from onward.worker.cpu_model_runner import CpuModelRunner  # not there where only the device's runner is driven
+        from onward.worker.cpu_device import CpuDevice  # not there where only a CUDA device is driven
 
-        self._open(CpuModelRunner(model, self.config, weights, masks, drafter))
+        self._open(ModelRunner(model, self.config, CpuDevice(model, self.config, weights, drafter), masks))
 
-    def _open(self, runner: Any) -> None:
+    def _open(self, runner: ModelRunner) -> None:
         self.runner = runner
         self._blocks = np.random.default_rng(7).permutation(runner.num_blocks).tolist()
         self._num_steps = 0
@@ -83,14 +85,12 @@ class Driver:
 
     def logits(self, slot: int, token_ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
         """Logits of every token of one request, computed in chunks of these sizes."""
-        from onward.worker.batch_builder import TokenSpan
-
         assert sum(chunks) == len(token_ids)
         request = self.assign(slot, token_ids)
         self.step(assign=[request])
         parts, start = [], 0
         for count in chunks:
-            parts.append(self.runner.compute_logits([TokenSpan(slot, start, count, is_sampled=True)]))
+            parts.append(self.runner.compute_logits([unowned_span(slot, start, count, is_sampled=True)]))
             start += count
         self.give_back(request.block_ids)
         return np.concatenate(parts)

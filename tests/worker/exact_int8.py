@@ -14,7 +14,7 @@ import numpy as np
 from onward.kernels.quantize import quantize_model
 from onward.models.loader.dummy_weights import DummyWeights
 from onward.proto.model import ModelConfig
-from onward.worker.batch_builder import TokenSpan
+from onward.worker.token_span import unowned_span
 from tests.worker.driver import Driver, prepared
 
 HEAD_SIZES = (32, 64, 96, 128, 256)
@@ -107,12 +107,12 @@ def mixed_with_others(driver: Driver, token_ids: list[int]) -> np.ndarray:
         spans = []
         for place, other in enumerate(others):
             width = (1, 9, 1, 23, 3)[(step + place) % 5]
-            spans.append(TokenSpan(other.slot, done[other.slot], width, is_sampled=True))
+            spans.append(unowned_span(other.slot, done[other.slot], width, is_sampled=True))
             done[other.slot] += width
         at = step % len(spans)
         before = sum(span.count for span in spans[:at])
         logits = driver.runner.compute_logits(
-            [*spans[:at], TokenSpan(TARGET, start, count, is_sampled=True), *spans[at:]]
+            [*spans[:at], unowned_span(TARGET, start, count, is_sampled=True), *spans[at:]]
         )
         parts.append(logits[before : before + count])
         start += count
@@ -128,13 +128,13 @@ def prefix_cached(driver: Driver, token_ids: list[int]) -> np.ndarray:
     first = driver.assign(0, token_ids)
     driver.step(assign=[first])
     head = np.concatenate(
-        [driver.runner.compute_logits([TokenSpan(0, start, 16, is_sampled=True)]) for start in range(0, shared, 16)]
+        [driver.runner.compute_logits([unowned_span(0, start, 16, is_sampled=True)]) for start in range(0, shared, 16)]
     )
     own = driver.blocks_for(len(token_ids) - shared)
     blocks = first.block_ids[: shared // size] + own
     second = driver.assign(TARGET, token_ids, blocks=blocks, num_computed=shared)
     driver.step(assign=[second])
-    tail = driver.runner.compute_logits([TokenSpan(TARGET, shared, len(token_ids) - shared, is_sampled=True)])
+    tail = driver.runner.compute_logits([unowned_span(TARGET, shared, len(token_ids) - shared, is_sampled=True)])
     driver.give_back(first.block_ids + own)
     return np.concatenate([head, tail])
 
@@ -146,7 +146,7 @@ def resumed(driver: Driver, token_ids: list[int]) -> np.ndarray:
     again = driver.assign(TARGET, token_ids)
     driver.step(assign=[again])
     parts = [
-        driver.runner.compute_logits([TokenSpan(TARGET, start, count, is_sampled=True)])
+        driver.runner.compute_logits([unowned_span(TARGET, start, count, is_sampled=True)])
         for start, count in ((0, half), (half, 1), (half + 1, len(token_ids) - half - 1))
     ]
     driver.give_back(again.block_ids)

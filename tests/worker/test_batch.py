@@ -3,8 +3,9 @@
 import numpy as np
 
 from onward.kernels.cpu.attention_tiles import row_tile
-from onward.worker.batch_builder import BatchBuilder, TokenSpan
+from onward.worker.batch_builder import BatchBuilder
 from onward.worker.kv_pool import BlockTables
+from onward.worker.token_span import unowned_span
 from tests.worker.small_int8 import CONFIG
 
 HEIGHT = row_tile(CONFIG.num_heads // CONFIG.num_kv_heads)
@@ -19,7 +20,7 @@ def _builder() -> BatchBuilder:
 
 
 def test_rows_of_slots_follow_each_other() -> None:
-    rows = _builder().build([TokenSpan(2, 30, 4, is_sampled=True), TokenSpan(0, 5, 1, is_sampled=False)])
+    rows = _builder().build([unowned_span(2, 30, 4, is_sampled=True), unowned_span(0, 5, 1, is_sampled=False)])
     assert rows.num_rows == 5
     assert rows.token_ids.tolist() == [230, 231, 232, 233, 5]
     assert rows.positions.tolist() == [30, 31, 32, 33, 5]
@@ -28,7 +29,7 @@ def test_rows_of_slots_follow_each_other() -> None:
 
 
 def test_tiles_cover_each_span_and_never_two_slots() -> None:
-    rows = _builder().build([TokenSpan(0, 0, 1, is_sampled=True), TokenSpan(2, 3, HEIGHT + 2, is_sampled=True)])
+    rows = _builder().build([unowned_span(0, 0, 1, is_sampled=True), unowned_span(2, 3, HEIGHT + 2, is_sampled=True)])
     assert rows.tiles.tolist() == [[0, 1, 0, 0], [1, HEIGHT, 2, 3], [1 + HEIGHT, 2, 2, 3 + HEIGHT]]
 
 

@@ -22,18 +22,18 @@ def _driver(quantization: str) -> Driver:
 @pytest.mark.parametrize("quantization", ["int8", "none"])
 def test_every_pass_adds_all_layers(quantization: str) -> None:
     driver = _driver(quantization)
-    assert driver.runner.layers_done() == 0
+    assert driver.runner.device.kv_memory.layers_done() == 0
     request = driver.assign(0, [5] * 40)
     driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 30)])
-    assert driver.runner.layers_done() == 2
+    assert driver.runner.device.kv_memory.layers_done() == 2
     driver.step(run=[RunSlot(0, request.slot_epoch, 1)])
-    assert driver.runner.layers_done() == 4
+    assert driver.runner.device.kv_memory.layers_done() == 4
 
 
 @pytest.mark.parametrize("quantization", ["int8", "none"])
 def test_a_layer_that_is_done_does_not_change_any_more(quantization: str) -> None:
     driver = _driver(quantization)
-    kv = driver.runner.kv_pool
+    kv = driver.runner.device.kv_memory.pool
     layers = kv.data.reshape(2, -1)
     seen: list[tuple[int, np.ndarray]] = []
     over = threading.Event()
@@ -42,7 +42,7 @@ def test_a_layer_that_is_done_does_not_change_any_more(quantization: str) -> Non
         taken = 0
         while taken < 2:
             is_over = over.is_set()
-            done = driver.runner.layers_done() - before
+            done = driver.runner.device.kv_memory.layers_done() - before
             for layer in range(taken, done):
                 seen.append((layer, layers[layer].copy()))
             taken = max(taken, done)
@@ -55,7 +55,7 @@ def test_a_layer_that_is_done_does_not_change_any_more(quantization: str) -> Non
         request = driver.assign(slot, tokens)
         seen.clear()
         over.clear()
-        watcher = threading.Thread(target=watch, args=(driver.runner.layers_done(),))
+        watcher = threading.Thread(target=watch, args=(driver.runner.device.kv_memory.layers_done(),))
         watcher.start()
         driver.step(assign=[request], run=[RunSlot(slot, request.slot_epoch, len(tokens))])
         over.set()

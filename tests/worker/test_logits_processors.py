@@ -1,4 +1,4 @@
-"""The two forms in which the rules of an answer are said: as a row of logits, and as bits."""
+"""The bits that say what may come next, against a plain reference."""
 
 import random
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from onward.sim import vocabulary
 from onward.sim.output_structures import STRUCTURES
 from onward.text.reasoning.reasoning_tracker import ReasoningTracker
 from onward.worker.logits_processors import constraints
-from onward.worker.logits_processors.penalties import FORBIDDEN
 from onward.worker.logits_processors.slot_grammar import SlotGrammar
 from tests.worker.spoken import END, AtOnce, sampling
 
@@ -40,7 +39,7 @@ def _slot(grammar: Grammar | None, rule: ReasoningParams | None) -> Slot:
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("grammar", [STRUCTURES["object"].grammar, STRUCTURES["open-regex"].grammar, None])
-def test_bits_allow_what_a_row_of_logits_leaves(name: str, grammar: Grammar | None) -> None:
+def test_bits_allow_what_the_rules_allow_one_by_one(name: str, grammar: Grammar | None) -> None:
     generator, size = random.Random(3), len(vocabulary.token_bytes())
     for _ in range(4):
         slot = _slot(grammar, RULES[name])
@@ -53,14 +52,28 @@ def test_bits_allow_what_a_row_of_logits_leaves(name: str, grammar: Grammar | No
 
 
 def _allowed(slot: Slot, vocab_size: int) -> np.ndarray:
-    """By the bits, which are held against the row."""
-    row = np.linspace(-1, 1, vocab_size, dtype=np.float32)
-    constraints.mask_logits(slot, row)
+    """By the bits, which are compared with the reference."""
     bits = np.full(-(-vocab_size // 8), 0xA5, np.uint8)
     forced = constraints.fill_token_bitmask(slot, bits)
     allowed = np.unpackbits(bits, bitorder="little")[:vocab_size].astype(bool)
     if forced is not None:
         allowed[:] = False
         allowed[forced] = True
-    assert np.array_equal(allowed, row != FORBIDDEN)
+    assert allowed.tolist() == [_may_follow(slot, token) for token in range(vocab_size)]
     return allowed
+
+
+def _may_follow(slot: Slot, token: int) -> bool:
+    thinking, is_end = slot.thinking, token in slot.sampling.end_token_ids
+    if thinking is not None and thinking.forced_token_id is not None:
+        return token == thinking.forced_token_id
+    if slot.grammar is None:
+        return True
+    if thinking is not None and thinking.is_inside:
+        return not is_end
+    if thinking is not None and token in thinking.begin_token_ids:
+        return thinking.is_at_start
+    mask = slot.grammar.mask()
+    if is_end:
+        return mask.may_end
+    return token < 8 * len(mask.bits) and bool(mask.bits[token >> 3] >> (token & 7) & 1)

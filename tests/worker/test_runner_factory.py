@@ -6,15 +6,15 @@ import pytest
 from onward.config import WorkerConfig
 from onward.errors import StartupError
 from onward.proto.step import RunSlot, SlotTokens, StepPlan
-from onward.worker.runner_factory import SyncRunnerAdapter, check_capability, open_cuda_runner
+from onward.worker.runner_factory import check_capability, open_runner
 from tests.worker import small_int8
 from tests.worker.cuda.small_model import CONFIG, DeviceDriver
 from tests.worker.driver import prepared
 
 
-def test_steps_of_a_host_runner_are_computed_in_order_when_they_are_asked_for() -> None:
+def test_steps_of_a_device_that_computes_in_the_call_are_computed_in_order_when_they_are_asked_for() -> None:
     driver = small_int8.driver()
-    runner = SyncRunnerAdapter(driver.runner)
+    runner = driver.runner
     assert (runner.is_busy, runner.has_result, runner.finish()) == (False, False, None)
     request = driver.assign(0, [5, 9, 11], room=2)
     runner.begin(StepPlan(1, assign=[request], run=[RunSlot(0, request.slot_epoch, 3)]))
@@ -32,7 +32,7 @@ def test_a_machine_without_a_device_is_told_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("onward.worker.cuda.kernel_precompile.has_gpu", lambda: False)
     with pytest.raises(StartupError, match="finds no CUDA device here"):
-        open_cuda_runner(prepared(CONFIG), WorkerConfig(device="cuda"))
+        open_runner(prepared(CONFIG), WorkerConfig(device="cuda"), lambda message, fraction: None)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import RunSlot, SlotAdvanced, SlotTokens, TokenLogprobs
-from onward.worker.batch_builder import TokenSpan
 from onward.worker.token_logprobs import token_logprobs
+from onward.worker.token_span import unowned_span
 from tests.worker import small_int8
 from tests.worker.driver import Driver
 
@@ -30,7 +30,7 @@ def run(
 def all_logits(tokens: list[int]) -> np.ndarray:
     driver = small_int8.driver()
     driver.step(assign=[driver.assign(0, tokens)])
-    return driver.runner.compute_logits([TokenSpan(0, 0, len(tokens), is_sampled=False)])
+    return driver.runner.compute_logits([unowned_span(0, 0, len(tokens), is_sampled=False)])
 
 
 def test_logprobs_are_those_of_the_model_s_own_logits() -> None:

@@ -4,90 +4,63 @@ same tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from onward.kernels.ops import Ops, RowTensors, SlotTensors
-from onward.proto.sampling_params import SamplingParams
 from onward.worker.cuda.device_logprobs import PendingLogprobs
-from onward.worker.cuda.device_penalties import DeviceLogitsProcessor
 from onward.worker.cuda.staging_buffer import to_device
-from onward.worker.cuda.step_bitmasks import StepBitmasks
+from onward.worker.slot_state import SlotState
+from onward.worker.token_bitmasks import TokenBitmasks
+from onward.worker.token_span import TokenSpan
 
-
-@dataclass(frozen=True, slots=True)
-class DeviceSamplingRow:
-    """A row that samples and needs care."""
-
-    row: int
-    slot: int
-    sampling: SamplingParams
-    num_known: int
-    num_output: int
-    logits_processor: DeviceLogitsProcessor | None
-    is_discarded: bool = False
-    """Nothing that is drawn for it counts."""
-
-    @property
-    def forbids_ends(self) -> bool:
-        return self.num_output < self.sampling.min_tokens and bool(self.sampling.end_token_ids)
-
-
-def uses_filtering(sampling: SamplingParams) -> bool:
-    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
+_Rows = Sequence[tuple[int, TokenSpan[SlotState]]]
 
 
 def sample_with_processors(
-    ops: Ops, logits: torch.Tensor, slots: SlotTensors, rows: RowTensors, sampling_rows: Sequence[DeviceSamplingRow],
-    masks: StepBitmasks | None, *, with_cuts: bool,
+    ops: Ops, logits: torch.Tensor, slots: SlotTensors, rows: RowTensors, spans: Sequence[TokenSpan[SlotState]],
+    masks: TokenBitmasks | None, bits: torch.Tensor | None, *, with_cuts: bool,
 ) -> PendingLogprobs | None:  # fmt: skip
-    """Samples all rows; `sampling_rows` are those with logits processors or logprobs. Returns the logprobs of the rows
-    that request them, in their order."""
+    """Samples a row for each span. `bits` are those of the masks, in pinned memory. Returns the logprobs of the rows that
+    request them, in their order."""
     logits_f32 = logits.float()  # a copy, unless they are float32 already, which the next step overwrites anyway
-    logprob_rows = [sampling_row for sampling_row in sampling_rows if sampling_row.sampling.logprobs is not None]
-    logprob_indices = (
-        to_device([sampling_row.row for sampling_row in logprob_rows], torch.int64, logits.device)
-        if logprob_rows
-        else None
-    )
-    raw_logits = None if logprob_indices is None else logits_f32[logprob_indices]
-    _apply_processors(ops, logits_f32, slots, sampling_rows, masks)
+    careful = [(row, span) for row, span in enumerate(spans) if span.position < span.slot_state.processed_until]
+    asking = [(row, num) for row, span in careful if (num := span.slot_state.sampling.logprobs) is not None]
+    asking_rows = to_device([row for row, _ in asking], torch.int64, logits.device) if asking else None
+    raw_logits = None if asking_rows is None else logits_f32[asking_rows]
+    _apply_processors(logits_f32, slots, careful)
+    if masks is not None and bits is not None:
+        _apply_masks(ops, logits_f32, masks, bits)
+    _forbid_ends(logits_f32, careful)
     ops.sample(logits_f32, rows, with_cuts=with_cuts)
-    for sampling_row in sampling_rows:
-        if sampling_row.logits_processor is not None and not sampling_row.is_discarded:
-            sampling_row.logits_processor.advance(rows.sampled[0, sampling_row.row])
+    for row, span in careful:
+        if span.slot_state.logits_processor is not None and (masks is None or row not in masks.discarded):
+            span.slot_state.logits_processor.advance(rows.sampled[0, row])
     if raw_logits is None:
         return None
-    return PendingLogprobs(
-        raw_logits,
-        rows.sampled[0][logprob_indices],
-        [sampling_row.sampling.logprobs or 0 for sampling_row in logprob_rows],
-        ops,
-    )
+    return PendingLogprobs(raw_logits, rows.sampled[0][asking_rows], [num for _, num in asking], ops)
 
 
-def _apply_processors(
-    ops: Ops,
-    logits_f32: torch.Tensor,
-    slots: SlotTensors,
-    sampling_rows: Sequence[DeviceSamplingRow],
-    masks: StepBitmasks | None,
-) -> None:
-    """The same order as on the CPU: penalties and bad words, grammars and budgets, end tokens."""
-    for sampling_row in sampling_rows:
-        if sampling_row.logits_processor is not None:
-            sampling_row.logits_processor.apply(
-                logits_f32[sampling_row.row],
-                slots.tokens[sampling_row.slot],
-                sampling_row.num_known,
-                sampling_row.num_output,
-            )
-    if masks is not None:
-        masks.apply(logits_f32, ops)
-    for sampling_row in sampling_rows:
-        if sampling_row.forbids_ends:
-            end_token_ids = [token for token in sampling_row.sampling.end_token_ids if 0 <= token < logits_f32.shape[1]]
-            logits_f32[sampling_row.row].index_fill_(
-                0, to_device(end_token_ids, torch.int64, logits_f32.device), -torch.inf
-            )
+def _apply_processors(logits_f32: torch.Tensor, slots: SlotTensors, careful: _Rows) -> None:
+    """The same order as on the CPU: penalties and bad words, then masks, then end tokens."""
+    for row, span in careful:
+        if span.slot_state.logits_processor is not None:
+            span.slot_state.logits_processor.apply(logits_f32[row], slots.tokens[span.slot], span.end, span.position)
+
+
+def _apply_masks(ops: Ops, logits_f32: torch.Tensor, masks: TokenBitmasks, bits: torch.Tensor) -> None:
+    if not masks.rows:
+        return
+    on_device = bits[: len(masks.rows)].to(logits_f32.device, non_blocking=True)
+    ops.apply_token_bitmask(logits_f32, to_device(masks.rows, torch.int64, logits_f32.device), on_device)
+    for row, token in masks.forced:
+        logits_f32[row].fill_(-torch.inf)
+        logits_f32[row, token] = 0.0
+
+
+def _forbid_ends(logits_f32: torch.Tensor, careful: _Rows) -> None:
+    for row, span in careful:
+        sampling = span.slot_state.sampling
+        if span.position < sampling.min_tokens and sampling.end_token_ids:
+            end_token_ids = [token for token in sampling.end_token_ids if 0 <= token < logits_f32.shape[1]]
+            logits_f32[row].index_fill_(0, to_device(end_token_ids, torch.int64, logits_f32.device), -torch.inf)

@@ -117,13 +117,15 @@ def main() -> None:
     set_triton_cache()
     from onward.kernels.triton.kernel_launch import compile_share
     from onward.kernels.triton.triton_ops import TritonOps
-    from onward.worker.cuda.cuda_model_runner import CudaModelRunner
+    from onward.worker.cuda.torch_device import TorchDevice
     from onward.worker.kv_memory_budget import resolve_max_model_len
+    from onward.worker.model_runner import ModelRunner
 
     max_model_len = resolve_max_model_len(task.config, task.model.config)
     ops = TritonOps(max_model_len=max_model_len, fixed_order=task.config.deterministic)
     with compile_share(part, num_parts):
-        CudaModelRunner(task.model, task.config, None, ops=ops, is_rehearsal=True).run_all_dummy_steps()
+        device = TorchDevice(task.model, task.config, None, ops=ops, is_rehearsal=True)
+        ModelRunner(task.model, task.config, device).run_dummy_steps(device.rehearsal_steps())
 
 
 if __name__ == "__main__":

@@ -7,46 +7,15 @@ rows that sample     | decoding                        | chunks that reach the e
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
 
 from onward.kernels.ops import NUM_ROW_INPUTS
 from onward.kernels.triton.chunk_tiles import chunk_tiles
-
-NO_BLOCK = -1
-Owner = TypeVar("Owner")
+from onward.worker.token_span import NO_BLOCK, Owner, TokenSpan
 
 _slot, _end, _new_block = attrgetter("slot"), attrgetter("end"), attrgetter("new_block")
-
-
-@dataclass(slots=True)
-class DeviceTokenSpan(Generic[Owner]):
-    """The tokens [start, end) of one slot. One is made for each row that decodes, so it has no more than it needs."""
-
-    slot: int
-    start: int
-    end: int
-    is_sampled: bool
-    """The last one's logits decide the next token: it is the newest known."""
-    slot_state: Owner
-    """Who the slot belonged to."""
-    position: int = 0
-    """Index in its output of the token that is drawn."""
-    new_block: int = NO_BLOCK
-    """For its last token, if its table gets just that one."""
-    logprob_positions: range | None = None
-    """Positions whose logits are wanted, to tell how likely the given tokens behind them were."""
-    is_pooled: bool = False
-    """Its rows' outputs are wanted, and no token."""
-
-    @property
-    def count(self) -> int:
-        return self.end - self.start
-
-    @property
-    def decodes(self) -> bool:
-        return self.is_sampled and self.end - self.start == 1 and self.logprob_positions is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +28,16 @@ class PackedPrefillChunks:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep(Generic[Owner]):
-    sampling: list[DeviceTokenSpan[Owner]]
+    sampling: list[TokenSpan[Owner]]
     """In the order of their rows; those that decode come first."""
     num_decoding: int
     chunks: PackedPrefillChunks | None = None
     logits_indices: np.ndarray | None = None
     """Rows of the step whose logits are needed, where there are chunks: those that sample, then those that are reported."""
-    not_sampling: list[DeviceTokenSpan[Owner]] = field(default_factory=list)
+    not_sampling: list[TokenSpan[Owner]] = field(default_factory=list)
     """Chunks that do not sample."""
-    reporting: list[DeviceTokenSpan[Owner]] = field(default_factory=list)
-    pooled: list[tuple[int, DeviceTokenSpan[Owner]]] = field(default_factory=list)
+    reporting: list[TokenSpan[Owner]] = field(default_factory=list)
+    pooled: list[tuple[int, TokenSpan[Owner]]] = field(default_factory=list)
     """With their first row of the step."""
 
     def __post_init__(self) -> None:
@@ -87,7 +56,7 @@ class PackingSizes:
     tile_rows: int
 
 
-def pack(spans: Sequence[DeviceTokenSpan[Owner]], geometry: PackingSizes) -> PackedStep[Owner]:
+def pack(spans: Sequence[TokenSpan[Owner]], geometry: PackingSizes) -> PackedStep[Owner]:
     decoding = [span for span in spans if span.decodes]
     decoding.sort(key=_end, reverse=True)
     if len(decoding) == len(spans):
@@ -95,7 +64,7 @@ def pack(spans: Sequence[DeviceTokenSpan[Owner]], geometry: PackingSizes) -> Pac
     chunks = [span for span in spans if not span.decodes]
     logits_indices = list(range(len(decoding)))
     reported: list[int] = []
-    pooled: list[tuple[int, DeviceTokenSpan[Owner]]] = []
+    pooled: list[tuple[int, TokenSpan[Owner]]] = []
     row = len(decoding)
     for span in chunks:
         assert span.count > 0, "a span has at least one token"
@@ -118,7 +87,7 @@ def pack(spans: Sequence[DeviceTokenSpan[Owner]], geometry: PackingSizes) -> Pac
     )
 
 
-def _pack_chunks(spans: Sequence[DeviceTokenSpan[Owner]], geometry: PackingSizes) -> PackedPrefillChunks:
+def _pack_chunks(spans: Sequence[TokenSpan[Owner]], geometry: PackingSizes) -> PackedPrefillChunks:
     slots = np.repeat(np.array([span.slot for span in spans], np.int64), [span.count for span in spans])
     positions = np.concatenate([np.arange(span.start, span.end, dtype=np.int64) for span in spans])
     tiles = chunk_tiles([(s.slot, s.start, s.count) for s in spans], geometry.group, geometry.tile_rows)
@@ -130,7 +99,7 @@ def _pack_chunks(spans: Sequence[DeviceTokenSpan[Owner]], geometry: PackingSizes
     )
 
 
-def fill_inputs(inputs: np.ndarray, spans: Sequence[DeviceTokenSpan[Owner]], padding_slot: int) -> None:
+def fill_inputs(inputs: np.ndarray, spans: Sequence[TokenSpan[Owner]], padding_slot: int) -> None:
     """Writes the inputs (int32 [3, rows]) of spans that sample; the rows after them get `padding_slot`."""
     assert inputs.shape[0] == NUM_ROW_INPUTS, "the inputs of a row are its slot, its end and its new block"
     assert len(spans) <= inputs.shape[1], "every span that samples has a row"

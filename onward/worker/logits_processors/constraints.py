@@ -14,8 +14,6 @@ from onward.proto.sampling_params import SamplingParams
 from onward.text.reasoning.reasoning_tracker import ReasoningTracker
 from onward.worker.logits_processors.slot_grammar import SlotGrammar
 
-_FORBIDDEN = np.float32(-np.inf)
-
 
 class ConstrainedSlot(Protocol):
     sampling: SamplingParams
@@ -28,26 +26,10 @@ def active_grammar(slot: ConstrainedSlot) -> SlotGrammar | None:
     return None if slot.thinking is not None and slot.thinking.is_inside else slot.grammar
 
 
-def mask_logits(slot: ConstrainedSlot, logits: np.ndarray) -> None:
-    """What may not come next, in one row of logits."""
-    thinking, grammar = slot.thinking, active_grammar(slot)
-    if grammar is not None:
-        begins = [] if thinking is None else list(thinking.begin_token_ids)
-        start_logits = logits[begins]
-        grammar.mask_logits(logits, slot.sampling.end_token_ids)
-        if thinking is not None:
-            logits[begins] = start_logits if thinking.is_at_start else _FORBIDDEN
-    elif slot.grammar is not None:
-        logits[[token_id for token_id in slot.sampling.end_token_ids if token_id < len(logits)]] = _FORBIDDEN
-    forced = None if thinking is None else thinking.forced_token_id
-    if forced is not None:
-        logits[:] = _FORBIDDEN
-        logits[forced] = 0.0
-
-
 def fill_token_bitmask(slot: ConstrainedSlot, bits: np.ndarray) -> int | None:
-    """The same as `mask_logits`, as a bitmask: sets the bits (uint8, one bit for each token, lowest first) of the tokens
-    that may come next. Returns the forced token, if there is one; it overrides the bits."""
+    """Sets the bits (uint8, one bit for each token, lowest first) of the tokens that may come next. An end token may where
+    the output is complete, and only there, whatever it would be as text. Returns the forced token, if there is one; it
+    overrides the bits."""
     thinking, grammar = slot.thinking, active_grammar(slot)
     if grammar is not None:
         mask = grammar.mask()

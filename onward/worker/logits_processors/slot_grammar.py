@@ -6,9 +6,7 @@ Built when the slot is assigned, by replaying the whole output, and advanced aft
 
 import math
 import time
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from onward.errors import OnwardError
 from onward.grammar.grammar_errors import GrammarLimitExceeded, InvalidGrammar, TokenNotAllowed
@@ -25,7 +23,6 @@ BRIEF_WAIT_S = 0.001
 """For a mask of a position whose row is computed already: a small part of what computing it again would take."""
 _MASK_TIME_DECAY = 0.9
 """Of how long a mask took, what is left when the next one comes: a slow one is remembered for some forty tokens."""
-_FORBIDDEN = np.float32(-np.inf)
 
 
 class SlotGrammarError(Exception):
@@ -54,18 +51,6 @@ class SlotGrammar:
             return self._next.result()
         except (InvalidGrammar, TokenNotAllowed, GrammarLimitExceeded, OnwardError) as error:
             raise SlotGrammarError(str(error)) from error
-
-    def mask_logits(self, logits: np.ndarray, end_token_ids: Iterable[int]) -> None:
-        """What may not come next, in one row of logits. An end token may where the output is complete, and only there,
-        whatever it would be as text."""
-        mask = self.mask()
-        bits = np.frombuffer(mask.bits, np.uint8)
-        allowed = np.unpackbits(bits, count=min(len(logits), 8 * len(bits)), bitorder="little").view(np.bool_)
-        ends = [token_id for token_id in end_token_ids if token_id < len(logits)]
-        end_logits = logits[ends]
-        logits[len(allowed) :] = _FORBIDDEN
-        logits[: len(allowed)][~allowed] = _FORBIDDEN
-        logits[ends] = end_logits if mask.may_end else _FORBIDDEN
 
     def advance(self, token_id: int) -> bool:
         """Whether nothing can follow."""

@@ -3,17 +3,22 @@ tokens to the proposer. Drafts that a peer has sent for a new slot are used firs
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from onward.proto.step import AssignSlot
-from onward.worker.batch_builder import TokenSpan
 from onward.worker.speculation.proposer import ComputedSpan, DraftRequest, Proposer
+from onward.worker.token_span import TokenSpan
 
 
 class DraftManager:
-    def __init__(self, proposer: Proposer, tokens: np.ndarray, *, vocab_size: int, max_rows: int) -> None:
-        self._proposer = proposer
+    def __init__(
+        self, proposer: Proposer, tokens: np.ndarray, last_hidden_states: Callable[[], np.ndarray], *, vocab_size: int,
+        max_rows: int, draft_cost: float,
+    ) -> None:  # fmt: skip
+        """`last_hidden_states`: of every row of the last step, what the model's head reads."""
+        self._proposer, self._last_hidden_states, self.draft_cost = proposer, last_hidden_states, draft_cost
         self._tokens, self._vocab_size, self._max_rows = tokens, vocab_size, max_rows
         self._peer_drafts: dict[int, tuple[int, list[int]]] = {}
         """By slot, until its first drafts: the length of the token list that a peer drafted behind, and its drafts."""
@@ -22,8 +27,9 @@ class DraftManager:
         self._peer_drafts[assign.slot] = len(assign.token_ids), assign.draft_token_ids
         self._proposer.on_assign(assign.slot, len(assign.token_ids), assign.num_computed)
 
-    def add_drafts(self, spans: Sequence[TokenSpan], draft_requests: Mapping[int, DraftRequest]) -> list[TokenSpan]:
-        """The spans with drafts added where the slot has a draft request, as far as the step has rows for them."""
+    def add_drafts(self, spans: Sequence[TokenSpan[Any]], draft_requests: Mapping[int, DraftRequest]) -> bool:
+        """Adds drafts to the spans whose slot has a draft request, as far as the step has rows for them. Returns whether
+        there are any."""
         rows_left = self._max_rows - sum(span.num_rows for span in spans)
         assert rows_left >= 0, "the spans of a step fit into its rows"
         granted: list[DraftRequest] = []
@@ -33,14 +39,14 @@ class DraftManager:
                 granted.append(replace(draft_request, num_drafts=count))
                 rows_left -= count
         drafts = self._drafts(granted)
-        return [self._with_drafts(span, drafts.get(span.slot)) for span in spans]
+        for span in spans:
+            if slot_drafts := drafts.get(span.slot):
+                assert span.is_sampled, "drafts follow the newest token only"
+                self._tokens[span.slot, span.end : span.end + len(slot_drafts)] = slot_drafts
+                span.drafts = tuple(slot_drafts)
+        return any(drafts.values())
 
-    def on_computed(
-        self,
-        spans: Sequence[TokenSpan],
-        lengths: Sequence[tuple[int, int] | None],
-        outputs: Callable[[], np.ndarray],
-    ) -> None:
+    def on_computed(self, spans: Sequence[TokenSpan[Any]], lengths: Sequence[tuple[int, int] | None]) -> None:
         """`lengths`: of each span's slot, if it is still there, how much is computed now and how long its list is."""
         computed: list[ComputedSpan] = []
         row = 0
@@ -49,7 +55,7 @@ class DraftManager:
                 computed.append(ComputedSpan(span.slot, span.start, new_lengths[0] - span.start, row, new_lengths[1]))
             row += span.num_rows
         if computed:
-            self._proposer.on_computed(computed, outputs)
+            self._proposer.on_computed(computed, self._last_hidden_states)
 
     def propose_for_peer(self, draft_request: DraftRequest) -> list[int]:
         """Drafts that a peer verifies."""
@@ -76,11 +82,3 @@ class DraftManager:
             if not 0 <= token < self._vocab_size:
                 return list(drafts[:index])
         return list(drafts)
-
-    def _with_drafts(self, span: TokenSpan, drafts: list[int] | None) -> TokenSpan:
-        if not drafts:
-            return span
-        assert span.is_sampled, "drafts follow the newest token only"
-        end = span.start + span.count
-        self._tokens[span.slot, end : end + len(drafts)] = drafts
-        return replace(span, drafts=tuple(drafts))

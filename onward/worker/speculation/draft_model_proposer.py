@@ -26,12 +26,13 @@ from onward.models.loader.weights import open_weights
 from onward.proto.model import PreparedModel
 from onward.text.tokenizer import Tokenizer
 from onward.worker import kv_pool
-from onward.worker.batch_builder import BatchBuilder, TokenSpan
+from onward.worker.batch_builder import BatchBuilder
 from onward.worker.speculation import draft_cost
 from onward.worker.speculation.draft_block_hashes import DraftBlockHashes, HashedPrefix
 from onward.worker.speculation.draft_round import DraftRound
 from onward.worker.speculation.draft_sampler import DraftSampler
 from onward.worker.speculation.proposer import ComputedSpan, DraftRequest, ProposerContext
+from onward.worker.token_span import TokenSpan, unowned_span
 
 MIN_CATCH_UP_TOKENS = 16
 """Tokens that each slot may compute in a round, whatever the others need: more than a step adds to its list, mostly, so
@@ -71,7 +72,7 @@ class DraftModelProposer:
             threads=context.threads,
         )
         self._decoder.forward(
-            self._batch.build([TokenSpan(0, 0, 1, is_sampled=True)])
+            self._batch.build([unowned_span(0, 0, 1, is_sampled=True)])
         )  # compiles, and touches every weight
 
     def on_assign(self, slot: int, num_tokens: int, num_computed: int) -> None:
@@ -94,7 +95,7 @@ class DraftModelProposer:
         for draft_request in requested:
             self._record_hashes(draft_request)
         while spans := [
-            TokenSpan(slot, self._progress[slot].num_computed, 1, is_sampled=True) for slot in round_.active_slots
+            unowned_span(slot, self._progress[slot].num_computed, 1, is_sampled=True) for slot in round_.active_slots
         ]:
             self._compute(spans, round_)
         return [round_.drafts[draft_request.slot] for draft_request in draft_requests]
@@ -117,18 +118,18 @@ class DraftModelProposer:
         """Models of one vocabulary may still be padded to different sizes."""
         np.minimum(self._context.tokens[slot, start:end], self._vocab_size - 1, out=self._tokens[slot, start:end])
 
-    def _catch_up_spans(self, draft_requests: Sequence[DraftRequest]) -> list[TokenSpan]:
+    def _catch_up_spans(self, draft_requests: Sequence[DraftRequest]) -> list[TokenSpan[None]]:
         rows_left, spans = self._max_rows, []
         for draft_request in draft_requests:
             start = self._progress[draft_request.slot].num_computed
             count = min(draft_request.num_tokens - start, max(MIN_CATCH_UP_TOKENS, rows_left))
             rows_left -= count
             spans.append(
-                TokenSpan(draft_request.slot, start, count, is_sampled=start + count == draft_request.num_tokens)
+                unowned_span(draft_request.slot, start, count, is_sampled=start + count == draft_request.num_tokens)
             )
         return spans
 
-    def _compute(self, spans: Sequence[TokenSpan], round_: DraftRound) -> None:
+    def _compute(self, spans: Sequence[TokenSpan[None]], round_: DraftRound) -> None:
         for span in spans:
             assert span.start == self._progress[span.slot].num_computed, (
                 "a span starts where the slot's computed tokens end"
@@ -157,9 +158,9 @@ class DraftModelProposer:
         return self._context.tables.ids[slot]
 
 
-def _passes(spans: Sequence[TokenSpan], max_rows: int) -> Iterator[list[TokenSpan]]:
+def _passes(spans: Sequence[TokenSpan[None]], max_rows: int) -> Iterator[list[TokenSpan[None]]]:
     """No span is longer than a pass."""
-    batch: list[TokenSpan] = []
+    batch: list[TokenSpan[None]] = []
     for span in spans:
         assert span.count <= max_rows, "a span fits into one pass"
         if sum(queued.count for queued in batch) + span.count > max_rows:

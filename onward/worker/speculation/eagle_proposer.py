@@ -30,12 +30,13 @@ from onward.models.loader.weights import open_weights
 from onward.proto.model import ModelConfig
 from onward.proto.speculative_config import MAX_DRAFT_TOKENS
 from onward.worker import kv_pool
-from onward.worker.batch_builder import BatchBuilder, TokenSpan
+from onward.worker.batch_builder import BatchBuilder
 from onward.worker.speculation import draft_cost
 from onward.worker.speculation.draft_block_hashes import DraftBlockHashes, HashedPrefix
 from onward.worker.speculation.draft_round import DraftRound
 from onward.worker.speculation.draft_sampler import DraftSampler
 from onward.worker.speculation.proposer import ComputedSpan, DraftRequest, ProposerContext
+from onward.worker.token_span import TokenSpan, unowned_span
 
 _KV_DTYPE = np.dtype(np.float32)
 
@@ -126,7 +127,7 @@ class EagleProposer:
             return
         rows = np.concatenate([np.arange(span.first_row, span.first_row + span.count) for span in known])
         tokens = [self._context.tokens[span.slot, span.start + 1 : span.start + span.count + 1] for span in known]
-        pair_spans = [TokenSpan(span.slot, span.start, span.count, is_sampled=False) for span in known]
+        pair_spans = [unowned_span(span.slot, span.start, span.count, is_sampled=False) for span in known]
         outputs_of_pairs = self._compute(pair_spans, np.concatenate(tokens), outputs()[rows])
         last = -1
         for span in known:
@@ -165,12 +166,14 @@ class EagleProposer:
             return hidden[:0]
         # The first draft, at position num_tokens, makes a pair of the position before it.
         spans = [
-            TokenSpan(draft_requests[row].slot, draft_requests[row].num_tokens - 1 + depths[row], 1, is_sampled=False)
+            unowned_span(
+                draft_requests[row].slot, draft_requests[row].num_tokens - 1 + depths[row], 1, is_sampled=False
+            )
             for row in kept
         ]
         return self._compute(spans, np.array([sampled[row] for row in kept], np.int32), hidden[kept])
 
-    def _compute(self, spans: Sequence[TokenSpan], token_ids: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    def _compute(self, spans: Sequence[TokenSpan[None]], token_ids: np.ndarray, hidden: np.ndarray) -> np.ndarray:
         for span in spans:
             self._block_hashes.invalidate(self._context.tables.ids[span.slot], span.start, span.start + span.count)
         return self._layer(self._embedding_and_head.embed(token_ids), hidden, self._batch.build(spans))

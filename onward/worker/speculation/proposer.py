@@ -11,15 +11,17 @@ drafted tokens  ->  drawing  ->  computed (once, with what has been accepted)
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from onward.config import WorkerConfig
-from onward.kernels.cpu.threads import ThreadPool
 from onward.proto.model import PreparedModel
 from onward.proto.sampling_params import SamplingParams
-from onward.worker.kv_pool import BlockTables
+
+if TYPE_CHECKING:
+    from onward.kernels.cpu.threads import ThreadPool
+    from onward.worker.kv_pool import BlockTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,11 @@ class ProposerContext:
     config: WorkerConfig
     tokens: np.ndarray
     """[slots, max_model_len + 1], int32: each slot's list; what lies behind its length is anybody's."""
-    tables: BlockTables
+    tables: "BlockTables"
     num_blocks: int
     """Of the KV pool. A model that drafts may keep KV of its own under the same block ids."""
     max_model_len: int
-    threads: ThreadPool
+    threads: "ThreadPool"
 
 
 @dataclass(frozen=True, slots=True)

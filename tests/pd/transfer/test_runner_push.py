@@ -25,11 +25,12 @@ class Worker:
 
     def __init__(self, name: str, backend: str | None = None) -> None:
         self.driver: Driver = small_int8.driver(max_num_batched_tokens=32, kv_backend=backend)
-        runner, pool = self.driver.runner, self.driver.runner.kv_pool
-        self.pool = pool
+        runner, memory = self.driver.runner, self.driver.runner.device.kv_memory
+        assert memory is not None
+        pool = self.pool = memory.pool
         self.plane = KvTransferThread(
-            KvMemoryRegion(pool.data, pool.fd, pool.geometry, runner.layout), backend=backend, host="127.0.0.1",
-            incarnation=name, cluster_key="", layers_done=runner.layers_done,
+            KvMemoryRegion(pool.data, pool.fd, pool.geometry, memory.layout), backend=backend, host="127.0.0.1",
+            incarnation=name, cluster_key="", layers_done=memory.layers_done,
         )  # fmt: skip
         runner.kv_pusher = self.plane
         engines, workers = make_private_address(f"push-{name}-{id(self)}")
@@ -155,7 +156,7 @@ def test_each_layer_has_arrived_before_the_forward_pass_is_over(
         return all(pages(ours, layer, source) == pages(theirs, layer, target) for source, target in pairs)
 
     runner = ours.driver.runner
-    runner._decoder = Watched(runner._decoder, small_int8.CONFIG.num_layers, arrived)
+    runner.device._decoder = Watched(runner.device._decoder, small_int8.CONFIG.num_layers, arrived)
     theirs.expect([5, 9])
     request = with_push(request, theirs.plane.endpoint, 0, [5, 9])
     prefill(ours, request, [20])

@@ -16,8 +16,9 @@ from onward.models.tensor_names import expected_tensors
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.step import StepPlan, StepResult
 from onward.sim import vocabulary
-from onward.worker.cuda.cuda_model_runner import CudaModelRunner
+from onward.worker.cuda.torch_device import TorchDevice
 from onward.worker.logits_processors.mask_executor import MaskExecutor
+from onward.worker.model_runner import ModelRunner
 from tests.worker.driver import Driver, prepared
 
 CONFIG = ModelConfig(
@@ -54,18 +55,12 @@ class DeviceDriver(Driver):
         model = model or prepared(config, dtype=dtype, quantization=quantization)
         weights = random_weights(config) if weights is None else weights
         ops = ops or TorchOps()
-        self._open(CudaModelRunner(model, self.config, weights, ops=ops, device=device, masks=masks))
+        self.torch_device = TorchDevice(model, self.config, weights, ops=ops, device=device)
+        self._open(ModelRunner(model, self.config, self.torch_device, masks))
 
-    def logits(self, slot: int, token_ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
-        assert sum(chunks) == len(token_ids)
-        request = self.assign(slot, token_ids)
-        self.step(assign=[request])
-        parts, start = [], 0
-        for count in chunks:
-            parts.append(self.runner.compute_logits(slot, start, count).float().cpu().numpy())
-            start += count
-        self.give_back(request.block_ids)
-        return np.concatenate(parts)
+    def rehearse(self) -> None:
+        """Steps of every size and kind."""
+        self.runner.run_dummy_steps(self.torch_device.rehearsal_steps())
 
     def overlapped(self, plans: Sequence[StepPlan], depth: int = 2) -> list[StepResult]:
         """All plans, with so many steps in flight."""
@@ -107,7 +102,7 @@ def spoken_model() -> Iterator[PreparedModel]:
 def spoken_driver(masks: MaskExecutor | None = None, **settings: Any) -> DeviceDriver:
     with spoken_model() as model:
         driver = DeviceDriver(SPOKEN, model=model, masks=masks, **settings)
-        driver.runner._slots.grammars.get()  # reads the file
+        driver.runner._grammar_compiler.get()  # reads the file
         return driver
 
 

@@ -50,7 +50,7 @@ def test_every_kernel_of_any_step_is_compiled_at_the_start(deterministic: bool) 
     from onward.kernels.triton.kernel_launch import record_variants
 
     with record_variants() as rehearsed:
-        _driver(deterministic=deterministic, max_num_batched_tokens=512).runner.run_all_dummy_steps()
+        _driver(deterministic=deterministic, max_num_batched_tokens=512).rehearse()
     driver = _driver(deterministic=deterministic, max_num_batched_tokens=2048)
     steps = [(n, chunks, PLAIN) for n in (0, 1, 3, 5, 6, 7, 11, 17, 20, 29, 40, 63, 65, 90) for chunks in ([1], [33])]
     steps += [(n, [16, 7, 900], sampling) for n in (0, 1, 6, 16, 90) for sampling in KINDS]
@@ -65,7 +65,7 @@ def test_every_kernel_of_a_vector_is_compiled_at_the_start() -> None:
     from onward.kernels.triton.kernel_launch import record_variants
 
     with record_variants() as rehearsed:
-        _driver(deterministic=False, max_num_batched_tokens=512).runner.run_all_dummy_steps()
+        _driver(deterministic=False, max_num_batched_tokens=512).rehearse()
     driver = _driver(deterministic=False, max_num_batched_tokens=2048)
     for count in (1, 3, 16, 33, 1600):
         with record_variants() as needed:

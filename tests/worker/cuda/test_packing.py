@@ -3,18 +3,15 @@
 import numpy as np
 import pytest
 
-from onward.worker.cuda.step_packing import NO_BLOCK, DeviceTokenSpan, PackingSizes, fill_inputs, pack
+from onward.worker.cuda.step_packing import PackingSizes, fill_inputs, pack
+from onward.worker.token_span import NO_BLOCK, TokenSpan
 
 GEOMETRY = PackingSizes(block_size=16, tokens_stride=257, tables_stride=16, group=2, tile_rows=16)
 
 
-def span(
-    slot: int, start: int, end: int, *, samples: bool = True, reported: range | None = None
-) -> DeviceTokenSpan[str]:
+def span(slot: int, start: int, end: int, *, samples: bool = True, reported: range | None = None) -> TokenSpan[str]:
     new_block = slot + 100 if slot % 2 else NO_BLOCK
-    return DeviceTokenSpan(
-        slot, start, end, samples, f"owner of {slot}", new_block=new_block, logprob_positions=reported
-    )
+    return TokenSpan(slot, start, end, samples, f"owner of {slot}", new_block=new_block, logprob_positions=reported)
 
 
 def test_a_step_that_only_decodes_has_its_longest_histories_first() -> None:

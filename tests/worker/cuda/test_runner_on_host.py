@@ -207,7 +207,7 @@ def test_warming_up_leaves_no_trace() -> None:
     driver = DeviceDriver()
     said: list[str] = []
     driver.runner.warm_up(said.append)
-    driver.runner.run_all_dummy_steps()
+    driver.rehearse()
     assert said
     assert _tokens(driver, 5) == _tokens(DeviceDriver(), 5)
 

@@ -7,7 +7,8 @@ from onward.config import EngineConfig, WorkerConfig
 from onward.models.loader.weights import open_weights
 from onward.offline.sampling_options import SamplingOptions
 from onward.proto.sampling_params import SamplingParams
-from onward.worker.cpu_model_runner import CpuModelRunner
+from onward.worker.cpu_device import CpuDevice
+from onward.worker.model_runner import ModelRunner
 from onward.worker.speculation.ngram_proposer import NgramProposerFactory
 from tests.models.default_model import default_model, driver, prompt_ids
 from tests.worker.driver import GREEDY, Driver
@@ -62,7 +63,7 @@ def answers(prompts: list[str], num_drafts: int, num_kv_blocks: int) -> tuple[li
     """Four at a time: few enough that each of them drafts."""
     model = default_model("int8")
     config = WorkerConfig(num_kv_blocks=num_kv_blocks, max_num_seqs=4)
-    runner = CpuModelRunner(model, config, open_weights(model), drafter=NgramProposerFactory())
+    runner = ModelRunner(model, config, CpuDevice(model, config, open_weights(model), NgramProposerFactory()))
     llm = LLM.from_runner(model, runner, EngineConfig(max_num_seqs=4, num_draft_tokens=num_drafts))
     options = [SamplingOptions(seed=i, temperature=0.7 * (i % 2), max_tokens=64) for i in range(len(prompts))]
     return [one.token_ids for one in llm.generate([prompt_ids(prompt) for prompt in prompts], options)], llm

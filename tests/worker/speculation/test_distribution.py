@@ -1,5 +1,6 @@
 """Drafts do not move the distribution: over many seeds, tokens come as often as they are likely, whatever was drafted."""
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -8,9 +9,12 @@ import pytest
 from onward.kernels import numpy_reference
 from onward.kernels.cpu.threads import ThreadPool
 from onward.proto.sampling_params import SamplingParams
-from onward.worker.batch_builder import TokenSpan
+from onward.proto.step import AssignSlot
+from onward.worker.device import StepOutput
+from onward.worker.draft_verifier import DraftVerifier, verify_drafts
+from onward.worker.slot_state import SlotState
 from onward.worker.step_sampler import StepSampler
-from tests.worker.speculation.little_slot import LittleSlot
+from onward.worker.token_span import TokenSpan
 
 POOL = ThreadPool(1)
 
@@ -19,10 +23,27 @@ def draw(logits: np.ndarray, drafts: list[list[int]], samplings: list[SamplingPa
     """Each slot has rows of its own: the same `logits` [1 + drafts, vocab], which depend on the place alone."""
     vocab, num_rows = logits.shape[1], len(drafts[0]) + 1
     rows = np.tile(logits[:num_rows], (len(drafts), 1)).astype(np.float32)
-    spans = [TokenSpan(slot, 1, 1, True, None, tuple(guessed)) for slot, guessed in enumerate(drafts)]
-    slots = [LittleSlot(2, 2, sampling) for sampling in samplings]
-    drawn = StepSampler(vocab, len(rows), POOL).sample(rows, spans, slots, np.zeros((len(drafts), 4), np.int32))
-    return [one.token_ids for one in drawn]
+    spans = [
+        _span(slot, sampling, guessed) for slot, (sampling, guessed) in enumerate(zip(samplings, drafts, strict=True))
+    ]
+    verifiers = [DraftVerifier(span, slot * num_rows) for slot, span in enumerate(spans)]
+    sampler = StepSampler(vocab, len(rows), POOL)
+
+    def sample(wanted: Sequence[tuple[DraftVerifier, int]]) -> StepOutput:
+        indices = [verifier.first_row + depth for verifier, depth in wanted]
+        positions = [verifier.span.position + depth for verifier, depth in wanted]
+        return sampler.sample(rows[indices], [verifier.span for verifier, _ in wanted], positions, None)
+
+    verify_drafts(verifiers, sample)
+    return [verifier.token_ids for verifier in verifiers]
+
+
+def _span(index: int, sampling: SamplingParams, drafts: list[int], position: int = 0) -> TokenSpan[SlotState]:
+    """Of a slot with a prompt of two tokens, and so many behind it."""
+    tokens = [0] * (2 + position)
+    assign = AssignSlot(index, 1, "request", tokens, 2, len(tokens) - 1, [0], sampling)
+    slot = SlotState.of(assign, 16, None, None, has_processor=False)
+    return TokenSpan(index, len(tokens) - 1, len(tokens), True, slot, position, drafts=tuple(drafts))
 
 
 def likely(logits: np.ndarray, **options: float) -> np.ndarray:
@@ -70,7 +91,5 @@ def test_every_possible_run_of_drafts_gives_the_tokens_of_plain_drawing(vocab: i
 
 
 def _alone(row: np.ndarray, sampling: SamplingParams, place: int) -> int:
-    slot = LittleSlot(2, 2 + place, sampling)
-    drawing = StepSampler(len(row), 1, POOL)
-    [drawn] = drawing.sample(row[None].copy(), [TokenSpan(0, 1, 1, True)], [slot], np.zeros((1, 4), np.int32))
-    return drawn.token_ids[0]
+    span = _span(0, sampling, [], place)
+    return StepSampler(len(row), 1, POOL).sample(row[None].copy(), [span], [place], None).token_ids[0]

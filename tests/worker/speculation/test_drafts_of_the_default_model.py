@@ -16,7 +16,8 @@ from onward.models.thinned import ThinnedTensors, all_but_every_nth, every_nth, 
 from onward.offline.sampling_options import SamplingOptions
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import PreemptSlot
-from onward.worker.cpu_model_runner import CpuModelRunner
+from onward.worker.cpu_device import CpuDevice
+from onward.worker.model_runner import ModelRunner
 from onward.worker.speculation.draft_model_proposer import DraftModelProposerFactory
 from onward.worker.speculation.eagle_proposer import EagleProposerFactory, create_eagle_factory
 from onward.worker.speculation.proposer import Proposer, ProposerContext, ProposerFactory
@@ -156,9 +157,8 @@ class _FreeOfCharge:
 
 def _answers(prompts: list[str], drafter: ProposerFactory | None, num_kv_blocks: int) -> tuple[list[list[int]], LLM]:
     model = default_model("int8")
-    runner = CpuModelRunner(
-        model, WorkerConfig(num_kv_blocks=num_kv_blocks, max_num_seqs=32), open_weights(model), None, drafter
-    )
+    config = WorkerConfig(num_kv_blocks=num_kv_blocks, max_num_seqs=32)
+    runner = ModelRunner(model, config, CpuDevice(model, config, open_weights(model), drafter))
     llm = LLM.from_runner(model, runner, EngineConfig(max_num_seqs=32, num_draft_tokens=0 if drafter is None else 4))
     options = [
         SamplingOptions(seed=i, temperature=0.7 * (i % 2), max_tokens=48, ignore_eos=True) for i in range(len(prompts))

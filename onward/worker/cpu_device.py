@@ -1,0 +1,220 @@
+"""The CPU as a device: int8 layers without torch, or float layers around torch. Computes in the call."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onward.config import WorkerConfig
+from onward.errors import StartupError
+from onward.kernels.cpu.dot_instruction import best_level
+from onward.kernels.cpu.target import kernel_target
+from onward.kernels.cpu.threads import ThreadPool
+from onward.models.decoder import build_decoder
+from onward.models.layers.paged_kv import kv_dtype
+from onward.proto.kv_transfer import KvLayout
+from onward.proto.model import PreparedModel
+from onward.proto.sampling_params import Pooling, SamplingParams
+from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS, AssignSlot, TokenLogprobs
+from onward.worker import kv_pool
+from onward.worker.batch_builder import BatchBuilder
+from onward.worker.device import DummySteps, KvMemory, SampledRow, StepOutput, Ticket
+from onward.worker.embedding_pooler import EmbeddingPooler
+from onward.worker.kv_memory_budget import choose_num_blocks, free_memory_bytes, resolve_max_model_len
+from onward.worker.logits_processors.penalties import LogitsProcessor
+from onward.worker.logits_processors.slot_grammar import NUM_MASK_THREADS
+from onward.worker.slot_state import SlotState, given_tokens
+from onward.worker.speculation.draft_manager import DraftManager
+from onward.worker.speculation.proposer import ProposerContext, ProposerFactory
+from onward.worker.step_sampler import StepSampler
+from onward.worker.token_bitmasks import TokenBitmasks
+from onward.worker.token_logprobs import token_logprobs
+from onward.worker.token_span import NO_BLOCK, TokenSpan
+
+
+@dataclass(slots=True)
+class _ComputedStep:
+    logits: np.ndarray
+    """Of the rows that sample: the model's buffer, which sampling overwrites."""
+    given_logprobs: list[TokenLogprobs]
+    vectors: dict[int, bytes]
+    output: StepOutput
+
+
+class CpuDevice:
+    is_synchronous = True
+    num_mask_threads = NUM_MASK_THREADS
+
+    def __init__(
+        self, model: PreparedModel, config: WorkerConfig, weights: Mapping[str, Any],
+        drafter: ProposerFactory | None = None,
+    ) -> None:  # fmt: skip
+        """`drafter` creates the proposer of draft tokens; None: no drafts."""
+        self._model, self._config = model, config
+        max_model_len = resolve_max_model_len(config, model.config)
+        dtype = kv_dtype(model.config, model.quantization)
+        bytes_per_block = kv_pool.block_bytes(model.config, dtype, config.block_size)
+        bytes_per_block += 0 if drafter is None else drafter.bytes_per_block
+        self.num_blocks = choose_num_blocks(config, bytes_per_block, max_model_len, free_memory_bytes)
+        self.num_threads = _num_threads(config.threads)
+        threads = ThreadPool(self.num_threads)
+        self._tokens = np.zeros((config.max_num_seqs, max_model_len + 1), np.int32)
+        self._tables = kv_pool.BlockTables(config.max_num_seqs, -(-max_model_len // config.block_size))
+        pool = kv_pool.allocate_kv_pool(
+            model.config, dtype, self.num_blocks, config.block_size, is_shared=config.kv_backend is not None
+        )
+        self._max_rows = max(config.max_num_batched_tokens, config.max_num_seqs)
+        self._batch = BatchBuilder(model.config, self._tokens, self._tables, config.block_size, self._max_rows)
+        max_sampled = config.max_num_seqs if drafter is None else self._max_rows
+        self._step_sampler = StepSampler(model.config.vocab_size, max_sampled, threads)
+        self._decoder = build_decoder(
+            model,
+            weights,
+            pool.kv,
+            max_model_len=max_model_len,
+            max_rows=self._max_rows,
+            max_sampled=max_sampled + MAX_PROMPT_LOGPROB_ROWS,
+            threads=threads,
+        )
+        self.kv_memory = KvMemory(pool, _kv_layout(model, pool, config.block_size), self.layers_done)
+        self.draft_manager: DraftManager | None = None
+        if drafter is not None:
+            buffers = (self._tokens, self._tables, self.num_blocks, max_model_len, threads)
+            proposer = drafter.create(ProposerContext(model, config, *buffers))
+            self.draft_manager = DraftManager(
+                proposer, self._tokens, self._decoder.last_hidden_states, vocab_size=model.config.vocab_size,
+                max_rows=self._max_rows, draft_cost=drafter.draft_cost,
+            )  # fmt: skip
+
+    @property
+    def kernels(self) -> str:
+        family = "int8 kernels" if self._model.quantization == "int8" else "torch and our attention"
+        return f"{family} ({best_level()} SIMD, {kernel_target().cpu})"
+
+    def warm_up_steps(self) -> Iterator[DummySteps]:
+        """Every kernel, and every weight."""
+        greedy = SamplingParams(seed=0, temperature=0.0)
+        sampled = SamplingParams(seed=0, top_k=5, top_p=0.9, min_p=0.01, logprobs=0)
+        for sampling in (greedy, sampled):
+            yield DummySteps(1, sampling, min(8, self._max_rows), num_decodes=0)
+
+    def layers_done(self) -> int:
+        return self._decoder.layers_done()
+
+    def phase_cycles(self) -> dict[str, int]:
+        """What the last forward pass spent its time on, for benchmarks."""
+        return self._decoder.phase_cycles()
+
+    def assign(self, assign: AssignSlot) -> None:
+        self._tokens[assign.slot, : len(assign.token_ids)] = assign.token_ids
+        self._tables.replace(assign.slot, assign.block_ids)
+
+    def extend(self, slot: int, first: int, block_ids: Sequence[int], decoding_at: int | None) -> int:
+        assert first == self._tables.lengths[slot], "a table grows at its end"
+        self._tables.extend(slot, block_ids)
+        return NO_BLOCK
+
+    def new_logits_processor(self, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray) -> LogitsProcessor:
+        return LogitsProcessor(sampling, prompt, output, self._model.config.vocab_size)
+
+    def new_pooler(self, pooling: Pooling) -> EmbeddingPooler:
+        return EmbeddingPooler(pooling, self._model.config.hidden_size)
+
+    def launch(self, spans: Sequence[TokenSpan[SlotState]], *, is_deferred: bool) -> Ticket:
+        sampling = [span for span in spans if span.is_sampled]
+        not_sampling = [span for span in spans if not span.is_sampled]
+        reporting = [span for span in spans if span.logprob_positions is not None]
+        if not spans:
+            no_logits = np.zeros((0, self._model.config.vocab_size), np.float32)
+            return Ticket(sampling, not_sampling, reporting, _ComputedStep(no_logits, [], {}, StepOutput([], [])))
+        logits = self._decoder.forward(self._batch.build(spans))
+        num_sampled = sum(1 + len(span.drafts) for span in sampling)
+        given = self._given_logprobs(logits[num_sampled:], reporting) if reporting else []
+        work = _ComputedStep(logits[:num_sampled], given, self._add_to_poolers(spans, not_sampling), StepOutput([], []))
+        ticket = Ticket(sampling, not_sampling, reporting, work)
+        if sampling and not is_deferred:
+            self.sample(ticket)
+        return ticket
+
+    def new_bitmask(self, ticket: Ticket, num_rows: int) -> np.ndarray:
+        return np.empty((num_rows, -(-self._model.config.vocab_size // 8)), np.uint8)
+
+    def sample(
+        self, ticket: Ticket, masks: TokenBitmasks | None = None, rows: Sequence[SampledRow] | None = None
+    ) -> None:
+        work: _ComputedStep = ticket.work
+        if rows is None:
+            logits, spans = work.logits, ticket.sampling
+            positions, ends = [span.position for span in spans], [span.end for span in spans]
+        else:
+            logits = work.logits if len(rows) == len(work.logits) else work.logits[[row.row for row in rows]]
+            spans = [row.span for row in rows]
+            positions = [row.span.position + row.depth for row in rows]
+            ends = [row.span.end + row.depth for row in rows]
+        if not spans:
+            return
+        work.output = self._step_sampler.sample(logits, spans, positions, masks)
+        # What lies behind a slot's list is no part of it, so tokens that do not count need not be left out.
+        self._tokens[[span.slot for span in spans], ends] = work.output.token_ids
+
+    def is_done(self, ticket: Ticket) -> bool:
+        return True
+
+    def collect(self, ticket: Ticket) -> StepOutput:
+        work: _ComputedStep = ticket.work
+        work.output.given_logprobs, work.output.vectors = work.given_logprobs, work.vectors
+        return work.output
+
+    def logits_of(self, spans: Sequence[TokenSpan[Any]]) -> np.ndarray:
+        rows = self._batch.build(spans)
+        assert rows.num_rows <= self._config.max_num_seqs, "the logits buffer has room for every row"
+        rows.logits_indices = np.arange(rows.num_rows)
+        return self._decoder.forward(rows)[:, : self._model.config.vocab_size].copy()
+
+    def _given_logprobs(self, logits: np.ndarray, reporting: Sequence[TokenSpan[SlotState]]) -> list[TokenLogprobs]:
+        """Each row tells how likely the token after it was."""
+        tokens, num_tops = given_tokens(reporting)
+        assert len(tokens) == len(logits), "every row of logits that does not sample is reported"
+        vocab_size = self._model.config.vocab_size
+        return [
+            token_logprobs(row[:vocab_size], token, num_top)
+            for row, token, num_top in zip(logits, tokens, num_tops, strict=True)
+        ]
+
+    def _add_to_poolers(
+        self, spans: Sequence[TokenSpan[SlotState]], not_sampling: Sequence[TokenSpan[SlotState]]
+    ) -> dict[int, bytes]:
+        """The vectors of prompts that are whole, by slot."""
+        vectors: dict[int, bytes] = {}
+        if not any(span.is_pooled for span in not_sampling):
+            return vectors
+        outputs, row = self._decoder.last_hidden_states(), 0
+        for span in spans:
+            if span.is_pooled:
+                span.slot_state.pooler.add(outputs[row : row + span.count])
+                if span.end == span.slot_state.num_tokens:
+                    vectors[span.slot] = span.slot_state.pooler.vector()
+            row += span.num_rows
+        return vectors
+
+
+def _kv_layout(model: PreparedModel, pool: kv_pool.KvPool, block_size: int) -> KvLayout:
+    return KvLayout(
+        fingerprint=model.fingerprint,
+        dtype=pool.kv.data.dtype.name,
+        block_size=block_size,
+        num_layers=model.config.num_layers,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+    )
+
+
+def _num_threads(wanted: int | None) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if wanted is None:
+        return cores
+    if not 1 <= wanted <= cores:
+        raise StartupError(f"--threads {wanted} is not within the 1 to {cores} cores that this process may use")
+    return wanted

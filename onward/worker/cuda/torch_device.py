@@ -1,0 +1,369 @@
+"""A device over torch tensors: a CUDA device with Triton's kernels, or the host with plain operations, for tests.
+
+Nothing in `launch` and `sample` waits for the device: tokens stay there, as the next step's input, and come to the host
+when their step is done.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from onward.config import WorkerConfig
+from onward.errors import StartupError
+from onward.kernels.batch_sizes import padded_batch_size
+from onward.kernels.ops import HeadShape, Ops, RowTensors
+from onward.models.device_decoder import DeviceDecoder, PrefillChunks, build_device_rotary
+from onward.models.fingerprint import gpu_model
+from onward.models.layers.device.forward_layers import ActivationBuffers
+from onward.models.loader.device_weights import load_device_weights
+from onward.proto.model import PreparedModel
+from onward.proto.reasoning_params import ReasoningParams
+from onward.proto.sampling_params import Pooling, SamplingParams
+from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS, AssignSlot
+from onward.worker.cuda.cuda_graphs import CudaGraphs, batch_sizes_up_to, warmup_batch_sizes
+from onward.worker.cuda.device_embedding_pooler import DeviceEmbeddingPooler
+from onward.worker.cuda.device_events import DeviceEvent, record_event
+from onward.worker.cuda.device_logprobs import PendingLogprobs
+from onward.worker.cuda.device_penalties import DeviceLogitsProcessor
+from onward.worker.cuda.device_sampler import sample_with_processors
+from onward.worker.cuda.slot_uploads import SlotUploads
+from onward.worker.cuda.staging_buffer import StagingBuffer, to_device
+from onward.worker.cuda.step_packing import PackedStep, PackingSizes, fill_inputs, pack
+from onward.worker.device import MAX_STEPS_IN_FLIGHT, DummySteps, SampledRow, StepOutput, Ticket
+from onward.worker.kv_memory_budget import choose_num_device_blocks, resolve_max_model_len
+from onward.worker.logits_processors.slot_grammar import NUM_MASK_THREADS
+from onward.worker.slot_state import SlotState, given_tokens
+from onward.worker.token_bitmasks import TokenBitmasks
+from onward.worker.token_span import NO_BLOCK, TokenSpan
+
+MAX_GROUP = 128
+"""Query heads of a KV head: a tile of chunk attention holds those of one token."""
+_MOST_MASK_THREADS = 8
+
+_PLAIN, _CUT = SamplingParams(seed=0), SamplingParams(seed=0, top_k=5, top_p=0.9, min_p=0.01)
+_CAREFUL, _CAREFUL_CUT = SamplingParams(seed=0, logprobs=0), SamplingParams(seed=0, top_p=0.9, logprobs=1)
+_POOLED = SamplingParams(seed=0, pooling="mean")
+_BUDGETED = SamplingParams(seed=0, reasoning=ReasoningParams((0,), (0,), starts_in_reasoning=True, budget=0))
+
+
+@dataclass(slots=True)
+class _LaunchedWork:
+    packed: PackedStep[SlotState]
+    sampled: torch.Tensor
+    """In pinned memory: for each span that samples its token, and whether there is one."""
+    with_cuts: bool = False
+    needs_care: bool = False
+    """Some rows have logits processors or logprobs."""
+    logits: torch.Tensor | None = None
+    """Of the rows that sample, until they have."""
+    bits: torch.Tensor | None = None
+    logprobs: PendingLogprobs | None = None
+    reported: PendingLogprobs | None = None
+    vectors: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By slot, of prompts that are whole."""
+    event: DeviceEvent | None = None
+    """Behind all that was launched for it."""
+
+
+class TorchDevice:
+    is_synchronous = False
+    num_threads = 0
+    kv_memory = None
+    draft_manager = None
+
+    def __init__(
+        self,
+        model: PreparedModel,
+        config: WorkerConfig,
+        weights: Mapping[str, Any] | None,
+        *,
+        ops: Ops,
+        device: str = "cuda",
+        is_rehearsal: bool = False,
+        before_pool: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`weights` as `open_weights` gives them; None: random ones. `before_pool` is called when the weights are loaded,
+        before the rest of the device's memory is measured. A rehearsal captures nothing."""
+        self._model, self._config, self._ops, self._device = model, config, ops, device
+        self.max_model_len = resolve_max_model_len(config, model.config)
+        _check_supported(model, config)
+        dtype = getattr(torch, model.dtype)
+        device_weights = load_device_weights(model, weights, dtype, device)
+        max_rows = max(config.max_num_batched_tokens, padded_batch_size(config.max_num_seqs))
+        max_sampled = padded_batch_size(config.max_num_seqs) + MAX_PROMPT_LOGPROB_ROWS
+        buffers = ActivationBuffers.allocate(model.config, max_rows, dtype, device)
+        logits = torch.zeros((max_sampled, model.config.vocab_size), dtype=dtype, device=device)
+        self._decoder = DeviceDecoder(
+            model.config, device_weights, ops, buffers, logits,
+            build_device_rotary(model.config, self.max_model_len, device), deterministic=config.deterministic,
+        )  # fmt: skip
+        heads = HeadShape(model.config.num_heads, model.config.num_kv_heads, model.config.head_dim)
+        ops.reserve(heads, config.max_num_seqs, max_sampled, model.config.vocab_size, device)
+        before_pool()
+        self.num_blocks = self._pool_blocks(dtype.itemsize)
+        self._decoder.set_kv_cache(self._allocate_pool(dtype))
+        self._slots = SlotUploads(
+            config.max_num_seqs, self.max_model_len, config.block_size, self.num_blocks, model.config.vocab_size, device
+        )
+        max_blocks = self._slots.tensors.tables.shape[1]
+        self._row_tensors = RowTensors.allocate(max_sampled, max_blocks, device)
+        self._row_tensors.sampled.fill_(1)  # where nothing is launched, every row still draws a token
+        self._packing_sizes = PackingSizes(
+            config.block_size, self.max_model_len + 1, max_blocks, model.config.num_heads // model.config.num_kv_heads,
+            ops.tile_rows,
+        )  # fmt: skip
+        self._graphs = CudaGraphs(is_on=device != "cpu" and not is_rehearsal)
+        self._staging_buffers = [StagingBuffer(device) for _ in range(MAX_STEPS_IN_FLIGHT)]
+        is_pinned = device != "cpu"
+        self._host_inputs = [
+            torch.zeros((3, max_sampled), dtype=torch.int32, pin_memory=is_pinned) for _ in self._staging_buffers
+        ]
+        self._host_sampled = [
+            torch.zeros((2, max_sampled), dtype=torch.int32, pin_memory=is_pinned) for _ in self._staging_buffers
+        ]
+        self._buffer_index = 0
+        # A device has more streams than a CPU, and needs the host's cores less.
+        cores = len(os.sched_getaffinity(0))
+        self.num_mask_threads = max(NUM_MASK_THREADS, min(_MOST_MASK_THREADS, cores // 2))
+
+    @property
+    def kernels(self) -> str:
+        return f"Triton kernels ({gpu_model()})"
+
+    def warm_up_steps(self) -> Iterator[DummySteps]:
+        """The usual kernels and the usual graphs: of the steps that decode, the first runs and the second is captured."""
+        max_num_seqs = self._config.max_num_seqs
+        for size in warmup_batch_sizes(max_num_seqs):
+            yield _dummy(min(size, max_num_seqs), _PLAIN)
+        yield _dummy(1, _CUT)
+
+    def rehearsal_steps(self) -> Iterator[DummySteps]:
+        """Steps of every size and kind."""
+        max_num_seqs = self._config.max_num_seqs
+        yield _dummy(1, _PLAIN, self._config.max_num_batched_tokens)
+        for size in batch_sizes_up_to(max_num_seqs):
+            yield _dummy(min(size, max_num_seqs), _PLAIN)
+        yield _dummy(1, _POOLED)
+        for sampling in (_CUT, _CAREFUL, _CAREFUL_CUT, _BUDGETED):
+            for size in (1, max_num_seqs):
+                yield _dummy(size, sampling)
+
+    def assign(self, assign: AssignSlot) -> None:
+        self._slots.assign(assign, self._stage)
+
+    def extend(self, slot: int, first: int, block_ids: Sequence[int], decoding_at: int | None) -> int:
+        """A single block for the token of a row that decodes goes with the row; others are uploaded."""
+        if decoding_at is not None and len(block_ids) == 1 and first == decoding_at // self._config.block_size:
+            return block_ids[0]
+        self._slots.extend(slot, first, block_ids, self._stage)
+        return NO_BLOCK
+
+    def new_logits_processor(
+        self, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray
+    ) -> DeviceLogitsProcessor:
+        return DeviceLogitsProcessor(sampling, prompt, output, self._model.config.vocab_size, self._device)
+
+    def new_pooler(self, pooling: Pooling) -> DeviceEmbeddingPooler:
+        return DeviceEmbeddingPooler(pooling, self._model.config.hidden_size, self._device)
+
+    @torch.inference_mode()
+    def launch(self, spans: Sequence[TokenSpan[SlotState]], *, is_deferred: bool) -> Ticket:
+        packed = pack(spans, self._packing_sizes)
+        work = _LaunchedWork(packed, self._host_sampled[self._buffer_index])
+        self._compute(work, is_deferred=is_deferred)
+        work.event = record_event(self._device)
+        self._buffer_index = (self._buffer_index + 1) % MAX_STEPS_IN_FLIGHT
+        self._stage.clear()
+        return Ticket(packed.sampling, packed.not_sampling, packed.reporting, work)
+
+    def new_bitmask(self, ticket: Ticket, num_rows: int) -> np.ndarray:
+        num_bytes = -(-self._model.config.vocab_size // 8)
+        bits = torch.empty((num_rows, num_bytes), dtype=torch.uint8, pin_memory=self._device != "cpu")
+        ticket.work.bits = bits
+        return bits.numpy()
+
+    @torch.inference_mode()
+    def sample(
+        self, ticket: Ticket, masks: TokenBitmasks | None = None, rows: Sequence[SampledRow] | None = None
+    ) -> None:
+        assert rows is None, "this device has no drafts, so every span has one row"
+        if ticket.sampling:
+            self._sample(ticket.work, masks)
+        self._copy_sampled_to_host(ticket.work)
+        ticket.work.event = record_event(self._device)
+
+    def is_done(self, ticket: Ticket) -> bool:
+        return ticket.work.event.is_done()
+
+    def collect(self, ticket: Ticket) -> StepOutput:
+        work: _LaunchedWork = ticket.work
+        assert work.event is not None, "a step that was launched has an event behind it"
+        work.event.wait()
+        token_ids, are_valid = work.sampled[:, : len(ticket.sampling)].tolist()
+        output = StepOutput(token_ids, are_valid)
+        if work.logprobs is not None:
+            asking = [row for row, one in enumerate(ticket.sampling) if one.slot_state.sampling.logprobs is not None]
+            output.logprobs = dict(zip(asking, work.logprobs.read(), strict=True))
+        if work.reported is not None:
+            output.given_logprobs = work.reported.read()
+        for slot, vector in work.vectors.items():
+            output.vectors[slot] = vector.numpy().astype("<f4").tobytes()
+        return output
+
+    @torch.inference_mode()
+    def logits_of(self, spans: Sequence[TokenSpan[Any]]) -> np.ndarray:
+        """Each span is computed as one chunk."""
+        chunks = [replace(one, is_sampled=False, logprob_positions=range(one.start, one.end)) for one in spans]
+        logits = self._forward(pack(chunks, self._packing_sizes)).float().cpu().numpy()
+        self._stage.clear()
+        return logits
+
+    @property
+    def _stage(self) -> StagingBuffer:
+        return self._staging_buffers[self._buffer_index]
+
+    def _pool_blocks(self, itemsize: int) -> int:
+        size = self._model.config.num_layers * self._page_items * itemsize
+        if self._device == "cpu":
+            return self._config.num_kv_blocks or 2
+        free, total = torch.cuda.mem_get_info()
+        return choose_num_device_blocks(self._config, size, self.max_model_len, free, total)
+
+    @property
+    def _page_items(self) -> int:
+        return 2 * self._model.config.num_kv_heads * self._config.block_size * self._model.config.head_dim
+
+    def _allocate_pool(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        """One block more than the engine knows of, for rows that only fill a batch up."""
+        config = self._model.config
+        shape = (self.num_blocks + 1, 2, config.num_kv_heads, self._config.block_size, config.head_dim)
+        return [torch.zeros(shape, dtype=dtype, device=self._device) for _ in range(config.num_layers)]
+
+    def _compute(self, work: _LaunchedWork, *, is_deferred: bool) -> None:
+        packed, sampling = work.packed, work.packed.sampling
+        if not sampling and packed.chunks is None:
+            self._slots.upload(self._stage)
+            return
+        work.with_cuts = any(span.slot_state.uses_filtering for span in sampling)
+        work.needs_care = any(span.position < span.slot_state.processed_until for span in sampling)
+        if packed.chunks is None and not work.needs_care and not is_deferred:
+            self._decode_and_sample(packed, with_cuts=work.with_cuts)
+            self._copy_sampled_to_host(work)
+            return
+        logits = self._forward(packed)
+        self._add_to_poolers(work)
+        self._compute_given_logprobs(work, logits[len(sampling) :])
+        work.logits = logits[: len(sampling)]
+        if is_deferred:
+            return
+        if sampling:
+            self._sample(work, None)
+        self._copy_sampled_to_host(work)
+
+    def _copy_sampled_to_host(self, work: _LaunchedWork) -> None:
+        # All of it, whichever rows sampled: a part would not lie in one piece, and would be waited for.
+        work.sampled.copy_(self._row_tensors.sampled, non_blocking=True)
+
+    def _decode_and_sample(self, packed: PackedStep[SlotState], *, with_cuts: bool) -> None:
+        """The usual step: one graph from the rows' inputs to their tokens."""
+        assert packed.num_decoding == len(packed.sampling), "every row of a step without chunks decodes"
+        rows = self._upload_rows(packed, padded_batch_size(len(packed.sampling)))
+
+        def work() -> None:
+            self._ops.load_rows(self._slots.tensors, rows, self._config.block_size)
+            self._ops.sample(self._decoder.forward_decode(rows), rows, with_cuts=with_cuts)
+            self._ops.append_sampled_tokens(self._slots.tensors, rows)
+
+        self._graphs.run((len(rows.token_ids), with_cuts), work)
+
+    def _forward(self, packed: PackedStep[Any]) -> torch.Tensor:
+        """Logits of the rows that sample, then of those that are reported."""
+        count, slots = len(packed.sampling), self._slots.tensors
+        if packed.chunks is None:
+            rows = self._upload_rows(packed, padded_batch_size(count))
+
+            def work() -> None:
+                self._ops.load_rows(slots, rows, self._config.block_size)
+                self._decoder.forward_decode(rows)
+
+            self._graphs.run((len(rows.token_ids), "logits"), work)
+            return self._decoder.logits[:count]
+        chunks = packed.chunks
+        assert packed.logits_indices is not None, "a step with chunks names the rows whose logits it needs"
+        staged = [
+            self._stage.put(array)
+            for array in (
+                chunks.token_indices,
+                chunks.table_indices,
+                chunks.positions,
+                chunks.tiles,
+                packed.logits_indices,
+            )
+        ]
+        rows = self._upload_rows(packed, count)
+        if count:
+            self._ops.load_rows(slots, rows, self._config.block_size)
+        token_indices, table_indices, positions, tiles, logits_indices = (array.tensor() for array in staged)
+        return self._decoder.forward_mixed(
+            slots,
+            rows,
+            packed.num_decoding,
+            PrefillChunks(token_indices, table_indices, positions, tiles),
+            logits_indices,
+        )
+
+    def _upload_rows(self, packed: PackedStep[Any], count: int) -> RowTensors:
+        """Brings everything that the host says about this step to the device."""
+        host_inputs = self._host_inputs[self._buffer_index]
+        fill_inputs(host_inputs.numpy()[:, :count], packed.sampling, self._slots.padding_slot)
+        self._slots.upload(self._stage)
+        self._row_tensors.inputs.copy_(host_inputs, non_blocking=True)
+        return self._row_tensors.first(count)
+
+    def _sample(self, work: _LaunchedWork, masks: TokenBitmasks | None) -> None:
+        logits, sampling = work.logits, work.packed.sampling
+        assert logits is not None and len(logits) == len(sampling), "every span that samples has one row of logits"
+        slots, rows = self._slots.tensors, self._row_tensors.first(len(logits))
+        if work.needs_care or masks is not None:
+            work.logprobs = sample_with_processors(
+                self._ops, logits, slots, rows, sampling, masks, work.bits, with_cuts=work.with_cuts
+            )
+        else:
+            self._ops.sample(logits, rows, with_cuts=work.with_cuts)
+        self._ops.append_sampled_tokens(slots, rows)
+
+    def _add_to_poolers(self, work: _LaunchedWork) -> None:
+        outputs = self._decoder.last_hidden_states()
+        for row, span in work.packed.pooled:
+            span.slot_state.pooler.add(outputs[row : row + span.count], self._ops)
+            if span.end == span.slot_state.num_tokens:
+                work.vectors[span.slot] = span.slot_state.pooler.vector()
+
+    def _compute_given_logprobs(self, work: _LaunchedWork, logits: torch.Tensor) -> None:
+        tokens, num_tops = given_tokens(work.packed.reporting)
+        if tokens:
+            on_device = to_device(tokens, torch.int64, logits.device)
+            work.reported = PendingLogprobs(logits.float(), on_device, num_tops, self._ops)
+
+
+def _dummy(num_slots: int, sampling: SamplingParams, length: int = 4) -> DummySteps:
+    return DummySteps(num_slots, sampling, length, num_decodes=2)
+
+
+def _check_supported(model: PreparedModel, config: WorkerConfig) -> None:
+    """What the kernels can compute with."""
+    if config.block_size & (config.block_size - 1) or config.block_size < 16:
+        raise StartupError(f"--block-size {config.block_size} is not a power of two of at least 16, as CUDA needs it")
+    if model.config.num_heads // model.config.num_kv_heads > MAX_GROUP:
+        raise StartupError(
+            f"the model has {model.config.num_heads} heads for {model.config.num_kv_heads} KV heads; on CUDA at most "
+            f"{MAX_GROUP} may share one"
+        )
+    if model.config.head_dim % 16 or not 16 <= model.config.head_dim <= 256:
+        raise StartupError(
+            f"the model's head_dim is {model.config.head_dim}; on CUDA it must be a multiple of 16 between 16 and 256"
+        )

@@ -1,0 +1,70 @@
+"""The draw of a step whose grammars and budgets have to see its rows' last tokens on the host first.
+
+Its logits are computed meanwhile: the device knows the tokens. Masks are made by other threads, and are waited for as long
+as the device computes. A slot without a mask by then does not draw, and needs its logits again in a later step; the others
+do not wait for it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from onward.worker.logits_processors.constraints import active_grammar
+from onward.worker.logits_processors.slot_grammar import SlotGrammar
+from onward.worker.slot_state import SlotState
+from onward.worker.token_span import TokenSpan
+
+_LOOK_AGAIN_S = 0.0002
+
+
+@dataclass(slots=True)
+class MaskDeferredSampling:
+    constrained: Sequence[tuple[int, TokenSpan[SlotState]]]
+    """Row and span of those under rules."""
+    num_sampling: int
+    """Spans of the step that sample, under rules or not."""
+    is_computed: Callable[[], bool]
+    """Whether the step's logits are there."""
+
+    def __post_init__(self) -> None:
+        assert self.constrained, "only a step with constrained rows defers its sampling"
+        assert len(self.constrained) <= self.num_sampling, "every constrained row samples"
+
+    @property
+    def is_ready(self) -> bool:
+        return all(can_sample(span) for _, span in self.constrained)
+
+    def wait(self) -> None:
+        """While the device computes; then, if no slot could draw, a little longer for one of them. Blocks that are on
+        their way to a peer are not computed twice, so a slot that pushes waits for its mask."""
+        for _, span in self.constrained:
+            if span.slot_state.push is not None and (grammar := _pending_grammar(span)) is not None:
+                grammar.wait()
+        while (pending := self._pending_grammars()) and not self.is_computed():
+            SlotGrammar.wait_for_one(pending, _LOOK_AGAIN_S)
+        if (
+            pending
+            and not any(can_sample(span) for _, span in self.constrained)
+            and len(self.constrained) == self.num_sampling
+        ):
+            SlotGrammar.wait_for_one(pending)
+
+    def _pending_grammars(self) -> list[SlotGrammar]:
+        return [grammar for _, span in self.constrained if (grammar := _pending_grammar(span)) is not None]
+
+
+def _pending_grammar(span: TokenSpan[SlotState]) -> SlotGrammar | None:
+    """The grammar whose mask is being made. That of a slot whose last token is still on the device is not."""
+    grammar = active_grammar(span.slot_state) if has_all_tokens(span) else None
+    return None if grammar is None or grammar.is_ready else grammar
+
+
+def has_all_tokens(span: TokenSpan[SlotState]) -> bool:
+    """Whether its rules know every token before the one that is drawn."""
+    return span.slot_state.num_tokens_on_host == span.end and not span.slot_state.has_failed
+
+
+def can_sample(span: TokenSpan[SlotState]) -> bool:
+    if not has_all_tokens(span):
+        return False
+    grammar = active_grammar(span.slot_state)
+    return grammar is None or grammar.is_ready
