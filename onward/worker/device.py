@@ -83,17 +83,34 @@ class KvMemory:
 
 
 class Device(Protocol):
-    is_synchronous: bool
-    num_blocks: int
-    num_mask_threads: int
-    num_threads: int
-    """That compute; 0 where they are not the host's."""
-    kernels: str
-    """What computes, for people to read."""
-    kv_memory: "KvMemory | None"
-    """None: its KV cannot be exchanged with peers."""
-    draft_manager: DraftManager | None
-    """None: no drafts."""
+    @property
+    def is_synchronous(self) -> bool: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def num_mask_threads(self) -> int: ...
+
+    @property
+    def num_threads(self) -> int:
+        """That compute; 0 where they are not the host's."""
+        ...
+
+    @property
+    def kernels(self) -> str:
+        """What computes, for people to read."""
+        ...
+
+    @property
+    def kv_memory(self) -> KvMemory | None:
+        """None: its KV cannot be exchanged with peers."""
+        ...
+
+    @property
+    def draft_manager(self) -> DraftManager | None:
+        """None: no drafts."""
+        ...
 
     def assign(self, assign: AssignSlot) -> None:
         """Takes the slot's tokens, blocks and sampling parameters."""

@@ -8,6 +8,7 @@ import fcntl
 import mmap
 import os
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,11 +80,11 @@ class BlockTables:
         self.ids = np.zeros((num_slots, max_blocks), np.int32)
         self.lengths = [0] * num_slots
 
-    def replace(self, slot: int, block_ids: list[int]) -> None:
+    def replace(self, slot: int, block_ids: Sequence[int]) -> None:
         self.lengths[slot] = 0
         self.extend(slot, block_ids)
 
-    def extend(self, slot: int, block_ids: list[int]) -> None:
+    def extend(self, slot: int, block_ids: Sequence[int]) -> None:
         start = self.lengths[slot]
         end = start + len(block_ids)
         if end > self.ids.shape[1]:

@@ -20,36 +20,42 @@ _LOOK_AGAIN_S = 0.0002
 class MaskDeferredSampling:
     constrained: Sequence[tuple[int, TokenSpan[SlotState]]]
     """Row and span of those under rules."""
-    num_sampling: int
-    """Spans of the step that sample, under rules or not."""
+    sampling: Sequence[TokenSpan[SlotState]]
+    """All spans of the step that sample, under rules or not."""
     is_computed: Callable[[], bool]
     """Whether the step's logits are there."""
 
     def __post_init__(self) -> None:
         assert self.constrained, "only a step with constrained rows defers its sampling"
-        assert len(self.constrained) <= self.num_sampling, "every constrained row samples"
+        assert len(self.constrained) <= len(self.sampling), "every constrained row samples"
 
     @property
     def is_ready(self) -> bool:
         return all(can_sample(span) for _, span in self.constrained)
 
     def wait(self) -> None:
-        """While the device computes; then, if no slot could draw, a little longer for one of them. Blocks that are on
-        their way to a peer are not computed twice, so a slot that pushes waits for its mask."""
-        for _, span in self.constrained:
-            if span.slot_state.push is not None and (grammar := _pending_grammar(span)) is not None:
-                grammar.wait()
-        while (pending := self._pending_grammars()) and not self.is_computed():
+        """While the device computes; then as `wait_for_masks`."""
+        spans = [span for _, span in self.constrained]
+        while (pending := _pending_grammars(spans)) and not self.is_computed():
             SlotGrammar.wait_for_one(pending, _LOOK_AGAIN_S)
-        if (
-            pending
-            and not any(can_sample(span) for _, span in self.constrained)
-            and len(self.constrained) == self.num_sampling
-        ):
-            SlotGrammar.wait_for_one(pending)
+        if pending:
+            wait_for_masks(self.sampling)
 
-    def _pending_grammars(self) -> list[SlotGrammar]:
-        return [grammar for _, span in self.constrained if (grammar := _pending_grammar(span)) is not None]
+
+def wait_for_masks(spans: Sequence[TokenSpan[SlotState]]) -> None:
+    """Of a step whose logits are there. If none of its spans could draw, one of their masks gets a little time. Blocks that
+    are on their way to a peer are not computed twice, so a slot that pushes waits for its mask."""
+    for span in spans:
+        if span.slot_state.push is not None and (grammar := _pending_grammar(span)) is not None:
+            grammar.wait()
+    if any(span.position < span.slot_state.constrained_from or can_sample(span) for span in spans):
+        return
+    if pending := _pending_grammars(spans):
+        SlotGrammar.wait_for_one(pending)
+
+
+def _pending_grammars(spans: Sequence[TokenSpan[SlotState]]) -> list[SlotGrammar]:
+    return [grammar for span in spans if (grammar := _pending_grammar(span)) is not None]
 
 
 def _pending_grammar(span: TokenSpan[SlotState]) -> SlotGrammar | None:

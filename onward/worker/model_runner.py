@@ -46,10 +46,8 @@ from onward.worker.logits_processors.constraint_factory import (
 )
 from onward.worker.logits_processors.mask_executor import MaskExecutor, ThreadedMaskExecutor
 from onward.worker.logits_processors.penalties import LogitsProcessor
-from onward.worker.logits_processors.slot_grammar import SlotGrammar
-from onward.worker.mask_deferred_sampling import MaskDeferredSampling, can_sample
+from onward.worker.mask_deferred_sampling import MaskDeferredSampling, can_sample, wait_for_masks
 from onward.worker.slot_checks import SlotError, check_assignment, check_blocks, check_slot_blocks, logprob_positions
-from onward.worker.slot_push import SlotPush
 from onward.worker.slot_state import SlotState
 from onward.worker.speculation.draft_manager import DraftManager
 from onward.worker.speculation.proposer import DraftRequest
@@ -58,6 +56,7 @@ from onward.worker.token_span import NO_BLOCK, TokenSpan
 
 if TYPE_CHECKING:
     from onward.pd.transfer.kv_transfer_thread import KvTransferThread
+    from onward.worker.slot_push import SlotPush
 
 
 class ModelRunner:
@@ -294,7 +293,7 @@ class ModelRunner:
             self.device.sample(ticket)
             return
         is_computed = partial(self.device.is_done, ticket)
-        step.mask_deferred_sampling = MaskDeferredSampling(constrained, len(ticket.sampling), is_computed)
+        step.mask_deferred_sampling = MaskDeferredSampling(constrained, ticket.sampling, is_computed)
         if step.mask_deferred_sampling.is_ready:
             self._sample_deferred(step, step.mask_deferred_sampling)
 
@@ -339,9 +338,7 @@ class ModelRunner:
         for span in step.ticket.sampling:
             step.verifiers.append(DraftVerifier(span, row))
             row += 1 + len(span.drafts)
-        pending = [grammar for verifier in step.verifiers if (grammar := verifier.pending_grammar) is not None]
-        if pending and len(pending) == len(step.verifiers):
-            SlotGrammar.wait_for_one(pending)
+        wait_for_masks(step.ticket.sampling)
         ready: list[DraftVerifier] = []
         for row, verifier in enumerate(step.verifiers):
             if verifier.pending_grammar is None:  # asked once: a mask may become ready while we are at it
@@ -379,12 +376,14 @@ class ModelRunner:
         drafts = draft_manager.propose_for_peer(draft_request)
         return msgspec.structs.replace(event, draft_token_ids=drafts) if drafts else event
 
-    def _open_push(self, assign: AssignSlot) -> SlotPush | None:
+    def _open_push(self, assign: AssignSlot) -> "SlotPush | None":
         """What was cached before goes over first."""
         if assign.push is None:
             return None
         if self.kv_pusher is None:
             raise SlotError("internal_error", "this worker cannot push KV to a peer")
+        from onward.worker.slot_push import SlotPush  # with the transfer, which other workers do not need
+
         push = SlotPush.begin(assign.push, len(assign.token_ids), self._block_size)
         if not push.names_every_block:
             raise SlotError("internal_error", f"the push is not of the list's {push.num_blocks} blocks")

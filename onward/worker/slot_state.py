@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import AssignSlot
@@ -11,8 +11,10 @@ from onward.text.reasoning.reasoning_tracker import ReasoningPhase as ThinkingSt
 from onward.text.reasoning.reasoning_tracker import ReasoningTracker
 from onward.worker.logits_processors import constraints
 from onward.worker.logits_processors.slot_grammar import SlotGrammar
-from onward.worker.slot_push import SlotPush
 from onward.worker.token_span import TokenSpan
+
+if TYPE_CHECKING:
+    from onward.worker.slot_push import SlotPush
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +52,7 @@ class SlotState:
     """The device's own. It follows the slot's tokens there."""
     pooler: Any = None
     """The device's own, where a vector is wanted, and no tokens."""
-    push: SlotPush | None = None
+    push: "SlotPush | None" = None
     error: str | None = None
     """Its grammar failed behind the last token that it gave: it can give no more."""
     has_failed: bool = False

@@ -109,7 +109,7 @@ TABLE = [
         _use_a_mask_twice,
         [
             WORKER + f"test_an_output_satisfies_its_grammar_and_says_when_it_is_done[{case}]"
-            for case in ("regex", "json", "lark")
+            for case in ("int8-regex", "int8-json", "int8-lark", "torch-regex")
         ],
     ),
     Sabotage(

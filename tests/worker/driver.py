@@ -8,7 +8,7 @@ import numpy as np
 from onward.config import WorkerConfig
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.sampling_params import SamplingParams
-from onward.proto.step import AssignSlot, RunSlot, SlotEvent, SlotTokens, StepPlan
+from onward.proto.step import AssignSlot, RunSlot, SlotEvent, SlotTokens, StepPlan, StepResult
 from onward.worker.logits_processors.mask_executor import MaskExecutor
 from onward.worker.model_runner import ModelRunner
 from onward.worker.token_span import unowned_span
@@ -82,6 +82,23 @@ class Driver:
                 assert event.position == len(outputs[event.slot])
                 outputs[event.slot] += event.token_ids
         return [outputs[request.slot] for request in requests]
+
+    def overlapped(self, plans: Sequence[StepPlan], depth: int = 2) -> list[StepResult]:
+        """All plans, with so many steps in flight."""
+        results: list[StepResult] = []
+        num_in_flight = 0
+        for plan in plans:
+            if num_in_flight >= depth:
+                results.append(self._finished())
+                num_in_flight -= 1
+            self.runner.begin(plan)
+            num_in_flight += 1
+        return results + [self._finished() for _ in range(num_in_flight)]
+
+    def _finished(self) -> StepResult:
+        result = self.runner.finish()
+        assert result is not None
+        return result
 
     def logits(self, slot: int, token_ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
         """Logits of every token of one request, computed in chunks of these sizes."""

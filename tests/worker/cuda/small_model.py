@@ -1,7 +1,7 @@
-"""A small random model on both runners: the CPU's, and the device's with plain operations or on a real device."""
+"""A small random model on every device: the CPU, and torch with plain operations or on a real device."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from onward.kernels.ops import Ops
 from onward.kernels.torch_ops import TorchOps
 from onward.models.tensor_names import expected_tensors
 from onward.proto.model import ModelConfig, PreparedModel
-from onward.proto.step import StepPlan, StepResult
 from onward.sim import vocabulary
 from onward.worker.cuda.torch_device import TorchDevice
 from onward.worker.logits_processors.mask_executor import MaskExecutor
@@ -61,26 +60,6 @@ class DeviceDriver(Driver):
     def rehearse(self) -> None:
         """Steps of every size and kind."""
         self.runner.run_dummy_steps(self.torch_device.rehearsal_steps())
-
-    def overlapped(self, plans: Sequence[StepPlan], depth: int = 2) -> list[StepResult]:
-        """All plans, with so many steps in flight."""
-        results: list[StepResult] = []
-        for plan in plans:
-            while self.num_in_flight >= depth:
-                results.append(self._finished())
-            self.runner.begin(plan)
-            self.num_in_flight += 1
-        while self.num_in_flight:
-            results.append(self._finished())
-        return results
-
-    num_in_flight = 0
-
-    def _finished(self) -> StepResult:
-        result = self.runner.finish()
-        assert result is not None
-        self.num_in_flight -= 1
-        return result
 
 
 def cpu_driver(config: ModelConfig = CONFIG, **settings: Any) -> Driver:

@@ -9,13 +9,11 @@ import pytest
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.sampling_params import Grammar, SamplingParams
 from onward.proto.step import (
-    PreemptSlot,
     RunSlot,
     SlotAdvanced,
     SlotEmbedding,
     SlotEvent,
     SlotFailed,
-    SlotPreempted,
     SlotTokens,
     StepPlan,
 )
@@ -23,7 +21,7 @@ from onward.sim.output_structures import STRUCTURES
 from onward.worker.logits_processors.mask_executor import MaskExecutor
 from tests.worker.cuda.small_model import DeviceDriver, cpu_driver, random_weights, spoken_cpu_driver, spoken_driver
 from tests.worker.driver import Driver
-from tests.worker.spoken import END, PROMPT, AtOnce, Held, InThreads, output, resumed, sampling, text_of
+from tests.worker.spoken import END, PROMPT, AtOnce, InThreads, output, resumed, sampling, text_of
 
 BEGIN, STOP, LEAD = 40, 41, 10
 OBJECT = STRUCTURES["object"].grammar
@@ -104,74 +102,10 @@ def test_with_two_steps_in_flight_every_step_gives_a_token_under_a_grammar() -> 
     assert re.fullmatch("[a-f]*", text_of(found[0]))
 
 
-def test_a_slot_whose_mask_is_not_ready_skips_the_step_and_nobody_waits_for_it(driver: DeviceDriver) -> None:
-    expected = resumed(driver, KINDS["object"])[0][:8]
-    held = Held()
-    driver = spoken_driver(held)
-    slow = driver.assign(0, PROMPT, room=64, sampling=KINDS["object"])
-    other = driver.assign(1, PROMPT, room=64, sampling=sampling(None))
-    driver.step(assign=[slow, other])
-    tokens: list[int] = []
-    for step in range(3 * len(expected)):
-        if step % 3 == 2:
-            held.release()
-        count = 1 if step else len(PROMPT)
-        events = driver.step(run=[RunSlot(0, slow.slot_epoch, count), RunSlot(1, other.slot_epoch, count)])
-        mine, theirs = sorted(events, key=lambda event: event.slot)
-        assert isinstance(theirs, SlotTokens)
-        if step % 3 == 2:
-            assert isinstance(mine, SlotTokens)
-            assert mine.position == len(tokens)
-            tokens += mine.token_ids
-        else:
-            assert mine == SlotAdvanced(0, slow.slot_epoch, len(PROMPT) + len(tokens) - 1)
-    assert tokens == expected
-
-
-def test_a_preempt_behind_a_draw_that_had_to_wait_tells_the_length_without_it() -> None:
-    driver = spoken_driver(Held())
-    request = driver.assign(0, PROMPT, room=9, sampling=KINDS["object"])
-    other = driver.assign(1, PROMPT, room=9, sampling=sampling(None))
-    plans = [
-        StepPlan(1, assign=[request, other], run=[RunSlot(0, request.slot_epoch, 7), RunSlot(1, other.slot_epoch, 7)])
-    ]
-    plans.append(StepPlan(2, preempt=[PreemptSlot(0, request.slot_epoch)], run=[RunSlot(1, other.slot_epoch, 1)]))
-    first, second = driver.overlapped(plans, depth=2)
-    assert SlotAdvanced(0, request.slot_epoch, 6) in first.events
-    assert SlotPreempted(0, request.slot_epoch, 7) in second.events
-
-
-def test_a_grammar_that_fails_fails_its_request_and_nobody_else() -> None:
-    driver = spoken_driver(AtOnce())
-    words = tuple((token_id,) for token_id in range(driver.runner._model.config.vocab_size))
-    kinds = [sampling(Grammar("regex", "(")), sampling(OBJECT, bad_words=words), KINDS["object"]]
-    requests = [driver.assign(slot, PROMPT, room=8, sampling=kind) for slot, kind in enumerate(kinds)]
-    requests.append(driver.assign(3, [*PROMPT, 5], room=8, sampling=sampling(Grammar("regex", "xyz")), num_prompt=7))
-    driver.step(assign=requests)
-    events = {event.slot: event for event in driver.step(run=[RunSlot(r.slot, r.slot_epoch, 8) for r in requests])}
-    assert {slot: type(event) for slot, event in events.items()} == {
-        0: SlotFailed,
-        1: SlotFailed,
-        2: SlotTokens,
-        3: SlotFailed,
-    }
-    told = [event.message for _, event in sorted(events.items()) if isinstance(event, SlotFailed)]
-    for message, part in zip(told, ("unclosed group", "no token to draw", "position 0"), strict=True):
-        assert part in message
-    assert [event.slot for event in driver.step(run=[RunSlot(r.slot, r.slot_epoch, 1) for r in requests])] == [2]
-
-
 def test_an_end_tag_that_min_tokens_forbids_is_a_fault_of_the_request_and_not_of_the_model() -> None:
     driver = spoken_driver(AtOnce())
     made = sampling(None, reasoning=RULE, min_tokens=40, end_token_ids=(END, STOP))
     [event] = driver.step(assign=[driver.assign(0, PROMPT, room=8, sampling=made)])
-    assert isinstance(event, SlotFailed)
-    assert event.code == "invalid_request"
-
-
-def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
-    driver = DeviceDriver()
-    [event] = driver.step(assign=[driver.assign(0, PROMPT, sampling=KINDS["object"])])
     assert isinstance(event, SlotFailed)
     assert event.code == "invalid_request"
 
