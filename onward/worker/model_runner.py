@@ -250,7 +250,9 @@ class ModelRunner:
             return None
         start, num_tokens = slot.num_computed, slot.num_tokens
         assert start <= num_tokens, "only known tokens are computed"
-        end = min(start + run.num_tokens, num_tokens)
+        end = start + run.num_tokens
+        if end > num_tokens:  # one for each row: `min` takes four times as long
+            end = num_tokens
         decodes = start + 1 == num_tokens and not slot.wants_given_logprobs and slot.pooler is None
         new_block = self._take_blocks(run, slot, start if decodes else None) if run.new_block_ids else NO_BLOCK
         if end <= start:

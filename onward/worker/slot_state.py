@@ -44,6 +44,8 @@ class SlotState:
     """Before this position of its output, its logits are processed, or their logprobs are asked for."""
     grammar: SlotGrammar | None
     thinking: ReasoningTracker | None
+    is_constrained: bool
+    """Grammar or thinking follow what it says."""
     num_tokens_on_host: int
     """Tokens that grammar and thinking have seen: those that are on the host. The others are `num_tokens` behind."""
     constrained_from: float
@@ -84,14 +86,10 @@ class SlotState:
             processed_until=math.inf if always_processed else sampling.min_tokens if sampling.end_token_ids else 0,
             grammar=grammar,
             thinking=thinking,
+            is_constrained=grammar is not None or thinking is not None,
             num_tokens_on_host=len(assign.token_ids),
             constrained_from=_constrained_from(sampling),
         )
-
-    @property
-    def is_constrained(self) -> bool:
-        """Grammar or thinking follow what it says."""
-        return self.grammar is not None or self.thinking is not None
 
     def accept_token(self, token_id: int) -> bool:
         """Advances grammar and reasoning by a sampled token. Returns whether nothing can follow. Raises

@@ -134,7 +134,10 @@ TABLE = [
         "ends-anywhere",
         "an answer ends before it is complete",
         _let_end_tokens_be_sampled_anywhere,
-        [WORKER + "test_an_end_token_is_sampled_only_where_the_output_is_complete"],
+        [
+            WORKER + f"test_an_end_token_is_sampled_only_where_the_output_is_complete[{device}]"
+            for device in ("int8", "torch")
+        ],
     ),
     Sabotage(
         "every-mask-at-once",

@@ -13,6 +13,7 @@ from tests.sabotage import (
     reasoning,
     responses,
     router,
+    runner_steps,
     scheduling,
     speculation,
     startup,
@@ -21,6 +22,7 @@ from tests.sabotage import (
 
 TABLE = [
     *engine_steps.TABLE,
+    *runner_steps.TABLE,
     *grammar.TABLE,
     *reasoning.TABLE,
     *handoff.TABLE,

@@ -66,7 +66,10 @@ def _run(driver: Driver, requests: Sequence[AssignSlot], chunks: Sequence[int], 
         running = [i for i in begun if _num_generated(requests[i], answers[i]) < NUM_TOKENS]
         assigned = [requests[i] for i in begun if i * stagger == step]
         runs = [RunSlot(requests[i].slot, requests[i].slot_epoch, todo[i].pop(0) if todo[i] else 1) for i in running]
-        for i, event in zip(running, driver.step(assign=assigned, run=runs), strict=True):
+        by_slot = {event.slot: event for event in driver.step(assign=assigned, run=runs)}
+        assert len(by_slot) == len(running)
+        for i in running:
+            event = by_slot[requests[i].slot]
             answers[i].of_given += getattr(event, "prompt_logprobs", None) or []
             if isinstance(event, SlotTokens):
                 answers[i].token_ids += event.token_ids
