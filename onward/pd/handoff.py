@@ -1,18 +1,18 @@
 """The handoff of a prompt's KV from a prefill instance (P) to a decode instance (D): two machines without I/O.
 
-    D   ask ─────> asked ──Offer──> offered ──grant()──> granted ──Ready and counted()──> Arrived
-    P   Prefill ─> queued ─offer()─> offered ──Grant───> granted ──ready()──> ready ──Taken──> Finished
+    D   asked ──PrefillOffer──> offered ──grant()──> granted ──PrefillDone and on_kv_received()──> KvArrived
+    P   queued ──offer()──> offered ──LeaseGrant──> granted ──ready()──> ready ──PrefillTaken──> HandoffCompleted
 
-From every state of D a failure leads to `Ended`, from every state of P to `Dropped`, and the other side is told. Words
-may be lost, doubled, delayed and reordered: what must be answered is repeated, what is repeated is answered in the same
-way, and what is never answered ends with a lease. The messages are described in `onward.proto.handoff`.
+A failure leads from every state of D to `HandoffFailed`, from every state of P to `HandoffCancelled`, and the other side
+is told. Messages may be lost, doubled, delayed and reordered: what must be answered is repeated, what is repeated is
+answered in the same way, and what is never answered ends with a lease. They are described in `onward.proto.handoff`.
 
-Whoever drives a machine gives it everything that has arrived before it calls `tick` with the same time: a message that
-comes in the same turn as its deadline is in time. After each turn it takes the events and sends what `drain` returns.
-The machines know neither sockets nor clocks, neither blocks nor requests.
+The driver of a machine gives it everything that has arrived before it calls `tick` with the same time: a message that
+comes in the same turn as its deadline is in time. After each turn it takes the events and sends what `take_messages`
+returns. The machines know neither sockets nor clocks, neither blocks nor requests.
 """
 
-from onward.pd.decode_side import DecodeSide
+from onward.pd.decode_handoff_protocol import DecodeHandoffProtocol
 from onward.pd.handoff_events import (
     DecodeEvent,
     GrantedLease,
@@ -27,11 +27,11 @@ from onward.pd.handoff_events import (
     PrefillRequested,
 )
 from onward.pd.handoff_timeouts import HandoffTimeouts
-from onward.pd.prefill_side import PrefillSide
+from onward.pd.prefill_handoff_protocol import PrefillHandoffProtocol
 
 __all__ = [
     "DecodeEvent",
-    "DecodeSide",
+    "DecodeHandoffProtocol",
     "GrantReceived",
     "GrantedLease",
     "HandoffCancelled",
@@ -42,6 +42,6 @@ __all__ = [
     "KvArrived",
     "OfferReceived",
     "PrefillEvent",
+    "PrefillHandoffProtocol",
     "PrefillRequested",
-    "PrefillSide",
 ]

@@ -12,7 +12,7 @@ from onward.engine.admission import EngineLimits, create_request
 from onward.engine.scheduling.request_queue import RequestQueue
 from onward.errors import ClientError
 from onward.obs.metrics import merge, usable
-from onward.pd.handoff import DecodeSide, GrantedLease, HandoffTimeouts, PrefillSide
+from onward.pd.handoff import DecodeHandoffProtocol, GrantedLease, HandoffTimeouts, PrefillHandoffProtocol
 from onward.pd.handoff_events import OfferReceived, PrefillRequested
 from onward.pd.transfer import transfer_messages as link
 from onward.pd.transfer.authenticated_link import ReceiverLink
@@ -131,7 +131,7 @@ def _to_engine(data: bytes) -> None:
 
 
 def _to_prefill(data: bytes) -> None:
-    side = PrefillSide("p", TIMES)
+    side = PrefillHandoffProtocol("p", TIMES)
     for turn, message in enumerate(_messages(data, ToPrefill)):
         side.receive("d", message, now_s=turn * 0.5)
         for event in side.take_events():
@@ -156,7 +156,7 @@ TO_DECODE: list[Any] = [
 
 
 def _to_decode(data: bytes) -> None:
-    side = DecodeSide("d", TIMES)
+    side = DecodeHandoffProtocol("d", TIMES)
     for _ in range(2):
         side.request_prefill("p-address", msgspec.structs.replace(PREFILL, handoff_id=side.next_handoff_id()), 0.0)
     for turn, message in enumerate(_messages(data, ToDecode)):

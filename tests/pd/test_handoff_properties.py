@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.pd.handoff import (
-    DecodeSide,
+    DecodeHandoffProtocol,
     GrantReceived,
     HandoffCancelled,
     HandoffFailed,
     HandoffTimeouts,
     OfferReceived,
+    PrefillHandoffProtocol,
     PrefillRequested,
-    PrefillSide,
 )
 from onward.proto.handoff import ToDecode, ToPrefill
 from tests.pd.messages import lease, prefill
@@ -124,7 +124,7 @@ def test_a_writer_that_is_cut_off_stops_before_its_blocks_are_given_up(
     random = Random(seed)
     offset_s = random.uniform(0, 1e6)
     times = HandoffTimeouts(lease_s, lease_s, 1000 * lease_s)
-    p, d = PrefillSide("P1", times), DecodeSide("D1", times)
+    p, d = PrefillHandoffProtocol("P1", times), DecodeHandoffProtocol("D1", times)
     d.request_prefill("p", prefill(d.next_handoff_id()), offset_s)
     under_way: list[tuple[int, Callable[[float, float], None]]] = []
     seen: dict[type, int] = {}
@@ -150,9 +150,9 @@ def test_a_writer_that_is_cut_off_stops_before_its_blocks_are_given_up(
         assert seen[HandoffCancelled] <= seen[HandoffFailed]
 
 
-def _deliver_to_prefill(side: PrefillSide, message: ToPrefill, now_p: float, now_d: float) -> None:
+def _deliver_to_prefill(side: PrefillHandoffProtocol, message: ToPrefill, now_p: float, now_d: float) -> None:
     side.receive("D1", message, now_p)
 
 
-def _deliver_to_decode(side: DecodeSide, message: ToDecode, now_p: float, now_d: float) -> None:
+def _deliver_to_decode(side: DecodeHandoffProtocol, message: ToDecode, now_p: float, now_d: float) -> None:
     side.receive("p", message, now_d)

@@ -13,7 +13,7 @@ from typing import Any
 
 from onward.pd import handoff_errors
 from onward.pd.handoff import (
-    DecodeSide,
+    DecodeHandoffProtocol,
     GrantedLease,
     GrantReceived,
     HandoffCancelled,
@@ -23,8 +23,8 @@ from onward.pd.handoff import (
     HandoffTimeouts,
     KvArrived,
     OfferReceived,
+    PrefillHandoffProtocol,
     PrefillRequested,
-    PrefillSide,
 )
 from onward.proto.handoff import LeaseGrant, PrefillDone, ToDecode, ToPrefill
 from tests.pd.messages import ENDPOINT, prefill
@@ -119,7 +119,7 @@ class PrefillInstance(Instance):
     def __init__(self, world: "World", address: str, rate: float) -> None:
         super().__init__(world, rate)
         self.address = address
-        self.side = PrefillSide(world.name(address), TIMES)
+        self.side = PrefillHandoffProtocol(world.name(address), TIMES)
         self.queue: list[HandoffKey] = []
         self.pushes: dict[HandoffKey, Push] = {}
 
@@ -188,7 +188,7 @@ class PrefillInstance(Instance):
 class DecodeInstance(Instance):
     def __init__(self, world: "World", rate: float) -> None:
         super().__init__(world, rate)
-        self.side = DecodeSide(world.name("decode"), TIMES)
+        self.side = DecodeHandoffProtocol(world.name("decode"), TIMES)
         self.memory = world.memories[self.side.incarnation] = Memory()
         self.asked: set[int] = set()
         self.peer_of: dict[int, str] = {}

@@ -9,7 +9,7 @@ from onward.engine.request import Request
 from onward.engine.token_processor import TokenProcessor
 from onward.grammar.lazy import LazyGrammarCompiler
 from onward.grammar.matcher import TokenBitmask
-from onward.pd.prefill_side import PrefillSide
+from onward.pd.prefill_handoff_protocol import PrefillHandoffProtocol
 from onward.proto.sampling_params import Grammar
 from onward.transport import shm_rows
 from onward.worker.logits_processors import constraints
@@ -51,10 +51,10 @@ def _ignore_the_end(patch: Patches) -> None:
 
 
 def _do_not_hand_off_the_end(patch: Patches) -> None:
-    def ready(original: Callable, self: PrefillSide, *args: object, grammar_done: bool = False) -> None:
+    def ready(original: Callable, self: PrefillHandoffProtocol, *args: object, grammar_done: bool = False) -> None:
         original(self, *args, grammar_done=False)
 
-    patch.around(PrefillSide, "ready", ready)
+    patch.around(PrefillHandoffProtocol, "ready", ready)
 
 
 def _let_end_tokens_be_sampled_anywhere(patch: Patches) -> None:
@@ -128,7 +128,7 @@ TABLE = [
         "grammar-end-not-handed-off",
         "a peer's token completes a grammar, and the handoff does not say so",
         _do_not_hand_off_the_end,
-        ["tests/pd/test_prefill_side.py::test_that_a_grammar_is_done_is_told_with_the_tokens"],
+        ["tests/pd/test_prefill_handoff_protocol.py::test_that_a_grammar_is_done_is_told_with_the_tokens"],
     ),
     Sabotage(
         "ends-anywhere",

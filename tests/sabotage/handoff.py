@@ -15,9 +15,9 @@ from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.prefill_offers import PrefillOffers
 from onward.engine.scheduling.slot_and_block_allocator import PlannedAllocation, SlotAndBlockAllocator
 from onward.engine.token_processor import TokenProcessor
-from onward.pd import decode_side, prefill_side
-from onward.pd.decode_side import DecodeSide
-from onward.pd.prefill_side import PrefillSide
+from onward.pd import decode_handoff_protocol, prefill_handoff_protocol
+from onward.pd.decode_handoff_protocol import DecodeHandoffProtocol
+from onward.pd.prefill_handoff_protocol import PrefillHandoffProtocol
 from onward.proto.control import StopChild, ToChild
 from onward.proto.engine import WorkerCrashReport
 from onward.proto.handoff import CancelHandoff, HandoffHeartbeat, RefuseHandoff
@@ -57,19 +57,19 @@ def _report_no_crashes(patch: Patches) -> None:
 
 
 def _no_heartbeats(patch: Patches) -> None:
-    def send(original: Callable, self: PrefillSide, decode: str, message: object) -> None:
+    def send(original: Callable, self: PrefillHandoffProtocol, decode: str, message: object) -> None:
         if not isinstance(message, HandoffHeartbeat):
             original(self, decode, message)
 
-    patch.around(PrefillSide, "_send", send)
+    patch.around(PrefillHandoffProtocol, "_send", send)
 
 
 def _decode_ends_without_a_word(patch: Patches) -> None:
-    def send(original: Callable, self: DecodeSide, peer: str, message: object) -> None:
+    def send(original: Callable, self: DecodeHandoffProtocol, peer: str, message: object) -> None:
         if not isinstance(message, (CancelHandoff, RefuseHandoff)):
             original(self, peer, message)
 
-    patch.around(DecodeSide, "_send", send)
+    patch.around(DecodeHandoffProtocol, "_send", send)
 
 
 def _a_failed_push_is_only_logged(patch: Patches) -> None:
@@ -77,10 +77,10 @@ def _a_failed_push_is_only_logged(patch: Patches) -> None:
 
 
 def _a_refusal_is_decided_and_not_sent(patch: Patches) -> None:
-    def refuse_held(original: Callable, self: DecodeSide, number: int) -> None:
-        self._fail_without_notifying_peer(number, decode_side.handoff_errors.no_decode_blocks("full"))
+    def refuse_held(original: Callable, self: DecodeHandoffProtocol, number: int) -> None:
+        self._fail_without_notifying_peer(number, decode_handoff_protocol.handoff_errors.no_decode_blocks("full"))
 
-    patch.around(DecodeSide, "_refuse_held", refuse_held)
+    patch.around(DecodeHandoffProtocol, "_refuse_held", refuse_held)
 
 
 def _a_silent_peer_blocks_the_queue(patch: Patches) -> None:
@@ -95,10 +95,10 @@ def _offer_everything_at_once(patch: Patches) -> None:
 
 
 def _each_offer_is_a_new_one(patch: Patches) -> None:
-    def receive_offer(original: Callable, self: DecodeSide, peer: str, offer: object, now_s: float) -> None:
+    def receive_offer(original: Callable, self: DecodeHandoffProtocol, peer: str, offer: object, now_s: float) -> None:
         found = self._live.get(offer.handoff_id)  # type: ignore[attr-defined]
         if found is not None:
-            found.state, found.grant = decode_side.DecodeHandoffState.ASKED, None
+            found.state, found.grant = decode_handoff_protocol.DecodeHandoffState.ASKED, None
             self._by_lease.clear()
         original(self, peer, offer, now_s)
 
@@ -110,7 +110,7 @@ def _each_offer_is_a_new_one(patch: Patches) -> None:
             request.status = type(request.status).ASKED
         original(self, task, event, now_s)
 
-    patch.around(DecodeSide, "_receive_offer", receive_offer)
+    patch.around(DecodeHandoffProtocol, "_receive_offer", receive_offer)
     patch.around(RemotePrefillClient, "_on_offer", on_offer)
 
 
@@ -134,24 +134,26 @@ def _leases_are_not_counted(patch: Patches) -> None:
 
 
 def _any_incarnation_will_do(patch: Patches) -> None:
-    patch.around(DecodeSide, "_accepts_incarnation", lambda original, self, peer, incarnation: True)
+    patch.around(DecodeHandoffProtocol, "_accepts_incarnation", lambda original, self, peer, incarnation: True)
     patch.around(PrefillPeers, "update_incarnation", lambda original, self, *rest: None)
 
-    def find(original: Callable, self: DecodeSide, peer: str, number: int, incarnation: str, now_s: float) -> object:
+    def find(
+        original: Callable, self: DecodeHandoffProtocol, peer: str, number: int, incarnation: str, now_s: float
+    ) -> object:
         found = self._live.get(number)
         if found is not None:
             found.incarnation, found.resend_at_s = incarnation, None
             self._extend_silence_deadline(found, now_s)
         return found
 
-    patch.around(DecodeSide, "_find", find)
+    patch.around(DecodeHandoffProtocol, "_find", find)
 
-    def tick(original: Callable, self: DecodeSide, now_s: float) -> None:
+    def tick(original: Callable, self: DecodeHandoffProtocol, now_s: float) -> None:
         for handoff in self._live.values():
             handoff.silent_at_s = now_s + 1000  # metadata of a dead peer, believed for an hour
         original(self, now_s)
 
-    patch.around(DecodeSide, "tick", tick)
+    patch.around(DecodeHandoffProtocol, "tick", tick)
 
 
 def _lease_half_of_it(patch: Patches) -> None:
@@ -185,13 +187,13 @@ def _judge_then_drain(patch: Patches) -> None:
 
 
 def _believe_ready(patch: Patches) -> None:
-    def verify(original: Callable, self: DecodeSide, number: int) -> None:
+    def verify(original: Callable, self: DecodeHandoffProtocol, number: int) -> None:
         handoff = self._live[number]
         if handoff.ready is not None:
             handoff.received_checksums = handoff.ready.checksums
         original(self, number)
 
-    patch.around(DecodeSide, "_complete_if_verified", verify)
+    patch.around(DecodeHandoffProtocol, "_complete_if_verified", verify)
 
 
 def _wait_for_each_transfer(patch: Patches) -> None:
@@ -216,12 +218,12 @@ def _say_it_once(patch: Patches) -> None:
             handoff.resend_at_s = now_s + 1000
         original(self, now_s)
 
-    patch.around(PrefillSide, "tick", tick)
+    patch.around(PrefillHandoffProtocol, "tick", tick)
 
 
 def _no_lease_ends_at_the_prefill_side(patch: Patches) -> None:
-    patch.around(PrefillSide, "_expire", lambda original, self, key, handoff: None)
-    patch.put(prefill_side, "NO_LONGER_WANTED", prefill_side.UNKNOWN_TO_PREFILL)
+    patch.around(PrefillHandoffProtocol, "_expire", lambda original, self, key, handoff: None)
+    patch.put(prefill_handoff_protocol, "NO_LONGER_WANTED", prefill_handoff_protocol.UNKNOWN_TO_PREFILL)
 
 
 def _a_peer_s_death_is_our_stall(patch: Patches) -> None:
@@ -230,13 +232,13 @@ def _a_peer_s_death_is_our_stall(patch: Patches) -> None:
 
 
 def _repeat_all_that_was_not_sent(patch: Patches) -> None:
-    def unsent(original: Callable, self: DecodeSide, peer: str, now_s: float) -> None:
+    def unsent(original: Callable, self: DecodeHandoffProtocol, peer: str, now_s: float) -> None:
         for number, handoff in self._live.items():
             if handoff.peer == peer and handoff.resend_at_s is not None:
                 handoff.resend_at_s = now_s
                 self._timers.set_earliest(number, now_s)
 
-    patch.around(DecodeSide, "on_send_failed", unsent)
+    patch.around(DecodeHandoffProtocol, "on_send_failed", unsent)
 
 
 def _count_when_sampled(patch: Patches) -> None:

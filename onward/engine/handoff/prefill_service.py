@@ -1,10 +1,12 @@
 """A prefill instance's work for decode instances: prompts come in, KV and a first token go out.
 
-    WorkCame -> queue -> there is room: offer -> Granted: compute and push -> token drawn and all sent: ready -> Finished
+    PrefillRequested -> queue -> there is room: offer -> GrantReceived: compute and push -> token sampled and all sent:
+    ready -> HandoffCompleted
 
-The protocol is `pd.handoff.PrefillSide`; the prompt is a request like any other in the scheduler; this keeps a task for
-each. A task outlives its request: what a transfer reads stays *sending* until the peer has taken it or the transfer is
-known to be quiet. We decide nothing about the token: the peer's own stages do. No I/O: what is to be sent is in `drain`.
+The protocol is `pd.handoff.PrefillHandoffProtocol`; the prompt is a request like any other in the scheduler; this keeps
+a task for each. A task outlives its request: what a transfer reads stays *sending* until the peer has taken it or the
+transfer is known to be quiet. We decide nothing about the token: the peer's own stages do. No I/O: `take_messages`
+returns what is to be sent.
 """
 
 import logging
@@ -29,8 +31,8 @@ from onward.pd.handoff import (
     HandoffCompleted,
     HandoffKey,
     HandoffTimeouts,
+    PrefillHandoffProtocol,
     PrefillRequested,
-    PrefillSide,
 )
 from onward.pd.layout import layout_difference
 from onward.proto.engine import ErrorInfo
@@ -79,7 +81,7 @@ class PrefillService:
         self._live, self._limits, self._metrics, self._layout = live, limits, metrics, worker.kv_layout
         self._engine_incarnation = incarnation
         self._num_kv_resets = 0
-        self._side = PrefillSide(
+        self._protocol = PrefillHandoffProtocol(
             self.incarnation, HandoffTimeouts(config.lease_s, config.offer_hold_s, config.handoff_timeout_s)
         )
         self._tasks: dict[HandoffKey, PeerPrefillTask] = {}
@@ -97,17 +99,17 @@ class PrefillService:
 
     @property
     def idle(self) -> bool:
-        return not self._tasks and not self._stopping and self._side.idle
+        return not self._tasks and not self._stopping and self._protocol.idle
 
     def count_by_state(self) -> dict[str, int]:
         sending = sum(task.block_ids is not None for task in self._tasks.values()) + len(self._stopping)
-        return self._side.count_by_state() | {"sending": sending}
+        return self._protocol.count_by_state() | {"sending": sending}
 
     def receive(self, decode_incarnation: str, message: ToPrefill, now_s: float) -> None:
         if isinstance(message, Ping):
             self._pongs.append((decode_incarnation, Pong(self.incarnation)))
             return
-        self._side.receive(decode_incarnation, message, now_s)
+        self._protocol.receive(decode_incarnation, message, now_s)
         self._process_events(now_s)
 
     def receive_kv_report(self, report: KvReport, now_s: float) -> None:
@@ -132,13 +134,13 @@ class PrefillService:
         self._worker_is_silent = worker_silent_s >= WORKER_SILENCE_TIMEOUT_S
         if self._worker_is_silent:
             self._fail_unfinished(now_s)
-        self._side.tick(now_s)
+        self._protocol.tick(now_s)
         self._process_events(now_s)
         offers, self._scheduler.offers.unsent = self._scheduler.offers.unsent, []
         for request in offers:
             if request.status is RequestStatus.OFFERED and request.handoff is not None:
                 self._metrics.offers.inc("prefill")
-                self._side.offer(request.handoff, len(request.block_ids), now_s)
+                self._protocol.offer(request.handoff, len(request.block_ids), now_s)
 
     def on_worker_lost(self, now_s: float) -> None:
         """Our KV memory is gone: whatever peers were to get from it is over. Those who were being computed when the
@@ -149,7 +151,7 @@ class PrefillService:
         for task in [task for key, task in self._tasks.items() if key in crashed]:
             self._fail(task, error, now_s, is_quiesced=True)
         self._num_kv_resets += 1
-        self._side.reset(self.incarnation, now_s)
+        self._protocol.reset(self.incarnation, now_s)
         self._process_events(now_s)
         for task, _ in self._stopping.values():
             self._release_blocks(task)
@@ -162,15 +164,15 @@ class PrefillService:
         return None
 
     def take_messages(self) -> tuple[list[tuple[str, ToDecode]], list[KvCommand]]:
-        messages = self._side.take_messages() + self._pongs
+        messages = self._protocol.take_messages() + self._pongs
         commands, self._commands, self._pongs = self._commands, [], []
         return messages, commands
 
     def close(self) -> None:
-        self._side.close()
+        self._protocol.close()
 
     def _process_events(self, now_s: float) -> None:
-        for event in self._side.take_events():
+        for event in self._protocol.take_events():
             if isinstance(event, PrefillRequested):
                 self._on_prefill_requested(event.key, event.prefill, now_s)
                 continue
@@ -219,7 +221,7 @@ class PrefillService:
     def _refuse(self, request_id: str, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
         self._metrics.refusals.inc("prefill", error.code)
         _log_failed(request_id, key, error)
-        self._side.refuse(key, error, now_s)
+        self._protocol.refuse(key, error, now_s)
 
     def _on_granted(self, task: PeerPrefillTask, grant: LeaseGrant, now_s: float) -> None:
         request, block_size = task.request, self._limits.block_size
@@ -257,7 +259,7 @@ class PrefillService:
         """Both the token and the word that every block has been written: nothing will follow."""
         if task.result is None or task.sent is None:
             return
-        self._side.ready(
+        self._protocol.ready(
             task.key,
             task.result.token_ids,
             task.request.num_cached_tokens or 0,
@@ -273,7 +275,7 @@ class PrefillService:
         error_info = to_error_info(error)
         self._record_failure(task.request.request_id, task.key, error_info)
         self._record_undelivered(task, error.code, now_s)
-        self._side.fail(task.key, error_info, now_s)
+        self._protocol.fail(task.key, error_info, now_s)
         self._end_task(task, now_s, is_quiesced=is_quiesced)
 
     def _record_failure(self, request_id: str, key: HandoffKey, error: ErrorInfo) -> None:

@@ -4,8 +4,8 @@
                               │ ^                                │
                a failure: next peer, or compute it here <────────┘ (the lease is taken back)
 
-The protocol itself is `pd.handoff.DecodeSide`; blocks are the scheduler's; this joins the two, and keeps a task for
-each request that is out. No I/O: what is to be sent is in `drain`.
+The protocol itself is `pd.handoff.DecodeHandoffProtocol`; blocks are the scheduler's; this joins the two, and keeps a
+task for each request that is out. No I/O: `take_messages` returns what is to be sent.
 """
 
 import logging
@@ -23,7 +23,14 @@ from onward.engine.token_processor import TokenProcessor
 from onward.errors import RETRY_SOON_S, PdError
 from onward.log import event as log_event
 from onward.pd import handoff_errors
-from onward.pd.handoff import DecodeSide, GrantedLease, HandoffFailed, HandoffTimeouts, KvArrived, OfferReceived
+from onward.pd.handoff import (
+    DecodeHandoffProtocol,
+    GrantedLease,
+    HandoffFailed,
+    HandoffTimeouts,
+    KvArrived,
+    OfferReceived,
+)
 from onward.proto.engine import ErrorInfo
 from onward.proto.error_info import to_error_info
 from onward.proto.handoff import HandoffHeartbeat, PeerGone, Pong, PrefillDone, PrefillRequest, ToDecode, ToPrefill
@@ -97,7 +104,7 @@ class RemotePrefillClient:
         self._layout, self._vocab_size = worker.kv_layout, worker.vocab_size
         self._endpoint: KvEndpoint | None = worker.kv_endpoint
         """None while there is no worker: then nobody is granted anything."""
-        self._side = DecodeSide(
+        self._protocol = DecodeHandoffProtocol(
             incarnation, HandoffTimeouts(config.lease_s, config.offer_hold_s, config.handoff_timeout_s)
         )
         self._peers = PrefillPeers(config.prefill_peers)
@@ -135,10 +142,10 @@ class RemotePrefillClient:
 
     @property
     def idle(self) -> bool:
-        return not self._tasks and not self._leases.quarantined and self._side.idle
+        return not self._tasks and not self._leases.quarantined and self._protocol.idle
 
     def count_by_state(self) -> dict[str, int]:
-        return self._side.count_by_state()
+        return self._protocol.count_by_state()
 
     def count_leases_by_state(self) -> dict[str, int]:
         return {"granted": len(self._scheduler.allocator.awaiting_kv), "quarantined": len(self._leases.quarantined)}
@@ -173,10 +180,10 @@ class RemotePrefillClient:
         if isinstance(message, PrefillDone) and (task := self._by_handoff_id.get(message.handoff_id)):
             task.ready_s = task.ready_s if task.ready_s is not None else now_s
         if not isinstance(message, Pong):
-            self._side.receive(peer, message, now_s)
+            self._protocol.receive(peer, message, now_s)
         elif previous_incarnation := self._peers.update_incarnation(peer, message.incarnation, now_s):
             # One that has started anew knows nothing of what its predecessor was asked.
-            self._side.receive(peer, PeerGone(previous_incarnation), now_s)
+            self._protocol.receive(peer, PeerGone(previous_incarnation), now_s)
         self._process_events(now_s)
 
     def num_peer_heartbeats(self, request: Request) -> int:
@@ -195,10 +202,10 @@ class RemotePrefillClient:
         if peer not in self._peers:
             return
         if ok:
-            self._side.on_send_succeeded(peer, now_s)
+            self._protocol.on_send_succeeded(peer, now_s)
             self._peers.mark_reachable(peer)
         else:
-            self._side.on_send_failed(peer, now_s)
+            self._protocol.on_send_failed(peer, now_s)
             self._peers.mark_unreachable(peer, now_s)
 
     def receive_kv_report(self, report: KvReport, now_s: float) -> None:
@@ -214,15 +221,15 @@ class RemotePrefillClient:
                 backend = self._endpoint.backend if self._endpoint else ""
                 self._metrics.bytes.inc(backend, "in", by=report.num_bytes)
                 self._metrics.seconds.inc(backend, "in", by=report.seconds)
-                self._side.on_kv_received(report.lease_id, report.checksums, now_s)
+                self._protocol.on_kv_received(report.lease_id, report.checksums, now_s)
             case WriterLost() if report.lease_id in self._by_lease:
-                self._side.on_sender_lost(report.lease_id, report.message, now_s)
+                self._protocol.on_sender_lost(report.lease_id, report.message, now_s)
             case _:
                 self._metrics.unexpected_reports.inc()
         self._process_events(now_s)
 
     def tick(self, now_s: float) -> None:
-        self._side.tick(now_s)
+        self._protocol.tick(now_s)
         self._process_events(now_s)
         self._cancel_abandoned(now_s)
         self._cancel_at_unreachable_peers(now_s)
@@ -260,16 +267,16 @@ class RemotePrefillClient:
         return None
 
     def take_messages(self) -> tuple[list[tuple[str, ToPrefill]], list[KvCommand]]:
-        messages = self._side.take_messages() + self._pings
+        messages = self._protocol.take_messages() + self._pings
         commands, self._commands, self._pings = self._commands, [], []
         return messages, commands
 
     def close(self) -> None:
-        self._side.close()
+        self._protocol.close()
 
     def _process_events(self, now_s: float) -> None:
         self._cancel_abandoned(now_s)  # what a peer says of them comes too late
-        for event in self._side.take_events():
+        for event in self._protocol.take_events():
             task = self._by_handoff_id.get(event.handoff_id)
             if task is None:
                 continue  # what came before in this turn has ended it
@@ -288,7 +295,7 @@ class RemotePrefillClient:
             message = f"{event.num_blocks} blocks were asked for where {num_needed_blocks} are needed"
             error = handoff_errors.layout_mismatch(message)
             self._metrics.refusals.inc("decode", error.code)
-            self._side.refuse(event.handoff_id, error, now_s)
+            self._protocol.refuse(event.handoff_id, error, now_s)
             self._on_handoff_failed(task, error, now_s)
             return
         at_once = self._endpoint is not None and self._scheduler.leaves_room_for_earlier(task.request)
@@ -306,7 +313,7 @@ class RemotePrefillClient:
         assert endpoint is not None, "a worker that opens leases has an endpoint"
         num_cached = lease.first_block * self._scheduler.pool.block_size
         granted = GrantedLease(lease_id, endpoint, num_cached, lease.block_ids, self._config.kv_checksums)
-        self._side.grant(task.handoff_id, granted, now_s)
+        self._protocol.grant(task.handoff_id, granted, now_s)
         self._metrics.grants.inc()
 
     def _on_arrived(self, task: RemotePrefillTask, ready: PrefillDone, now_s: float) -> None:
@@ -429,7 +436,7 @@ class RemotePrefillClient:
 
     def _ask_peer(self, task: RemotePrefillTask, address: str, now_s: float) -> None:
         request = task.request
-        task.peer_address, task.handoff_id, task.requested_s = address, self._side.next_handoff_id(), now_s
+        task.peer_address, task.handoff_id, task.requested_s = address, self._protocol.next_handoff_id(), now_s
         task.ready_s = None
         task.attempts[address] += 1
         self._by_handoff_id[task.handoff_id] = task
@@ -449,7 +456,7 @@ class RemotePrefillClient:
             rescore_from=request.score_from,
             max_draft_tokens=request.max_drafts,
         )
-        self._side.request_prefill(address, prefill, now_s)
+        self._protocol.request_prefill(address, prefill, now_s)
 
     def _reschedule_preempted(self, request: Request, now_s: float) -> None:
         message = f"the decode instance had to give the request up after {request.num_generated} tokens"
@@ -488,7 +495,7 @@ class RemotePrefillClient:
 
     def _cancel_handoff(self, task: RemotePrefillTask, now_s: float) -> None:
         if task.handoff_id is not None:
-            self._side.cancel(task.handoff_id, CANCELLED_BY_DECODE, now_s)
+            self._protocol.cancel(task.handoff_id, CANCELLED_BY_DECODE, now_s)
             self._metrics.ended.inc("decode", "withdrawn")
         self._end_handoff(task)
 
@@ -531,7 +538,7 @@ class RemotePrefillClient:
                 error = PdError(
                     "pd_prefill_failed", f"{task.peer_address} cannot be reached, or is left alone", stage="prefill"
                 )
-                self._side.cancel(task.handoff_id, to_error_info(error), now_s)
+                self._protocol.cancel(task.handoff_id, to_error_info(error), now_s)
                 self._on_handoff_failed(task, to_error_info(error), now_s)
 
     def _retry_waiting(self, now_s: float) -> None:

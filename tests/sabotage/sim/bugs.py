@@ -22,7 +22,7 @@ from onward.engine.scheduling import request_queue, scheduling_policy, slot_and_
 from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
-from onward.pd.decode_side import DecodeHandoffState, DecodeSide
+from onward.pd.decode_handoff_protocol import DecodeHandoffProtocol, DecodeHandoffState
 from onward.proto import block_hash
 from onward.proto.engine import Abort, Submit, TokenDelta
 from onward.proto.handoff import PrefillOffer
@@ -179,11 +179,13 @@ def a_late_offer_is_granted(patch: Patches) -> None:
     """An offer that comes after the end of its handoff is taken for a new one."""
     ended: dict[tuple[int, int], Any] = {}
 
-    def forget(original: Callable, self: DecodeSide, number: int, *rest: object, **named: object) -> object:
+    def forget(original: Callable, self: DecodeHandoffProtocol, number: int, *rest: object, **named: object) -> object:
         ended[id(self), number] = self._live[number]
         return original(self, number, *rest, **named)
 
-    def receive_offer(original: Callable, self: DecodeSide, peer: str, offer: PrefillOffer, now_s: float) -> None:
+    def receive_offer(
+        original: Callable, self: DecodeHandoffProtocol, peer: str, offer: PrefillOffer, now_s: float
+    ) -> None:
         over = ended.pop((id(self), offer.handoff_id), None)
         if over is not None and offer.handoff_id not in self._live:
             over.state, over.grant, over.ready, over.received_checksums = DecodeHandoffState.ASKED, None, None, None
@@ -196,14 +198,14 @@ def a_late_offer_is_granted(patch: Patches) -> None:
         if number is not None:
             self._by_handoff_id[number] = task
 
-    patch.around(DecodeSide, "_remove", forget)
-    patch.around(DecodeSide, "_receive_offer", receive_offer)
+    patch.around(DecodeHandoffProtocol, "_remove", forget)
+    patch.around(DecodeHandoffProtocol, "_receive_offer", receive_offer)
     patch.around(RemotePrefillClient, "_end_handoff", end_handoff)
 
 
 def a_lost_writer_is_forgotten(patch: Patches) -> None:
-    patch.around(DecodeSide, "on_sender_lost", lambda original, self, lease_id, message, now_s: None)
-    patch.around(DecodeSide, "_fail_and_notify_peer", lambda original, self, number, error: None)
+    patch.around(DecodeHandoffProtocol, "on_sender_lost", lambda original, self, lease_id, message, now_s: None)
+    patch.around(DecodeHandoffProtocol, "_fail_and_notify_peer", lambda original, self, number, error: None)
 
 
 def held_back_bytes_are_dropped(patch: Patches) -> None:

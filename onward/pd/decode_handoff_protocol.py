@@ -84,7 +84,7 @@ class _FinalAnswer:
     error: ErrorInfo
 
 
-class DecodeSide:
+class DecodeHandoffProtocol:
     def __init__(self, incarnation: str, timeouts: HandoffTimeouts) -> None:
         self.incarnation = incarnation
         self._timeouts = timeouts

@@ -2,8 +2,8 @@
 
 import pytest
 
-from onward.pd import decode_side, handoff_errors
-from onward.pd.handoff import DecodeSide, HandoffFailed, KvArrived, OfferReceived
+from onward.pd import decode_handoff_protocol, handoff_errors
+from onward.pd.handoff import DecodeHandoffProtocol, HandoffFailed, KvArrived, OfferReceived
 from onward.proto.engine import ErrorInfo
 from onward.proto.handoff import (
     CancelHandoff,
@@ -21,7 +21,7 @@ from tests.pd.messages import ENDPOINT, TIMES, lease, prefill
 WHY = handoff_errors.prefill_failed("for a test")
 
 
-class Decode(DecodeSide):
+class Decode(DecodeHandoffProtocol):
     """A side whose handoff 1 was asked of `p` at time 0."""
 
     def __init__(self) -> None:
@@ -185,8 +185,8 @@ def test_a_peer_that_missed_taken_is_told_when_it_next_asks() -> None:
 
 
 def test_what_was_taken_is_remembered_for_a_bounded_number_of_handoffs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_side, "MAX_REMEMBERED", 3)
-    side = DecodeSide("decode-1", TIMES)
+    monkeypatch.setattr(decode_handoff_protocol, "MAX_REMEMBERED", 3)
+    side = DecodeHandoffProtocol("decode-1", TIMES)
     for number in range(1, 6):
         side.request_prefill("p", prefill(side.next_handoff_id()), 0.0)
         side.receive("p", PrefillOffer(number, "P1", 2), 0.0)
@@ -431,14 +431,14 @@ def test_each_error_says_where_it_happened() -> None:
 
 
 def test_numbers_are_never_used_twice() -> None:
-    side = DecodeSide("decode-1", TIMES)
+    side = DecodeHandoffProtocol("decode-1", TIMES)
     numbers = [side.next_handoff_id() for _ in range(100)]
     assert len(set(numbers)) == 100
     assert isinstance(prefill(numbers[0]), PrefillRequest)
 
 
 def test_what_could_not_be_sent_is_said_again_soon() -> None:
-    side = DecodeSide("d", TIMES)
+    side = DecodeHandoffProtocol("d", TIMES)
     number = side.next_handoff_id()
     side.request_prefill("p", prefill(number), 0.0)
     assert len(side.take_messages()) == 1

@@ -105,7 +105,7 @@ class _DecodePeer:
     """Heartbeats by number, in the order of sending."""
 
 
-class PrefillSide:
+class PrefillHandoffProtocol:
     def __init__(self, incarnation: str, timeouts: HandoffTimeouts) -> None:
         self.incarnation = incarnation
         self._timeouts = timeouts

@@ -2,14 +2,14 @@
 
 import pytest
 
-from onward.pd import handoff_errors, prefill_side
+from onward.pd import handoff_errors, prefill_handoff_protocol
 from onward.pd.handoff import (
     GrantReceived,
     HandoffCancelled,
     HandoffCompleted,
     HandoffKey,
+    PrefillHandoffProtocol,
     PrefillRequested,
-    PrefillSide,
 )
 from onward.proto.handoff import (
     CancelHandoff,
@@ -31,7 +31,7 @@ def grant(incarnation: str = "P1", *, number: int = 1, lease_s: float = 5.0) -> 
     return LeaseGrant(number, incarnation, "lease-1", ENDPOINT, 0, [7, 8], lease_s, True)
 
 
-class PrefillInstance(PrefillSide):
+class PrefillInstance(PrefillHandoffProtocol):
     """A side that was given handoff 1 of `D1` at time 0, and has acknowledged it."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class PrefillInstance(PrefillSide):
 
 
 def test_work_is_reported_once_and_acknowledged_each_time() -> None:
-    side = PrefillSide("P1", TIMES)
+    side = PrefillHandoffProtocol("P1", TIMES)
     for second in range(3):
         side.receive("D1", prefill(1), float(second))
     assert side.take_events() == [PrefillRequested(KEY, prefill(1))]
@@ -192,8 +192,8 @@ def test_a_late_copy_of_a_prefill_does_not_start_finished_work_again() -> None:
 
 
 def test_what_is_over_is_remembered_for_a_bounded_number_of_handoffs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill_side, "MAX_REMEMBERED", 3)
-    side = PrefillSide("P1", TIMES)
+    monkeypatch.setattr(prefill_handoff_protocol, "MAX_REMEMBERED", 3)
+    side = PrefillHandoffProtocol("P1", TIMES)
     for number in range(1, 6):
         side.receive("D1", prefill(number), 0.0)
         side.receive("D1", CancelHandoff(number, WHY), 0.0)
@@ -335,9 +335,9 @@ def test_an_answer_to_an_earlier_incarnation_is_not_for_us() -> None:
 
 def test_unanswered_heartbeats_are_remembered_up_to_a_bound() -> None:
     side = PrefillInstance()
-    for _ in range(prefill_side.MAX_UNANSWERED_HEARTBEATS + 50):
+    for _ in range(prefill_handoff_protocol.MAX_UNANSWERED_HEARTBEATS + 50):
         side.receive("D1", prefill(1), 0.1)
-    assert len(side._decode_peers["D1"].sent_heartbeats) == prefill_side.MAX_UNANSWERED_HEARTBEATS
+    assert len(side._decode_peers["D1"].sent_heartbeats) == prefill_handoff_protocol.MAX_UNANSWERED_HEARTBEATS
     side.receive("D1", prefill(1), 5.2)
     assert len(side._decode_peers["D1"].sent_heartbeats) == 1
 
