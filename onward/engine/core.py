@@ -228,7 +228,10 @@ class EngineCore:
 
     def worker_replacement_reason(self, now_s: float) -> str | None:
         """A reason to give the worker and its memory up, if there is one."""
-        return self._handoffs.worker_replacement_reason(now_s) if self.worker is not None else None
+        if self.worker is None:
+            return None
+        leases, pushes = self.scheduler.leases, self.scheduler.pushes
+        return leases.worker_replacement_reason(now_s) or pushes.worker_replacement_reason(now_s)
 
     def close(self) -> None:
         """The last turn: peers are told that we go."""
@@ -268,7 +271,7 @@ class EngineCore:
     def _stalled_s(self, now_s: float) -> float:
         """For how long our worker owes something: a step, or its word on KV that peers bring."""
         step_s = now_s - self._last_progress_s if self._is_step_due else 0.0
-        since_s = self._handoffs.worker_due_since_s
+        since_s = self.scheduler.leases.worker_due_since_s
         return max(0.0, step_s, 0.0 if since_s is None else now_s - since_s)
 
     def _worker_silent_s(self, now_s: float) -> float:

@@ -73,15 +73,6 @@ class PlannedRun:
     """Further tokens that it may compute and draw, if it guesses them right."""
 
 
-@dataclass(slots=True, frozen=True)
-class BlockLease:
-    """Blocks of ours that a peer may write: those of a request from `first_block` on."""
-
-    lease_id: str
-    first_block: int
-    block_ids: list[int]
-
-
 @dataclass(slots=True, eq=False)
 class Request:
     spec: Submit
@@ -127,8 +118,6 @@ class Request:
     """Set on a prompt that we compute for a peer."""
     push: KvPush | None = None
     """Where its KV goes, once the peer has granted blocks."""
-    lease: BlockLease | None = None
-    """While a peer computes our prompt."""
     prefill_locally: bool = False
     """No peer is asked (again) for this one."""
     assign_pending: bool = False

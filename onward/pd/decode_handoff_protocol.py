@@ -1,7 +1,7 @@
 """D's side of all its handoffs: asks, grants, verifies, and has the last word on each.
 
 A handoff belongs to the address it was asked of, and from the first word about it to the incarnation that spoke.
-The memory into which KV is written is not known here: a lease is a name that the caller must revoke when told.
+The memory into which KV is written is not known here: the caller owns the leases, and revokes that of a failed handoff.
 """
 
 from dataclasses import dataclass
@@ -69,10 +69,6 @@ class _DecodeHandoff:
             at_s = min(at_s, self.hold_until_s)
         return at_s if self.resend_at_s is None else min(at_s, self.resend_at_s)
 
-    @property
-    def lease_id(self) -> str | None:
-        return self.grant.lease_id if self.grant else None
-
 
 @dataclass(frozen=True, slots=True)
 class _FinalAnswer:
@@ -95,12 +91,11 @@ class DecodeHandoffProtocol:
         """By peer, in the order in which they were asked: handoffs of which the peer has not been heard yet."""
         self._resend_due_s: dict[str, float] = {}
         """Peers that the last message could not be sent to, and when the next attempt is due."""
-        self._by_lease: dict[str, int] = {}
         self._finished: BoundedDict[int, _FinalAnswer] = BoundedDict(MAX_REMEMBERED)
         self._gone_incarnations: BoundedDict[tuple[str, str], bool] = BoundedDict(MAX_REMEMBERED)
         """Which incarnations have spoken from which address, and which of them are no more."""
-        self._events: dict[int, tuple[DecodeEvent, str | None]] = {}
-        """By handoff id, each with the lease that it had. What happens later to one replaces what was not taken yet."""
+        self._events: dict[int, DecodeEvent] = {}
+        """By handoff id. What happens later to one replaces what was not taken yet."""
         self._outbox: list[tuple[str, ToPrefill]] = []
 
     def next_handoff_id(self) -> int:
@@ -130,7 +125,6 @@ class DecodeHandoffProtocol:
             return False
         assert handoff.incarnation is not None, "an offer names the incarnation that made it"
         assert handoff.grant is None, "an offered handoff has no lease yet"
-        assert lease.lease_id not in self._by_lease, "a lease belongs to one handoff"
         handoff.state = DecodeHandoffState.GRANTED
         handoff.grant = LeaseGrant(
             handoff_id,
@@ -142,7 +136,6 @@ class DecodeHandoffProtocol:
             self._timeouts.lease_s,
             lease.checksums,
         )
-        self._by_lease[lease.lease_id] = handoff_id
         self._extend_silence_deadline(handoff, now_s)
         self._send(handoff.peer, handoff.grant)
         return True
@@ -155,26 +148,26 @@ class DecodeHandoffProtocol:
         self._remove(handoff_id, error)
         self._send(handoff.peer, RefuseHandoff(handoff_id, error, handoff.incarnation or ""))
 
-    def on_kv_received(self, lease_id: str, checksums: list[int], now_s: float) -> None:
-        """Our data plane has every block of the lease."""
-        handoff_id = self._by_lease.get(lease_id)
-        if handoff_id is not None and self._live[handoff_id].received_checksums is None:
-            self._live[handoff_id].received_checksums = checksums
+    def on_kv_received(self, handoff_id: int, checksums: list[int], now_s: float) -> None:
+        """Our data plane has every block of the lease that was granted to this handoff."""
+        handoff = self._live.get(handoff_id)
+        if handoff is not None and handoff.received_checksums is None:
+            handoff.received_checksums = checksums
             self._complete_if_verified(handoff_id)
 
-    def on_sender_lost(self, lease_id: str, message: str, now_s: float) -> None:
+    def on_sender_lost(self, handoff_id: int, message: str, now_s: float) -> None:
         """What has been counted is complete, and needs its writer no more."""
-        handoff_id = self._by_lease.get(lease_id)
-        if handoff_id is not None and self._live[handoff_id].received_checksums is None:
+        handoff = self._live.get(handoff_id)
+        if handoff is not None and handoff.received_checksums is None:
             self._fail_and_notify_peer(
                 handoff_id, handoff_errors.transfer_failed(f"the prefill instance stopped writing: {message}")
             )
 
-    def cancel(self, handoff_id: int, error: ErrorInfo, now_s: float) -> str | None:
-        """Our own decision: no event follows, not even one that was waiting. Returns the lease to revoke, if any."""
+    def cancel(self, handoff_id: int, error: ErrorInfo, now_s: float) -> None:
+        """Our own decision: no event follows, not even one that was waiting."""
         if handoff_id in self._live:
-            return self._cancel_and_notify_peer(handoff_id, error).lease_id
-        return self._withdraw_events(handoff_id)
+            self._cancel_and_notify_peer(handoff_id, error)
+        self._events.pop(handoff_id, None)
 
     def receive(self, peer: str, message: ToDecode, now_s: float) -> None:
         if isinstance(message, PeerGone):
@@ -228,7 +221,7 @@ class DecodeHandoffProtocol:
 
     def take_events(self) -> list[DecodeEvent]:
         events, self._events = self._events, {}
-        return [event for event, _ in events.values()]
+        return list(events.values())
 
     def take_messages(self) -> list[tuple[str, ToPrefill]]:
         outbox, self._outbox = self._outbox, []
@@ -238,7 +231,6 @@ class DecodeHandoffProtocol:
         for peer in dict.fromkeys(handoff.peer for handoff in self._live.values()):
             self._send(peer, PeerGone(self.incarnation))
         self._live.clear()
-        self._by_lease.clear()
         self._unanswered.clear()
 
     @property
@@ -261,7 +253,7 @@ class DecodeHandoffProtocol:
             handoff.state = DecodeHandoffState.OFFERED
             handoff.hold_until_s = now_s + self._timeouts.offer_hold_s
             self._timers.set_earliest(offer.handoff_id, handoff.hold_until_s)
-            self._events[offer.handoff_id] = (OfferReceived(offer.handoff_id, offer.num_blocks), None)
+            self._events[offer.handoff_id] = OfferReceived(offer.handoff_id, offer.num_blocks)
 
     def _receive_ready(self, peer: str, ready: PrefillDone, now_s: float) -> None:
         handoff = self._find(peer, ready.handoff_id, ready.incarnation, now_s)
@@ -341,7 +333,7 @@ class DecodeHandoffProtocol:
         assert handoff.incarnation == grant.incarnation, "the KV comes from the incarnation that has the grant"
         self._remove(handoff_id, UNKNOWN_TO_DECODE, taken_from=handoff.incarnation)
         self._send(handoff.peer, PrefillTaken(handoff_id))
-        self._events[handoff_id] = (KvArrived(handoff_id, ready), grant.lease_id)
+        self._events[handoff_id] = KvArrived(handoff_id, ready)
 
     def _refuse_held(self, handoff_id: int) -> None:
         handoff = self._live[handoff_id]
@@ -351,36 +343,25 @@ class DecodeHandoffProtocol:
         self._fail_without_notifying_peer(handoff_id, error)
 
     def _fail_and_notify_peer(self, handoff_id: int, error: ErrorInfo) -> None:
-        handoff = self._cancel_and_notify_peer(handoff_id, error)
-        self._events[handoff_id] = (HandoffFailed(handoff_id, error, handoff.lease_id), handoff.lease_id)
+        self._cancel_and_notify_peer(handoff_id, error)
+        self._events[handoff_id] = HandoffFailed(handoff_id, error)
 
     def _fail_without_notifying_peer(self, handoff_id: int, error: ErrorInfo) -> None:
         """P knows it already."""
-        handoff = self._remove(handoff_id, error)
-        self._events[handoff_id] = (HandoffFailed(handoff_id, error, handoff.lease_id), handoff.lease_id)
+        self._remove(handoff_id, error)
+        self._events[handoff_id] = HandoffFailed(handoff_id, error)
 
-    def _cancel_and_notify_peer(self, handoff_id: int, error: ErrorInfo) -> _DecodeHandoff:
+    def _cancel_and_notify_peer(self, handoff_id: int, error: ErrorInfo) -> None:
         handoff = self._remove(handoff_id, error)
         self._send(handoff.peer, CancelHandoff(handoff_id, error, handoff.incarnation or ""))
-        return handoff
 
     def _remove(self, handoff_id: int, error: ErrorInfo, *, taken_from: str | None = None) -> _DecodeHandoff:
         handoff = self._live.pop(handoff_id)
-        if handoff.lease_id is not None:
-            assert self._by_lease[handoff.lease_id] == handoff_id, (
-                "a lease belongs to the handoff that it was granted to"
-            )
-            del self._by_lease[handoff.lease_id]
         self._timers.cancel(handoff_id)
         self._mark_answered(handoff.peer, handoff_id)
         self._finished.put(handoff_id, _FinalAnswer(handoff.peer, taken_from, error))
-        self._withdraw_events(handoff_id)
+        self._events.pop(handoff_id, None)
         return handoff
-
-    def _withdraw_events(self, handoff_id: int) -> str | None:
-        """Nobody is to act on what was waiting to be told. Returns the lease that it would have named."""
-        _, lease_id = self._events.pop(handoff_id, (None, None))
-        return lease_id
 
     def _mark_answered(self, peer: str, handoff_id: int) -> None:
         """Or ended: the peer need not be asked for it again."""

@@ -45,12 +45,10 @@ class KvArrived:
 
 @dataclass(frozen=True, slots=True)
 class HandoffFailed:
-    """It failed, and P was told or has told us."""
+    """It failed, and P was told or has told us. A lease that it was granted is to be revoked, since P may not know yet."""
 
     handoff_id: int
     error: ErrorInfo
-    lease_id: str | None
-    """If it had been granted: to be revoked, since P may not know yet."""
 
 
 DecodeEvent = OfferReceived | KvArrived | HandoffFailed

@@ -24,7 +24,7 @@ def _check_states(core: EngineCore, live: list[Request]) -> None:
         RequestStatus.RUNNING: list(scheduler.running),
         RequestStatus.PREEMPTING: list(scheduler.preempting),
         RequestStatus.GRANTED: list(scheduler.allocator.awaiting_kv),
-        RequestStatus.OFFERED: list(scheduler.offers.offered),
+        RequestStatus.OFFERED: scheduler.pushes.offered,
     }
     if (remote := core._handoffs._remote) is not None:
         expected_members[RequestStatus.ASKED] = [r for r in remote._tasks if r.status is RequestStatus.ASKED]
@@ -58,9 +58,13 @@ def _check_blocks(core: EngineCore, live: list[Request]) -> None:
     total = len(free) + len(cached) + len(fenced) + len(quarantined) + len(holders)
     assert total == pool.num_blocks, "the counts add up"
     assert len(free | cached | fenced | quarantined | set(holders)) == pool.num_blocks, "no block is in two states"
-    leased = {block for r in live if r.lease is not None for block in r.lease.block_ids}
+    leases = core.scheduler.leases
+    assert all((leases.of(r) is not None) == (r.status is RequestStatus.GRANTED) for r in live), (
+        "only they have a lease"
+    )
+    leased = {block for r in live if (lease := leases.of(r)) is not None for block in lease.block_ids}
     assert pool._leased == leased, "what a peer may write is under a lease"
-    assert quarantined == {block for blocks in core.scheduler.leases.quarantined.values() for block in blocks}
+    assert quarantined == {block for lease in leases.revoked for block in lease.block_ids}
     assert sum(pool.count_by_state().values()) == pool.num_blocks
     assert pool._by_hash == {name: block for block, name in enumerate(pool._block_hash) if name is not None}
     assert all(pool._block_hash[block] is None for block in free)

@@ -166,7 +166,7 @@ def _to_decode(data: bytes) -> None:
             if isinstance(event, OfferReceived):
                 number = event.handoff_id
                 side.grant(number, GrantedLease(f"l{number}-{turn}", ENDPOINT, 0, [1], True), now_s)
-                side.on_kv_received(f"l{number}-{turn}", [9], now_s)
+                side.on_kv_received(number, [9], now_s)
         side.tick(now_s + 0.1)
         _sendable(side.take_messages())
     side.tick(1e6)

@@ -223,9 +223,11 @@ class DecodeInstance(Instance):
             if self.world.random.random() < 0.5:
                 continue
             if lease_id in self.world.finished_writers:
-                self.side.on_kv_received(lease_id, [self.memory.contents[block] for block in blocks], self.now_s)
+                self.side.on_kv_received(
+                    self._handoff_of(lease_id), [self.memory.contents[block] for block in blocks], self.now_s
+                )
             elif lease_id in self.world.begun_writers - writing and self.world.random.random() < 0.1:
-                self.side.on_sender_lost(lease_id, "its connection ended", self.now_s)
+                self.side.on_sender_lost(self._handoff_of(lease_id), "its connection ended", self.now_s)
         for lease_id, blocks in list(self.memory.revoked.items()):
             if lease_id not in writing:
                 self.memory.free(blocks)
@@ -244,7 +246,7 @@ class DecodeInstance(Instance):
             case HandoffFailed():
                 self.world.seen[event.error.code] += 1
                 self._check_end(number, event)
-                self._end(number, event.lease_id)
+                self._end(number)
 
     def _take(self, number: int, ready: PrefillDone) -> None:
         self.outcomes[number] += 1
@@ -255,17 +257,20 @@ class DecodeInstance(Instance):
         self.memory.free(blocks)
 
     def _check_end(self, number: int, event: HandoffFailed) -> None:
-        assert event.lease_id == self.leases.get(number), "the wrong lease to revoke"
+        lease_id = self.leases.get(number)
         writer = self.world.prefills[self.peer_of[number]]
         gave_up = "prefill instance was silent" in event.error.message
-        if gave_up and event.lease_id and not (writer.was_paused or self.was_paused):
+        if gave_up and lease_id and not (writer.was_paused or self.was_paused):
             writing = [push.lease_id for push in self.world.pushes()]
-            assert event.lease_id not in writing, "the decode side gave up before the writer had stopped"
+            assert lease_id not in writing, "the decode side gave up before the writer had stopped"
 
-    def _end(self, number: int, lease_id: str | None) -> None:
+    def _handoff_of(self, lease_id: str) -> int:
+        return next(number for number, granted in self.leases.items() if granted == lease_id)
+
+    def _end(self, number: int) -> None:
         self.outcomes[number] += 1
         self.offers.pop(number, None)
-        self.leases.pop(number, None)
+        lease_id = self.leases.pop(number, None)
         if lease_id is not None:
             self.memory.revoke(lease_id)
 
@@ -274,7 +279,7 @@ class DecodeInstance(Instance):
         for number, num_blocks in list(self.offers.items()):
             if world.happens(world.weather.whim):
                 self.side.refuse(number, handoff_errors.no_decode_blocks("no"), self.now_s)
-                self._end(number, None)
+                self._end(number)
                 continue
             lease_id = f"{self.side.incarnation}/{number}"
             blocks = None if world.happens(world.weather.hesitation) else self.memory.take(lease_id, num_blocks)
@@ -286,9 +291,8 @@ class DecodeInstance(Instance):
     def _change_of_mind(self) -> None:
         for number in self.asked:
             if not self.outcomes[number] and self.world.happens(self.world.weather.whim):
-                lease_id = self.side.cancel(number, OWN_CHOICE, self.now_s)
-                assert lease_id == self.leases.get(number)
-                self._end(number, lease_id)
+                self.side.cancel(number, OWN_CHOICE, self.now_s)
+                self._end(number)
 
 
 class World:

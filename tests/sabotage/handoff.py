@@ -10,9 +10,9 @@ from onward.engine.handoff.remote_prefill import RemotePrefillClient
 from onward.engine.main import EngineProcess
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import FinishReason, Request
-from onward.engine.scheduling.block_leases import BlockLeases
 from onward.engine.scheduling.block_pool import BlockPool
-from onward.engine.scheduling.prefill_offers import PrefillOffers
+from onward.engine.scheduling.outgoing_pushes import OutgoingPushes
+from onward.engine.scheduling.peer_write_leases import PeerWriteLeases
 from onward.engine.scheduling.slot_and_block_allocator import PlannedAllocation, SlotAndBlockAllocator
 from onward.engine.token_processor import TokenProcessor
 from onward.pd import decode_handoff_protocol, prefill_handoff_protocol
@@ -84,14 +84,14 @@ def _a_refusal_is_decided_and_not_sent(patch: Patches) -> None:
 
 
 def _a_silent_peer_blocks_the_queue(patch: Patches) -> None:
-    def may_offer(original: Callable, self: PrefillOffers, handoff: object) -> bool:
+    def may_offer(original: Callable, self: OutgoingPushes, handoff: object) -> bool:
         return not self.offered and original(self, handoff)
 
-    patch.around(PrefillOffers, "may_offer", may_offer)
+    patch.around(OutgoingPushes, "may_offer", may_offer)
 
 
 def _offer_everything_at_once(patch: Patches) -> None:
-    patch.around(PrefillOffers, "may_offer", lambda original, self, handoff: True)
+    patch.around(OutgoingPushes, "may_offer", lambda original, self, handoff: True)
 
 
 def _each_offer_is_a_new_one(patch: Patches) -> None:
@@ -99,13 +99,11 @@ def _each_offer_is_a_new_one(patch: Patches) -> None:
         found = self._live.get(offer.handoff_id)  # type: ignore[attr-defined]
         if found is not None:
             found.state, found.grant = decode_handoff_protocol.DecodeHandoffState.ASKED, None
-            self._by_lease.clear()
         original(self, peer, offer, now_s)
 
     def on_offer(original: Callable, self: RemotePrefillClient, task: object, event: object, now_s: float) -> None:
         request: Request = task.request  # type: ignore[attr-defined]
-        if request.lease is not None:
-            request.lease = None
+        if self._leases._by_request.pop(request, None) is not None:
             self._scheduler.allocator.awaiting_kv.remove(request)
             request.status = type(request.status).ASKED
         original(self, task, event, now_s)
@@ -115,14 +113,14 @@ def _each_offer_is_a_new_one(patch: Patches) -> None:
 
 
 def _a_granted_slot_has_an_epoch(patch: Patches) -> None:
-    def grant(original: Callable, self: BlockLeases, request: Request) -> bool:
+    def grant(original: Callable, self: PeerWriteLeases, request: Request) -> bool:
         given = original(self, request)
         if given:
             request.slot_epoch = 99
             self._allocator.by_slot_epoch[99] = request
         return given
 
-    patch.around(BlockLeases, "grant", grant)
+    patch.around(PeerWriteLeases, "grant", grant)
 
 
 def _leases_are_not_counted(patch: Patches) -> None:
@@ -157,7 +155,7 @@ def _any_incarnation_will_do(patch: Patches) -> None:
 
 
 def _lease_half_of_it(patch: Patches) -> None:
-    def grant(original: Callable, self: BlockLeases, request: Request) -> bool:
+    def grant(original: Callable, self: PeerWriteLeases, request: Request) -> bool:
         allocator = self._allocator
         before = SlotAndBlockAllocator.plan_allocation
 
@@ -171,7 +169,7 @@ def _lease_half_of_it(patch: Patches) -> None:
         finally:
             SlotAndBlockAllocator.plan_allocation = before  # type: ignore[method-assign]
 
-    patch.around(BlockLeases, "grant", grant)
+    patch.around(PeerWriteLeases, "grant", grant)
 
 
 def _sends_are_kept_for_ever(patch: Patches) -> None:

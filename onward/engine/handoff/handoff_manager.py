@@ -56,7 +56,7 @@ class HandoffManager:
             registry,
             decode_states=lambda: self._remote.count_by_state() if self._remote else {},
             prefill_states=lambda: self._service.count_by_state() if self._service else {},
-            leases=lambda: self._remote.count_leases_by_state() if self._remote else {},
+            leases=lambda: scheduler.leases.count_by_state() if self._remote else {},
         )
         if config.role != "prefill" and worker.kv_endpoint is not None:
             scheduler.remote_prefill_enabled = True
@@ -105,11 +105,6 @@ class HandoffManager:
             assert self._remote is not None, "nothing else is written by peers"
             self._remote.receive_kv_report(report, now_s)
 
-    @property
-    def worker_due_since_s(self) -> float | None:
-        """Since when our worker has not said a word on KV for us that it should have. None: it has."""
-        return self._remote.worker_due_since_s if self._remote else None
-
     def tick(self, now_s: float, worker_silent_s: float) -> None:
         """`worker_silent_s`: for how long our worker has been at one step, or away."""
         if self._remote is not None:
@@ -127,10 +122,6 @@ class HandoffManager:
     def on_worker_ready(self, worker: WorkerHello) -> None:
         if self._remote is not None:
             self._remote.on_worker_ready(worker)
-
-    def worker_replacement_reason(self, now_s: float) -> str | None:
-        reason = self._remote.worker_replacement_reason(now_s) if self._remote else None
-        return reason or (self._service.worker_replacement_reason(now_s) if self._service else None)
 
     def take_messages(self) -> HandoffOutbox:
         outgoing = HandoffOutbox()

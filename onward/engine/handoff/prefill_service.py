@@ -20,6 +20,7 @@ from onward.engine.live_requests import LiveRequests
 from onward.engine.outbox import ApiOutbox, PeerPrefillResult
 from onward.engine.request import FinishReason, Request, RequestStatus
 from onward.engine.scheduling import scheduling_policy
+from onward.engine.scheduling.outgoing_pushes import PushState
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from onward.errors import OnwardError, PdError
@@ -38,14 +39,11 @@ from onward.pd.layout import layout_difference
 from onward.proto.engine import ErrorInfo
 from onward.proto.error_info import to_error_info
 from onward.proto.handoff import LeaseGrant, Ping, Pong, PrefillRequest, ToDecode, ToPrefill
-from onward.proto.kv_transfer import KvCommand, KvPush, KvReport, PushComplete, PushFailed, PushQuiesced, StopPush
+from onward.proto.kv_transfer import KvCommand, KvPush, KvReport, PushComplete, PushFailed
 from onward.proto.step import WorkerHello
 
 log = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 15.0
-"""A worker that cannot even stop a push within this time is given up: before the peer gives up its own memory, which that
-worker may still write."""
 WORKER_SILENCE_TIMEOUT_S = 10.0
 """A worker that is at one step for so long, or away, is waited for no longer by those we compute for: they have other
 peers, or compute by themselves."""
@@ -55,12 +53,7 @@ peers, or compute by themselves."""
 class PeerPrefillTask:
     key: HandoffKey
     request: Request
-    lease_id: str | None = None
-    block_ids: list[int] | None = None
-    """Ours that the transfer reads; None before the grant."""
-    backend: str = ""
     result: PeerPrefillResult | None = None
-    sent: PushComplete | None = None
 
 
 class PrefillService:
@@ -79,15 +72,13 @@ class PrefillService:
         assert worker.kv_layout is not None, "a prefill instance's worker has KV memory to send from"
         self._config, self._scheduler, self._tokens, self._outbox = config, scheduler, tokens, outbox
         self._live, self._limits, self._metrics, self._layout = live, limits, metrics, worker.kv_layout
+        self._pushes = scheduler.pushes
         self._engine_incarnation = incarnation
         self._num_kv_resets = 0
         self._protocol = PrefillHandoffProtocol(
             self.incarnation, HandoffTimeouts(config.lease_s, config.offer_hold_s, config.handoff_timeout_s)
         )
         self._tasks: dict[HandoffKey, PeerPrefillTask] = {}
-        self._by_lease: dict[str, PeerPrefillTask] = {}
-        self._stopping: dict[str, tuple[PeerPrefillTask, float]] = {}
-        """Pushes that were told to stop, and since when."""
         self._commands: list[KvCommand] = []
         self._pongs: list[tuple[str, ToDecode]] = []
         self._worker_is_silent = False
@@ -99,11 +90,10 @@ class PrefillService:
 
     @property
     def idle(self) -> bool:
-        return not self._tasks and not self._stopping and self._protocol.idle
+        return not self._tasks and not self._pushes.num_sending and self._protocol.idle
 
     def count_by_state(self) -> dict[str, int]:
-        sending = sum(task.block_ids is not None for task in self._tasks.values()) + len(self._stopping)
-        return self._protocol.count_by_state() | {"sending": sending}
+        return self._protocol.count_by_state() | {"sending": self._pushes.num_sending}
 
     def receive(self, decode_incarnation: str, message: ToPrefill, now_s: float) -> None:
         if isinstance(message, Ping):
@@ -113,19 +103,19 @@ class PrefillService:
         self._process_events(now_s)
 
     def receive_kv_report(self, report: KvReport, now_s: float) -> None:
-        task = self._by_lease.get(report.lease_id)
+        push = self._pushes.by_lease(report.lease_id)
+        if push is not None and push.state is PushState.STOPPING:
+            self._pushes.release(push)  # whichever it is: nothing is read any more
+            return
         match report:
-            case PushComplete() if task is not None:
-                task.sent = report
-                self._metrics.bytes.inc(task.backend, "out", by=report.num_bytes)
-                self._metrics.seconds.inc(task.backend, "out", by=report.seconds)
-                self._ready_if_complete(task, now_s)
-            case PushFailed() if task is not None:
-                self._fail(
-                    task, PdError("pd_transfer_failed", report.message, stage="transfer"), now_s, is_quiesced=True
-                )
-            case PushComplete() | PushFailed() | PushQuiesced():
-                self._on_push_stopped(report.lease_id)
+            case PushComplete() if push is not None:
+                push.sent = report
+                self._metrics.bytes.inc(push.backend, "out", by=report.num_bytes)
+                self._metrics.seconds.inc(push.backend, "out", by=report.seconds)
+                self._ready_if_complete(self._tasks[push.key], now_s)
+            case PushFailed() if push is not None:
+                error = PdError("pd_transfer_failed", report.message, stage="transfer")
+                self._fail(self._tasks[push.key], error, now_s, is_quiesced=True)
             case _:
                 self._metrics.unexpected_reports.inc()
 
@@ -136,11 +126,9 @@ class PrefillService:
             self._fail_unfinished(now_s)
         self._protocol.tick(now_s)
         self._process_events(now_s)
-        offers, self._scheduler.offers.unsent = self._scheduler.offers.unsent, []
-        for request in offers:
-            if request.status is RequestStatus.OFFERED and request.handoff is not None:
-                self._metrics.offers.inc("prefill")
-                self._protocol.offer(request.handoff, len(request.block_ids), now_s)
+        for push in self._pushes.take_new_offers():
+            self._metrics.offers.inc("prefill")
+            self._protocol.offer(push.key, len(push.request.block_ids), now_s)
 
     def on_worker_lost(self, now_s: float) -> None:
         """Our KV memory is gone: whatever peers were to get from it is over. Those who were being computed when the
@@ -153,15 +141,7 @@ class PrefillService:
         self._num_kv_resets += 1
         self._protocol.reset(self.incarnation, now_s)
         self._process_events(now_s)
-        for task, _ in self._stopping.values():
-            self._release_blocks(task)
-        self._stopping.clear()
         self._commands.clear()
-
-    def worker_replacement_reason(self, now_s: float) -> str | None:
-        if any(now_s - since_s > STOP_TIMEOUT_S for _, since_s in self._stopping.values()):
-            return f"a transfer could not be stopped within {STOP_TIMEOUT_S:g} s"
-        return None
 
     def take_messages(self) -> tuple[list[tuple[str, ToDecode]], list[KvCommand]]:
         messages = self._protocol.take_messages() + self._pongs
@@ -215,8 +195,12 @@ class PrefillService:
 
     def _fail_unfinished(self, now_s: float) -> None:
         """All but what lies ready for the peer to take: that needs our worker no more."""
-        for task in [task for task in self._tasks.values() if task.result is None or task.sent is None]:
+        for task in [task for task in self._tasks.values() if task.result is None or self._sent_push(task) is None]:
             self._fail(task, _worker_silent(), now_s)
+
+    def _sent_push(self, task: PeerPrefillTask) -> PushComplete | None:
+        push = self._pushes.get(task.key)
+        return None if push is None else push.sent
 
     def _refuse(self, request_id: str, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
         self._metrics.refusals.inc("prefill", error.code)
@@ -224,17 +208,16 @@ class PrefillService:
         self._protocol.refuse(key, error, now_s)
 
     def _on_granted(self, task: PeerPrefillTask, grant: LeaseGrant, now_s: float) -> None:
-        request, block_size = task.request, self._limits.block_size
-        first_block, remainder = divmod(grant.num_cached_tokens, block_size)
-        if remainder or first_block + len(grant.block_ids) != len(request.block_ids):
+        push = self._pushes.get(task.key)
+        assert push is not None, "only what was offered is granted"
+        first_block, remainder = divmod(grant.num_cached_tokens, self._limits.block_size)
+        if remainder or first_block + len(grant.block_ids) != len(task.request.block_ids):
             self._fail(
                 task, PdError("pd_layout_mismatch", "the granted blocks do not fit the prompt", stage="offer"), now_s
             )
             return
-        task.lease_id, task.block_ids, task.backend = grant.lease_id, list(request.block_ids), grant.endpoint.backend
-        self._by_lease[grant.lease_id] = task
-        push = KvPush(grant.lease_id, grant.endpoint, first_block, grant.block_ids, grant.checksums)
-        self._scheduler.offers.start_push(request, push, now_s)
+        target = KvPush(grant.lease_id, grant.endpoint, first_block, grant.block_ids, grant.checksums)
+        self._pushes.start(push, target, now_s)
 
     def _on_cancelled(self, task: PeerPrefillTask, error: ErrorInfo, now_s: float) -> None:
         self._record_failure(task.request.request_id, task.key, error)
@@ -257,7 +240,8 @@ class PrefillService:
 
     def _ready_if_complete(self, task: PeerPrefillTask, now_s: float) -> None:
         """Both the token and the word that every block has been written: nothing will follow."""
-        if task.result is None or task.sent is None:
+        sent = self._sent_push(task)
+        if task.result is None or sent is None:
             return
         self._protocol.ready(
             task.key,
@@ -265,7 +249,7 @@ class PrefillService:
             task.request.num_cached_tokens or 0,
             task.result.logprobs,
             task.result.prompt_logprobs,
-            task.sent.checksums,
+            sent.checksums,
             now_s,
             grammar_done=task.result.grammar_done,
             draft_token_ids=task.result.draft_token_ids,
@@ -292,25 +276,7 @@ class PrefillService:
         del self._tasks[task.key]
         if task.request.status is not RequestStatus.FINISHED:
             self._tokens.finish(task.request, FinishReason.ABORT, now_s)
-        if task.lease_id is None:
-            return
-        del self._by_lease[task.lease_id]
-        if is_quiesced or task.sent is not None:
-            self._release_blocks(task)
-        else:
-            self._stopping[task.lease_id] = (task, now_s)
-            self._commands.append(StopPush(task.lease_id))
-
-    def _on_push_stopped(self, lease_id: str) -> None:
-        if stopping := self._stopping.pop(lease_id, None):
-            self._release_blocks(stopping[0])
-        else:
-            self._metrics.unexpected_reports.inc()
-
-    def _release_blocks(self, task: PeerPrefillTask) -> None:
-        if task.block_ids is not None:
-            self._scheduler.release_pushed_blocks(task.block_ids)
-            task.block_ids = None
+        self._commands += self._pushes.end(task.key, now_s, is_quiesced=is_quiesced)
 
 
 def _log_failed(request_id: str, key: HandoffKey, error: ErrorInfo) -> None:

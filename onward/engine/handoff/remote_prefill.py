@@ -17,6 +17,7 @@ from onward.engine.handoff.handoff_metrics import HandoffMetrics
 from onward.engine.handoff.prefill_peers import PrefillPeers
 from onward.engine.request import Request, RequestStatus
 from onward.engine.scheduling import scheduling_policy
+from onward.engine.scheduling.peer_write_leases import PeerWriteLease
 from onward.engine.scheduling.request_queue import RequestQueue
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
@@ -35,14 +36,11 @@ from onward.proto.engine import ErrorInfo
 from onward.proto.error_info import to_error_info
 from onward.proto.handoff import HandoffHeartbeat, PeerGone, Pong, PrefillDone, PrefillRequest, ToDecode, ToPrefill
 from onward.proto.kv_transfer import (
-    EndLease,
     ExpectingWrites,
-    ExpectWrites,
     KvCommand,
     KvEndpoint,
     KvReport,
     LeaseQuiesced,
-    RevokeLease,
     WriterLost,
     WritesComplete,
 )
@@ -53,12 +51,6 @@ log = logging.getLogger(__name__)
 
 RETRY_INTERVAL_S = 0.05
 """How often to look whether those who could ask nobody can now."""
-REVOKE_GRACE_S = 1.0
-"""A revoked lease is usually quiet within milliseconds. After so long nobody waits for its blocks any more."""
-MAX_QUARANTINE_S = 30.0
-"""After so long the memory is given up as a whole, and with it the writer that cannot be reached."""
-MAX_QUARANTINED_SHARE = 0.25
-"""Of the pool; beyond it likewise."""
 
 WORKER_CRASH_STAGE = "worker_crash"
 """The stage of an error that says: a worker died over this prompt."""
@@ -79,8 +71,6 @@ class RemotePrefillTask:
     attempts: Counter[str] = field(default_factory=Counter)
     num_heartbeats: int = 0
     """How often its peer has said that it is still at work, while it was the peer's turn."""
-    ready_s: float | None = None
-    """When its peer was done: from then on it is our own worker that is waited for."""
     awaits_blocks: bool = False
     """We have refused blocks for it ourselves: nobody is asked again before there are some."""
     awaited_peers: frozenset[str] | None = None
@@ -118,10 +108,6 @@ class RemotePrefillClient:
         self._give_up_timers: Timers[Request] = Timers()
         """Of those: when nobody looks for a peer any longer."""
         self._awaiting_blocks = RequestQueue()
-        self._by_lease: dict[str, RemotePrefillTask] = {}
-        self._lease_opened_s: dict[str, float] = {}
-        """Leases that our worker has been told of and has not said a word about, and since when."""
-        self._revoked_s: dict[str, float] = {}
         self._commands: list[KvCommand] = []
         self._pings: list[tuple[str, ToPrefill]] = []
         self._next_retry_s = 0.0
@@ -142,20 +128,14 @@ class RemotePrefillClient:
 
     @property
     def idle(self) -> bool:
-        return not self._tasks and not self._leases.quarantined and self._protocol.idle
+        return not self._tasks and self._leases.idle and self._protocol.idle
 
     def count_by_state(self) -> dict[str, int]:
         return self._protocol.count_by_state()
 
-    def count_leases_by_state(self) -> dict[str, int]:
-        return {"granted": len(self._scheduler.allocator.awaiting_kv), "quarantined": len(self._leases.quarantined)}
-
     def route_new_requests(self, now_s: float) -> None:
         """Decides where the prompts of those that are new in the queue are computed."""
-        unrouted, self._scheduler.unrouted = self._scheduler.unrouted, []
-        for request in unrouted:
-            if request.status is not RequestStatus.WAITING or request.handoff is not None:
-                continue
+        for request in self._scheduler.take_unrouted():
             if scheduling_policy.should_prefill_locally(
                 request, self._scheduler.allocator.num_uncached_tokens(request), self._config
             ):
@@ -178,7 +158,7 @@ class RemotePrefillClient:
         if isinstance(message, HandoffHeartbeat):
             self._count_heartbeats(message)
         if isinstance(message, PrefillDone) and (task := self._by_handoff_id.get(message.handoff_id)):
-            task.ready_s = task.ready_s if task.ready_s is not None else now_s
+            self._leases.on_peer_done(task.request, now_s)
         if not isinstance(message, Pong):
             self._protocol.receive(peer, message, now_s)
         elif previous_incarnation := self._peers.update_incarnation(peer, message.incarnation, now_s):
@@ -190,12 +170,6 @@ class RemotePrefillClient:
         """Grows as long as somebody works for this one, though nothing of it is here yet."""
         task = self._tasks.get(request)
         return task.num_heartbeats if task else 0
-
-    @property
-    def worker_due_since_s(self) -> float | None:
-        """Since when our own worker is due: to open a lease for a peer, or to count what one has written."""
-        ready_s = (task.ready_s for task in self._by_lease.values() if task.ready_s is not None)
-        return min((*self._lease_opened_s.values(), *ready_s), default=None)
 
     def on_peer_send(self, peer: str, ok: bool, now_s: float) -> None:
         """Whether the last message to this peer could be sent. One that is away for long is not waited for."""
@@ -210,20 +184,20 @@ class RemotePrefillClient:
 
     def receive_kv_report(self, report: KvReport, now_s: float) -> None:
         self._cancel_abandoned(now_s)  # their leases have ended, though the worker may not know it yet
-        self._lease_opened_s.pop(report.lease_id, None)
+        lease = self._leases.on_report(report)
+        handoff_id = None if lease is None else self._tasks[lease.request].handoff_id
         match report:
             case LeaseQuiesced():
-                self._revoked_s.pop(report.lease_id, None)
-                self._leases.end_quarantine(report.lease_id)
-            case ExpectingWrites():
-                self._send_grant(report.lease_id, now_s)
-            case WritesComplete() if report.lease_id in self._by_lease:
+                pass
+            case ExpectingWrites() if lease is not None and handoff_id is not None:
+                self._send_grant(handoff_id, lease, now_s)
+            case WritesComplete() if handoff_id is not None:
                 backend = self._endpoint.backend if self._endpoint else ""
                 self._metrics.bytes.inc(backend, "in", by=report.num_bytes)
                 self._metrics.seconds.inc(backend, "in", by=report.seconds)
-                self._protocol.on_kv_received(report.lease_id, report.checksums, now_s)
-            case WriterLost() if report.lease_id in self._by_lease:
-                self._protocol.on_sender_lost(report.lease_id, report.message, now_s)
+                self._protocol.on_kv_received(handoff_id, report.checksums, now_s)
+            case WriterLost() if handoff_id is not None:
+                self._protocol.on_sender_lost(handoff_id, report.message, now_s)
             case _:
                 self._metrics.unexpected_reports.inc()
         self._process_events(now_s)
@@ -234,7 +208,7 @@ class RemotePrefillClient:
         self._cancel_abandoned(now_s)
         self._cancel_at_unreachable_peers(now_s)
         self._retry_waiting(now_s)
-        self._queue_lease_commands(now_s)
+        self._commands += self._leases.take_commands(now_s)
         in_use = self._by_peer.keys() | {peer for peers in self._awaiting_peer for peer in peers}
         self._pings += self._peers.due_pings(in_use, now_s)
 
@@ -247,24 +221,10 @@ class RemotePrefillClient:
             task.request.set_status(RequestStatus.ASKED)
             self._wait_for_blocks(task)
         self._endpoint = None
-        self._by_lease.clear()
-        self._lease_opened_s.clear()
-        self._revoked_s.clear()
         self._commands.clear()
-        self._leases.unannounced_grants.clear()
 
     def on_worker_ready(self, worker: WorkerHello) -> None:
         self._endpoint = worker.kv_endpoint
-
-    def worker_replacement_reason(self, now_s: float) -> str | None:
-        """A reason to give the KV memory up: too much of it is, or has for too long been, in nobody's hands."""
-        quarantined, pool = self._scheduler.pool.num_quarantined, self._scheduler.pool
-        if quarantined > pool.num_blocks * MAX_QUARANTINED_SHARE and self._leases.overdue:
-            return f"{quarantined} of {pool.num_blocks} KV blocks are quarantined"
-        oldest_s = min(self._revoked_s.values(), default=now_s)
-        if now_s - oldest_s > MAX_QUARANTINE_S:
-            return f"a peer that may write KV blocks has not answered for {MAX_QUARANTINE_S:g} s"
-        return None
 
     def take_messages(self) -> tuple[list[tuple[str, ToPrefill]], list[KvCommand]]:
         messages = self._protocol.take_messages() + self._pings
@@ -300,36 +260,28 @@ class RemotePrefillClient:
             return
         at_once = self._endpoint is not None and self._scheduler.leaves_room_for_earlier(task.request)
         self._leases.request_blocks(task.request, at_once=at_once)
-        self._queue_lease_commands(now_s)
 
-    def _send_grant(self, lease_id: str, now_s: float) -> None:
+    def _send_grant(self, handoff_id: int, lease: PeerWriteLease, now_s: float) -> None:
         """The worker expects the writes, so the grant can be sent to the peer."""
-        task = self._by_lease.get(lease_id)
-        if task is None or task.handoff_id is None:
-            self._metrics.unexpected_reports.inc()
-            return
-        lease, endpoint = task.request.lease, self._endpoint
-        assert lease is not None, "a request whose lease is open holds it"
-        assert endpoint is not None, "a worker that opens leases has an endpoint"
+        assert self._endpoint is not None, "a worker that opens leases has an endpoint"
         num_cached = lease.first_block * self._scheduler.pool.block_size
-        granted = GrantedLease(lease_id, endpoint, num_cached, lease.block_ids, self._config.kv_checksums)
-        self._protocol.grant(task.handoff_id, granted, now_s)
+        granted = GrantedLease(lease.lease_id, self._endpoint, num_cached, lease.block_ids, self._config.kv_checksums)
+        self._protocol.grant(handoff_id, granted, now_s)
         self._metrics.grants.inc()
 
     def _on_arrived(self, task: RemotePrefillTask, ready: PrefillDone, now_s: float) -> None:
-        request, lease = task.request, task.request.lease
+        request, lease = task.request, self._leases.of(task.request)
         if lease is None or not ready.token_ids or not self._in_vocabulary(ready.token_ids):
             error = PdError("pd_transfer_failed", "what the prefill instance sent cannot be used", stage="transfer")
             self._on_handoff_failed(task, to_error_info(error), now_s)
             return
         self._end_handoff(task)
         self._end_task(task)
-        self._commands.append(EndLease(lease.lease_id))
         self._metrics.ended.inc("decode", "arrived")
         self._metrics.latency.observe(now_s - task.requested_s)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(ready.num_cached_tokens, request.num_prompt)
-        self._leases.complete(request, now_s)
+        self._leases.complete(lease, now_s)
         request.peer_draft_token_ids = ready.draft_token_ids[: request.max_drafts]
         assert request.slot is not None, "it has arrived in one"
         sampled = SlotTokens(
@@ -437,7 +389,6 @@ class RemotePrefillClient:
     def _ask_peer(self, task: RemotePrefillTask, address: str, now_s: float) -> None:
         request = task.request
         task.peer_address, task.handoff_id, task.requested_s = address, self._protocol.next_handoff_id(), now_s
-        task.ready_s = None
         task.attempts[address] += 1
         self._by_handoff_id[task.handoff_id] = task
         self._by_peer.setdefault(address, {})[task.handoff_id] = task
@@ -478,12 +429,12 @@ class RemotePrefillClient:
         """Of work that the peer is at. Where it waits for our worker its word says nothing of whether that lives."""
         for handoff_id in heartbeat.handoff_ids:
             task = self._by_handoff_id.get(handoff_id)
-            if task is not None and task.ready_s is None:
+            lease = None if task is None else self._leases.of(task.request)
+            if task is not None and (lease is None or lease.peer_done_s is None):
                 task.num_heartbeats += 1
 
     def _cancel_abandoned(self, now_s: float) -> None:
-        abandoned, self._leases.abandoned_requests = self._leases.abandoned_requests, []
-        for request in abandoned:
+        for request in self._leases.take_abandoned():
             task = self._tasks.get(request)
             if task is None:
                 continue
@@ -507,8 +458,6 @@ class RemotePrefillClient:
             del self._by_peer[task.peer_address][task.handoff_id]
             if not self._by_peer[task.peer_address]:
                 del self._by_peer[task.peer_address]
-        if task.request.lease is not None:
-            self._by_lease.pop(task.request.lease.lease_id, None)
         task.handoff_id = None
 
     def _end_task(self, task: RemotePrefillTask) -> None:
@@ -568,20 +517,3 @@ class RemotePrefillClient:
         self._stop_waiting(task)
         task.attempts.clear()
         self._ask_next_peer(task, now_s)
-
-    def _queue_lease_commands(self, now_s: float) -> None:
-        leases, self._leases.unannounced_grants = self._leases.unannounced_grants, []
-        for request in leases:
-            if request.lease is not None and (task := self._tasks.get(request)) is not None:
-                self._by_lease[request.lease.lease_id] = task
-                self._lease_opened_s[request.lease.lease_id] = now_s
-                command = ExpectWrites(request.lease.lease_id, request.lease.block_ids, self._config.kv_checksums)
-                self._commands.append(command)
-        revoked, self._leases.unannounced_revocations = self._leases.unannounced_revocations, []
-        for lease_id in revoked:
-            self._by_lease.pop(lease_id, None)
-            self._revoked_s[lease_id] = now_s
-            self._commands.append(RevokeLease(lease_id))
-        for lease_id, revoked_s in self._revoked_s.items():
-            if now_s - revoked_s > REVOKE_GRACE_S:
-                self._leases.overdue.add(lease_id)

@@ -6,8 +6,9 @@
            3. requests for which a peer asks for blocks, if there is a slot and room
            4. waiting requests, as long as there is a slot, room and budget
 
-The scheduler decides; who has which slot and block is in `allocator`, which blocks a peer may write in `leases`, and which
-prompts we compute for peers in `offers`. It knows nothing of what a token means, of clients, of protocols, or of wires.
+The scheduler decides; which request has which slot and blocks is in `allocator`, which blocks a peer may write in `leases`,
+and which prompts we compute for peers, and push, in `pushes`. It knows nothing of what a token means, of clients, of
+protocols, or of wires.
 """
 
 from collections import deque
@@ -17,17 +18,14 @@ from dataclasses import dataclass
 from onward.config import EngineConfig
 from onward.engine.request import Request, RequestStatus
 from onward.engine.scheduling import scheduling_policy
-from onward.engine.scheduling.block_leases import BlockLeases
 from onward.engine.scheduling.block_pool import BlockPool
-from onward.engine.scheduling.prefill_offers import PrefillOffers, decode_instance_of
+from onward.engine.scheduling.outgoing_pushes import OutgoingPushes
+from onward.engine.scheduling.peer_write_leases import PeerWriteLeases
 from onward.engine.scheduling.request_queue import RequestQueue
 from onward.engine.scheduling.slot_and_block_allocator import PlannedAllocation, SlotAndBlockAllocator, clear_allocation
 from onward.engine.scheduling.step_plan_builder import StepPlanBuilder
 from onward.engine.slots import SlotPool
 from onward.proto.step import StepPlan
-
-MAX_FINISHED_UNROUTED = 64
-"""Nothing is decided while there is no worker, and those who have ended meanwhile are forgotten from so many on."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,13 +41,13 @@ class Scheduler:
     def __init__(self, config: EngineConfig, pool: BlockPool, incarnation: str = "") -> None:
         self.config = config
         self.allocator = SlotAndBlockAllocator(config, pool)
-        self.leases = BlockLeases(self.allocator, incarnation)
-        self.offers = PrefillOffers(self.allocator, config.max_num_batched_tokens)
+        self.leases = PeerWriteLeases(self.allocator, incarnation, checksums=config.kv_checksums)
+        self.pushes = OutgoingPushes(self.allocator, config.max_num_batched_tokens, self._newest_step)
         self.waiting = RequestQueue()
         self.remote_prefill_enabled = False
         """Whether prompts may be computed elsewhere."""
-        self.unrouted: list[Request] = []
-        """New in the queue: nobody has decided yet where their prompt is computed."""
+        self._unrouted: dict[Request, None] = {}
+        """New in the queue: where their prompts are computed is not decided yet."""
         self.preempting: set[Request] = set()
         self.suspects: set[Request] = set()
         """Requests that must run alone: the worker died under them twice, without progress. They keep their place in the
@@ -74,13 +72,13 @@ class Scheduler:
     def reset(self, pool: BlockPool) -> list[Request]:
         """The worker is dead, and all that was in its memory. Everyone goes back to the queue with the tokens so far.
         Returns the requests that a step in flight ran. One that was only preempted by it cannot have caused the death."""
-        assert not self.offers.offered, "handoffs end before the memory does"
         in_flight = list(dict.fromkeys(r for step in self.steps_in_flight for r in step.runs))
         for request in [*self.running, *self.preempting]:
             clear_allocation(request)
             request.set_status(RequestStatus.WAITING)
             self.enqueue(request)
         self.leases.reset()
+        self.pushes.reset()
         self.allocator.reset(pool)
         self.preempting.clear()
         self.steps_in_flight.clear()
@@ -122,9 +120,12 @@ class Scheduler:
     def enqueue(self, request: Request) -> None:
         self.waiting.add(request)
         if self.remote_prefill_enabled and request.handoff is None:
-            if len(self.unrouted) >= MAX_FINISHED_UNROUTED + len(self.waiting):
-                self.unrouted = [queued for queued in self.unrouted if queued.status is RequestStatus.WAITING]
-            self.unrouted.append(request)
+            self._unrouted[request] = None
+
+    def take_unrouted(self) -> list[Request]:
+        """Waiting requests that are new in the queue since the last call: where is each prompt computed?"""
+        unrouted, self._unrouted = self._unrouted, {}
+        return [request for request in unrouted if request.status is RequestStatus.WAITING]
 
     def begin_commit(self, step: int) -> None:
         """A result has come. Results come in order, one for each plan."""
@@ -151,14 +152,10 @@ class Scheduler:
         match request.status:
             case RequestStatus.WAITING:
                 self.waiting.remove(request)
-            case RequestStatus.ASKED:
-                self.leases.remove(request)
-                self.leases.abandoned_requests.append(request)
-            case RequestStatus.GRANTED:
-                self.leases.revoke(request)
-                self.leases.abandoned_requests.append(request)
+            case RequestStatus.ASKED | RequestStatus.GRANTED:
+                self.leases.abandon(request)
             case RequestStatus.OFFERED:
-                self.offers.offered.remove(request)
+                self.pushes.withdraw_offer(request)
             case RequestStatus.RUNNING:
                 self.running.remove(request)
             case RequestStatus.PREEMPTING:
@@ -166,6 +163,7 @@ class Scheduler:
             case RequestStatus.FINISHED:
                 raise AssertionError(f"{request.request_id} was removed before")
         self.suspects.discard(request)
+        self._unrouted.pop(request, None)
         if request.slot is not None:
             self.allocator.release(request, fence_step=request.last_planned_step)
         request.set_status(RequestStatus.FINISHED)
@@ -177,7 +175,7 @@ class Scheduler:
 
     def fall_back_to_local_prefill(self, request: Request) -> None:
         """Back into the queue: its prompt is computed here."""
-        self.leases.remove(request)
+        self.leases.leave_line(request)
         request.set_status(RequestStatus.WAITING)
         request.prefill_locally = True
         self.waiting.add(request)
@@ -190,13 +188,11 @@ class Scheduler:
         other."""
         return self.allocator.has_room_with(request, self._in_line_before(request))
 
-    def release_pushed_blocks(self, block_ids: list[int]) -> None:
-        """A transfer reads these no more."""
-        newest_step = self.steps_in_flight[-1].step if self.steps_in_flight else None
-        self.pool.end_sending(block_ids, newest_step)
-
     def publish_computed(self, request: Request) -> None:
         self.allocator.cache_computed_blocks(request)
+
+    def _newest_step(self) -> int | None:
+        return self.steps_in_flight[-1].step if self.steps_in_flight else None
 
     def _choose_request_to_isolate(self, draft: StepPlanBuilder) -> Request | None:
         """The suspect that gets the next step for itself, so that a crash hurts no other request: the first that runs, or
@@ -321,13 +317,14 @@ class Scheduler:
         """The first in the queue, without requests whose peer must answer first (added to `held_up`) and requests that need
         rows with logits, if this step has no more of them. Both hold up no other request."""
         for request in self.waiting:
-            if decode_instance_of(request) in blocked_incarnations:
+            key = request.handoff
+            if key is not None and key.decode_incarnation in blocked_incarnations:
                 continue
             if not draft.prompt_logprob_budget and request.first_logits_row is not None:
                 continue
-            if request.handoff is None or self.offers.may_offer(request.handoff):
+            if key is None or self.pushes.may_offer(key):
                 return request
-            blocked_incarnations.add(request.handoff.decode_incarnation)
+            blocked_incarnations.add(key.decode_incarnation)
         return None
 
     def _admit(self, draft: StepPlanBuilder, request: Request, now_s: float) -> bool:
@@ -342,7 +339,7 @@ class Scheduler:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(start, request.num_prompt)
         if request.handoff is not None:
-            self.offers.offer(request, allocation, now_s)
+            self.pushes.offer(request.handoff, request, allocation, now_s)
             return True
         self.allocator.allocate(request, allocation)
         self.allocator.start_running(request, now_s)
@@ -411,9 +408,8 @@ class Scheduler:
 
     def _preempt(self, draft: StepPlanBuilder, victim: Request) -> None:
         if victim.status is RequestStatus.GRANTED:
-            self.leases.revoke(victim)
+            self.leases.abandon(victim)
             victim.set_status(RequestStatus.ASKED)
-            self.leases.abandoned_requests.append(victim)
         elif victim.assign_pending:
             # The worker has not been told of it, so there is nothing to wait for.
             self.running.remove(victim)

@@ -204,7 +204,7 @@ def a_late_offer_is_granted(patch: Patches) -> None:
 
 
 def a_lost_writer_is_forgotten(patch: Patches) -> None:
-    patch.around(DecodeHandoffProtocol, "on_sender_lost", lambda original, self, lease_id, message, now_s: None)
+    patch.around(DecodeHandoffProtocol, "on_sender_lost", lambda original, self, handoff_id, message, now_s: None)
     patch.around(DecodeHandoffProtocol, "_fail_and_notify_peer", lambda original, self, number, error: None)
 
 

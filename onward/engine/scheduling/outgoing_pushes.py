@@ -1,0 +1,131 @@
+"""Prompts that we compute for peers, from the offer to the end of the transfer of their KV (prefill role).
+
+    queued ──there is room──> OFFERED ──the peer has granted blocks──> PUSHING ──all is sent and taken──> forgotten
+                                                                          └──cancelled──> STOPPING ──quiesced──┘
+
+The only owner of offers and pushes and of their times. An offered request has its place here, so that it can run the
+moment the peer answers. A push has its own share of the blocks that it reads, and may outlast its request.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from onward.engine.request import Request, RequestStatus
+from onward.engine.scheduling import scheduling_policy
+from onward.engine.scheduling.slot_and_block_allocator import PlannedAllocation, SlotAndBlockAllocator
+from onward.pd.handoff import HandoffKey
+from onward.proto.kv_transfer import KvCommand, KvPush, PushComplete, StopPush
+
+STOP_TIMEOUT_S = 15.0
+"""A worker that cannot even stop a push within this time is given up: before the peer gives up its own memory, which that
+worker may still write."""
+
+
+class PushState(Enum):
+    OFFERED = "offered"
+    PUSHING = "pushing"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, eq=False)
+class OutgoingPush:
+    key: HandoffKey
+    request: Request
+    state: PushState = PushState.OFFERED
+    lease_id: str = ""
+    """Of the peer; set with the grant, like the blocks and the backend."""
+    block_ids: list[int] = field(default_factory=list)
+    """Ours that the transfer reads."""
+    backend: str = ""
+    sent: PushComplete | None = None
+    stopping_since_s: float = 0.0
+
+
+class OutgoingPushes:
+    def __init__(
+        self, allocator: SlotAndBlockAllocator, tokens_per_step: int, newest_step: Callable[[], int | None]
+    ) -> None:
+        self._allocator, self._tokens_per_step, self._newest_step = allocator, tokens_per_step, newest_step
+        self._by_key: dict[HandoffKey, OutgoingPush] = {}
+        """Offered and pushing ones."""
+        self._by_lease: dict[str, OutgoingPush] = {}
+        """Pushing and stopping ones."""
+        self._new_offers: list[OutgoingPush] = []
+
+    @property
+    def num_sending(self) -> int:
+        """Pushes that may read our blocks."""
+        return len(self._by_lease)
+
+    @property
+    def offered(self) -> list[Request]:
+        return [push.request for push in self._by_key.values() if push.state is PushState.OFFERED]
+
+    def get(self, key: HandoffKey) -> OutgoingPush | None:
+        return self._by_key.get(key)
+
+    def by_lease(self, lease_id: str) -> OutgoingPush | None:
+        return self._by_lease.get(lease_id)
+
+    def worker_replacement_reason(self, now_s: float) -> str | None:
+        stopping = (push for push in self._by_lease.values() if push.state is PushState.STOPPING)
+        if any(now_s - push.stopping_since_s > STOP_TIMEOUT_S for push in stopping):
+            return f"a transfer could not be stopped within {STOP_TIMEOUT_S:g} s"
+        return None
+
+    def reset(self) -> None:
+        """The memory is gone, and with it all that a transfer could read."""
+        assert not self._by_key, "handoffs end before the memory does"
+        self._by_lease.clear()
+
+    def may_offer(self, key: HandoffKey) -> bool:
+        """Just in time: a peer's memory is asked for only when what we compute, or it has been offered, is nearly done."""
+        offered = (r for r in self.offered if r.handoff and r.handoff.decode_incarnation == key.decode_incarnation)
+        computing = (r for r in self._allocator.running if r.handoff is not None)
+        tokens_ahead = sum(len(r.token_ids) - r.planned_computed for r in [*offered, *computing])
+        return scheduling_policy.may_offer(tokens_ahead, self._tokens_per_step)
+
+    def offer(self, key: HandoffKey, request: Request, allocation: PlannedAllocation, now_s: float) -> None:
+        self._allocator.allocate(request, allocation)
+        request.scheduled_s = now_s
+        request.set_status(RequestStatus.OFFERED)
+        push = self._by_key[key] = OutgoingPush(key, request)
+        self._new_offers.append(push)
+
+    def take_new_offers(self) -> list[OutgoingPush]:
+        """Offers that peers have to be sent."""
+        offers, self._new_offers = self._new_offers, []
+        return [push for push in offers if self._by_key.get(push.key) is push]
+
+    def withdraw_offer(self, request: Request) -> None:
+        """The request ends before its peer has granted blocks."""
+        assert request.handoff is not None, "only a prompt for a peer is offered"
+        del self._by_key[request.handoff]
+
+    def start(self, push: OutgoingPush, target: KvPush, now_s: float) -> None:
+        """The peer has granted blocks: compute, and push. The transfer holds a share of what it reads."""
+        request = push.request
+        push.state, push.lease_id, push.backend = PushState.PUSHING, target.lease_id, target.endpoint.backend
+        push.block_ids = list(request.block_ids)
+        self._by_lease[push.lease_id] = push
+        request.push = target
+        self._allocator.pool.start_sending(push.block_ids)
+        self._allocator.start_running(request, now_s)
+
+    def end(self, key: HandoffKey, now_s: float, *, is_quiesced: bool) -> list[KvCommand]:
+        """The handoff is over. What our worker has to be told: the blocks stay with a transfer until it is quiet."""
+        push = self._by_key.pop(key, None)
+        if push is None:
+            return []
+        assert push.state is PushState.PUSHING, "an offer ends with its request"
+        if is_quiesced or push.sent is not None:
+            self.release(push)
+            return []
+        push.state, push.stopping_since_s = PushState.STOPPING, now_s
+        return [StopPush(push.lease_id)]
+
+    def release(self, push: OutgoingPush) -> None:
+        """Nothing reads its blocks any more."""
+        del self._by_lease[push.lease_id]
+        self._allocator.pool.end_sending(push.block_ids, self._newest_step())
