@@ -9,7 +9,7 @@ from onward.engine.scheduling import scheduling_policy
 from onward.engine.service_rates import ServiceRates
 from onward.engine.token_processor import stop_reason
 from onward.errors import InvalidRequest, NotFound, Overloaded, PdError
-from onward.pd.handoff import HandoffKey
+from onward.pd.handoff_events import HandoffKey
 from onward.proto.engine import Submit
 from onward.proto.handoff import PrefillRequest
 

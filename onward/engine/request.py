@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from onward.engine.draft_acceptance import DraftAcceptance
-from onward.pd.handoff import HandoffKey
+from onward.pd.handoff_events import HandoffKey
 from onward.proto import block_hash, finish_reasons
 from onward.proto.block_hash import BlockHash
 from onward.proto.engine import Submit

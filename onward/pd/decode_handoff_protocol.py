@@ -7,9 +7,11 @@ The memory into which KV is written is not known here: the caller owns the lease
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 from onward.bounded_dict import BoundedDict
 from onward.pd import handoff_errors
-from onward.pd.handoff_events import DecodeEvent, GrantedLease, HandoffFailed, KvArrived, OfferReceived
+from onward.pd.handoff_events import DecodeEvent, HandoffFailed, KvArrived, OfferReceived
 from onward.pd.handoff_timeouts import HandoffTimeouts
 from onward.proto.engine import ErrorInfo
 from onward.proto.handoff import (
@@ -118,24 +120,16 @@ class DecodeHandoffProtocol:
         self._timers.set_earliest(prefill.handoff_id, self._live[prefill.handoff_id].due_at_s)
         self._send(peer, prefill)
 
-    def grant(self, handoff_id: int, lease: GrantedLease, now_s: float) -> bool:
-        """Whether the offer still stands. If not, the lease was given to nobody and `Ended` says why."""
-        handoff = self._live.get(handoff_id)
+    def grant(self, grant: LeaseGrant, now_s: float) -> bool:
+        """Sends it to the incarnation that made the offer. False if the offer has ended; `HandoffFailed` says why."""
+        handoff = self._live.get(grant.handoff_id)
         if handoff is None or handoff.state is not DecodeHandoffState.OFFERED:
             return False
         assert handoff.incarnation is not None, "an offer names the incarnation that made it"
         assert handoff.grant is None, "an offered handoff has no lease yet"
+        assert grant.lease_s == self._timeouts.lease_s, "we give up a fifth later than the lease that we grant"
         handoff.state = DecodeHandoffState.GRANTED
-        handoff.grant = LeaseGrant(
-            handoff_id,
-            handoff.incarnation,
-            lease.lease_id,
-            lease.endpoint,
-            lease.num_cached_tokens,
-            lease.block_ids,
-            self._timeouts.lease_s,
-            lease.checksums,
-        )
+        handoff.grant = msgspec.structs.replace(grant, incarnation=handoff.incarnation)
         self._extend_silence_deadline(handoff, now_s)
         self._send(handoff.peer, handoff.grant)
         return True
@@ -211,7 +205,8 @@ class DecodeHandoffProtocol:
             elif handoff.state is DecodeHandoffState.OFFERED and now_s >= handoff.hold_until_s:
                 self._refuse_held(handoff_id)
             elif now_s >= handoff.silent_at_s:
-                self._fail_and_notify_peer(handoff_id, self._silence_of(handoff))
+                silence_s, granted = self._timeouts.silence_timeout_s, handoff.grant is not None
+                self._fail_and_notify_peer(handoff_id, handoff_errors.peer_silent(silence_s, granted=granted))
             elif handoff.resend_at_s is not None and now_s >= handoff.resend_at_s:
                 handoff.resend_at_s = now_s + self._timeouts.resend_interval_s
                 if handoff.peer not in self._resend_due_s:
@@ -402,9 +397,6 @@ class DecodeHandoffProtocol:
         if handoff.ready is not None:
             return handoff_errors.transfer_failed(f"the KV did not arrive {limit}")
         return handoff_errors.prefill_failed(f"the prefill instance did not finish {limit}")
-
-    def _silence_of(self, handoff: _DecodeHandoff) -> ErrorInfo:
-        return handoff_errors.peer_silent(self._timeouts.silence_timeout_s, granted=handoff.grant is not None)
 
     def _send(self, peer: str, message: ToPrefill) -> None:
         self._outbox.append((peer, message))

@@ -5,6 +5,9 @@ from onward.proto.engine import ErrorInfo
 SILENCE_STAGE = "silence"
 """The stage of a failure that says more of the peer than of what it was asked."""
 
+WORKER_CRASH_STAGE = "worker_crash"
+"""The stage of a failure that says: a worker died over this prompt."""
+
 
 def no_decode_blocks(message: str) -> ErrorInfo:
     return _pd_error("pd_no_decode_blocks", "offer", message)
@@ -12,6 +15,10 @@ def no_decode_blocks(message: str) -> ErrorInfo:
 
 def prefill_failed(message: str) -> ErrorInfo:
     return _pd_error("pd_prefill_failed", "prefill", message)
+
+
+def worker_crashed(message: str) -> ErrorInfo:
+    return _pd_error("pd_prefill_failed", WORKER_CRASH_STAGE, message)
 
 
 def transfer_failed(message: str) -> ErrorInfo:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from onward.proto.engine import ErrorInfo
 from onward.proto.handoff import LeaseGrant, PrefillDone, PrefillRequest
-from onward.proto.kv_transfer import KvEndpoint
 
 
 class HandoffKey(NamedTuple):
@@ -14,17 +13,6 @@ class HandoffKey(NamedTuple):
     decode_incarnation: str
     """Incarnation of the decode instance that numbers it."""
     handoff_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class GrantedLease:
-    """What D gives to P. See `LeaseGrant`."""
-
-    lease_id: str
-    endpoint: KvEndpoint
-    num_cached_tokens: int
-    block_ids: list[int]
-    checksums: bool
 
 
 @dataclass(frozen=True, slots=True)

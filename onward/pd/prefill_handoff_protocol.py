@@ -5,7 +5,6 @@ when the offer, or a heartbeat that was answered, was *sent*. What is computed a
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -35,7 +34,6 @@ from onward.proto.handoff import (
     ToDecode,
     ToPrefill,
 )
-from onward.proto.step import TokenLogprobs
 from onward.timers import Timers
 
 MAX_REMEMBERED = 4096
@@ -134,19 +132,7 @@ class PrefillHandoffProtocol:
             self._remove(key, error)
             self._send(key.decode_incarnation, RefuseHandoff(key.handoff_id, error, self.incarnation))
 
-    def ready(
-        self,
-        key: HandoffKey,
-        token_ids: list[int],
-        num_cached_tokens: int,
-        logprobs: list[TokenLogprobs] | None,
-        prompt_logprobs: list[TokenLogprobs] | None,
-        checksums: list[int],
-        now_s: float,
-        *,
-        grammar_done: bool = False,
-        draft_token_ids: Sequence[int] = (),
-    ) -> None:
+    def ready(self, key: HandoffKey, done: PrefillDone, now_s: float) -> None:
         """All is written and nothing will follow. Said until D has taken it."""
         handoff = self._get(key)
         if handoff is None:
@@ -154,18 +140,7 @@ class PrefillHandoffProtocol:
         assert handoff.state is PrefillHandoffState.GRANTED, "only a granted handoff becomes ready"
         assert handoff.unanswered_message is None, "a granted handoff has no message to repeat"
         handoff.state = PrefillHandoffState.READY
-        ready = PrefillDone(
-            key.handoff_id,
-            self.incarnation,
-            token_ids,
-            num_cached_tokens,
-            logprobs,
-            prompt_logprobs,
-            draft_token_ids=list(draft_token_ids),
-            checksums=checksums,
-            grammar_done=grammar_done,
-        )
-        self._send_until_answered(key, handoff, ready, now_s)
+        self._send_until_answered(key, handoff, done, now_s)
 
     def fail(self, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
         """No event follows."""

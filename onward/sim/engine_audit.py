@@ -27,7 +27,9 @@ def _check_states(core: EngineCore, live: list[Request]) -> None:
         RequestStatus.OFFERED: scheduler.pushes.offered,
     }
     if (remote := core._handoffs._remote) is not None:
-        expected_members[RequestStatus.ASKED] = [r for r in remote._tasks if r.status is RequestStatus.ASKED]
+        expected_members[RequestStatus.ASKED] = [
+            task.request for task in remote.tasks if task.request.status is RequestStatus.ASKED
+        ]
     by_status: dict[RequestStatus, set[Request]] = {status: set() for status in RequestStatus}
     for request in live:
         by_status[request.status].add(request)

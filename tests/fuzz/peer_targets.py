@@ -12,8 +12,10 @@ from onward.engine.admission import EngineLimits, create_request
 from onward.engine.scheduling.request_queue import RequestQueue
 from onward.errors import ClientError
 from onward.obs.metrics import merge, usable
-from onward.pd.handoff import DecodeHandoffProtocol, GrantedLease, HandoffTimeouts, PrefillHandoffProtocol
+from onward.pd.decode_handoff_protocol import DecodeHandoffProtocol
 from onward.pd.handoff_events import OfferReceived, PrefillRequested
+from onward.pd.handoff_timeouts import HandoffTimeouts
+from onward.pd.prefill_handoff_protocol import PrefillHandoffProtocol
 from onward.pd.transfer import transfer_messages as link
 from onward.pd.transfer.authenticated_link import ReceiverLink
 from onward.pd.transfer.backend import RemoteMemoryInfo
@@ -165,7 +167,7 @@ def _to_decode(data: bytes) -> None:
         for event in side.take_events():
             if isinstance(event, OfferReceived):
                 number = event.handoff_id
-                side.grant(number, GrantedLease(f"l{number}-{turn}", ENDPOINT, 0, [1], True), now_s)
+                side.grant(pd.LeaseGrant(number, "", f"l{number}-{turn}", ENDPOINT, 0, [1], TIMES.lease_s, True), now_s)
                 side.on_kv_received(number, [9], now_s)
         side.tick(now_s + 0.1)
         _sendable(side.take_messages())

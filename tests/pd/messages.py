@@ -1,7 +1,7 @@
 """Handoff messages with everything that does not matter to the two sides filled in."""
 
-from onward.pd.handoff import GrantedLease, HandoffTimeouts
-from onward.proto.handoff import PrefillRequest
+from onward.pd.handoff_timeouts import HandoffTimeouts
+from onward.proto.handoff import LeaseGrant, PrefillRequest
 from onward.proto.kv_transfer import KvEndpoint, KvLayout
 from onward.proto.sampling_params import SamplingParams
 
@@ -14,5 +14,8 @@ def prefill(number: int) -> PrefillRequest:
     return PrefillRequest(number, LAYOUT, f"request-{number}", [1, 2, 3], 3, SamplingParams(seed=0))
 
 
-def lease(lease_id: str, block_ids: list[int] | None = None, *, checksums: bool = True) -> GrantedLease:
-    return GrantedLease(lease_id, ENDPOINT, 0, block_ids or [7, 8], checksums)
+def grant(
+    handoff_id: int, lease_id: str = "lease-1", *, checksums: bool = True, lease_s: float = TIMES.lease_s
+) -> LeaseGrant:
+    """As the engine gives it to the protocol, which fills in the incarnation."""
+    return LeaseGrant(handoff_id, "", lease_id, ENDPOINT, 0, [7, 8], lease_s, checksums)

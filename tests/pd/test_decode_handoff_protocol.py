@@ -3,7 +3,8 @@
 import pytest
 
 from onward.pd import decode_handoff_protocol, handoff_errors
-from onward.pd.handoff import DecodeHandoffProtocol, HandoffFailed, KvArrived, OfferReceived
+from onward.pd.decode_handoff_protocol import DecodeHandoffProtocol
+from onward.pd.handoff_events import HandoffFailed, KvArrived, OfferReceived
 from onward.proto.engine import ErrorInfo
 from onward.proto.handoff import (
     CancelHandoff,
@@ -16,7 +17,7 @@ from onward.proto.handoff import (
     PrefillTaken,
     RefuseHandoff,
 )
-from tests.pd.messages import ENDPOINT, TIMES, lease, prefill
+from tests.pd.messages import ENDPOINT, TIMES, grant, prefill
 
 WHY = handoff_errors.prefill_failed("for a test")
 
@@ -35,7 +36,7 @@ class Decode(DecodeHandoffProtocol):
         return self
 
     def granted(self, now_s: float = 1.0, *, checksums: bool = True) -> "Decode":
-        self.offered(now_s).grant(1, lease("lease-1", checksums=checksums), now_s)
+        self.offered(now_s).grant(grant(1, checksums=checksums), now_s)
         self.take_messages()
         return self
 
@@ -83,7 +84,7 @@ def test_an_offer_is_reported_once_however_often_it_comes() -> None:
 
 def test_an_offer_that_comes_again_gets_the_same_grant_again() -> None:
     side = Decode().offered()
-    assert side.grant(1, lease("lease-1"), 1.0)
+    assert side.grant(grant(1), 1.0)
     side.receive("p", PrefillOffer(1, "P1", 2), 1.5)
     first, second = side.said()
     assert first == second == LeaseGrant(1, "P1", "lease-1", ENDPOINT, 0, [7, 8], 5.0, True)
@@ -104,7 +105,7 @@ def test_a_grant_for_an_offer_that_has_ended_meanwhile_is_given_to_nobody() -> N
     side = Decode().offered(1.0)
     side.tick(1.5)
     side.take_messages()
-    assert not side.grant(1, lease("lease-1"), 1.5)
+    assert not side.grant(grant(1), 1.5)
     assert side.said() == []
     side.ended()
 
@@ -190,7 +191,7 @@ def test_what_was_taken_is_remembered_for_a_bounded_number_of_handoffs(monkeypat
     for number in range(1, 6):
         side.request_prefill("p", prefill(side.next_handoff_id()), 0.0)
         side.receive("p", PrefillOffer(number, "P1", 2), 0.0)
-        side.grant(number, lease(f"lease-{number}"), 0.0)
+        side.grant(grant(number, f"lease-{number}"), 0.0)
         side.on_kv_received(number, [5], 0.0)
         side.receive("p", ready([5], number=number), 0.0)
     side.take_messages()

@@ -8,18 +8,12 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.pd.handoff import (
-    DecodeHandoffProtocol,
-    GrantReceived,
-    HandoffCancelled,
-    HandoffFailed,
-    HandoffTimeouts,
-    OfferReceived,
-    PrefillHandoffProtocol,
-    PrefillRequested,
-)
+from onward.pd.decode_handoff_protocol import DecodeHandoffProtocol
+from onward.pd.handoff_events import GrantReceived, HandoffCancelled, HandoffFailed, OfferReceived, PrefillRequested
+from onward.pd.handoff_timeouts import HandoffTimeouts
+from onward.pd.prefill_handoff_protocol import PrefillHandoffProtocol
 from onward.proto.handoff import ToDecode, ToPrefill
-from tests.pd.messages import lease, prefill
+from tests.pd.messages import grant, prefill
 from tests.pd.world import CALM, TIMES, Weather, World
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -140,7 +134,7 @@ def test_a_writer_that_is_cut_off_stops_before_its_blocks_are_given_up(
             if isinstance(event, PrefillRequested):
                 p.offer(event.key, 2, now_p)
             if isinstance(event, OfferReceived):
-                d.grant(event.handoff_id, lease("lease-1"), now_d)
+                d.grant(grant(event.handoff_id, lease_s=lease_s), now_d)
         to_p = [(tick + 1 + delay_to_p, partial(_deliver_to_prefill, p, message)) for _, message in d.take_messages()]
         to_d = [(tick + 1 + delay_to_d, partial(_deliver_to_decode, d, message)) for _, message in p.take_messages()]
         if tick < cut_at:

@@ -3,14 +3,8 @@
 import pytest
 
 from onward.pd import handoff_errors, prefill_handoff_protocol
-from onward.pd.handoff import (
-    GrantReceived,
-    HandoffCancelled,
-    HandoffCompleted,
-    HandoffKey,
-    PrefillHandoffProtocol,
-    PrefillRequested,
-)
+from onward.pd.handoff_events import GrantReceived, HandoffCancelled, HandoffCompleted, HandoffKey, PrefillRequested
+from onward.pd.prefill_handoff_protocol import PrefillHandoffProtocol
 from onward.proto.handoff import (
     CancelHandoff,
     HandoffHeartbeat,
@@ -51,7 +45,7 @@ class PrefillInstance(PrefillHandoffProtocol):
         return self
 
     def made_ready(self, now_s: float = 1.0) -> "PrefillInstance":
-        self.granted(now_s).ready(KEY, [42], 0, None, None, [5, 6], now_s)
+        self.granted(now_s).ready(KEY, PrefillDone(1, "P1", [42], 0, checksums=[5, 6]), now_s)
         self.take_messages()
         return self
 
@@ -108,7 +102,7 @@ def test_a_grant_that_comes_twice_is_reported_once() -> None:
 
 def test_ready_is_repeated_until_it_is_taken() -> None:
     side = PrefillInstance().granted()
-    side.ready(KEY, [42], 3, None, None, [5, 6], 2.0)
+    side.ready(KEY, PrefillDone(1, "P1", [42], 3, checksums=[5, 6]), 2.0)
     side.tick(2.5)
     assert side.said(PrefillDone) == [PrefillDone(1, "P1", [42], 3, checksums=[5, 6])] * 2
     side.receive("D1", PrefillTaken(1), 2.6)
@@ -119,7 +113,7 @@ def test_ready_is_repeated_until_it_is_taken() -> None:
 
 def test_that_a_grammar_is_done_is_told_with_the_tokens() -> None:
     side = PrefillInstance().granted()
-    side.ready(KEY, [42], 3, None, None, [], 2.0, grammar_done=True)
+    side.ready(KEY, PrefillDone(1, "P1", [42], 3, grammar_done=True), 2.0)
     assert [ready.grammar_done for ready in side.said(PrefillDone)] == [True]
 
 
@@ -207,7 +201,7 @@ def test_what_is_said_about_a_handoff_that_has_just_ended_has_no_effect() -> Non
     side = PrefillInstance()
     side.receive("D1", CancelHandoff(1, WHY), 1.0)
     side.offer(KEY, 2, 1.0)
-    side.ready(KEY, [42], 0, None, None, [], 1.0)
+    side.ready(KEY, PrefillDone(1, "P1", [42], 0), 1.0)
     side.fail(KEY, WHY, 1.0)
     side.refuse(KEY, WHY, 1.0)
     assert side.take_messages() == []

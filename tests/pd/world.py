@@ -12,20 +12,19 @@ from random import Random
 from typing import Any
 
 from onward.pd import handoff_errors
-from onward.pd.handoff import (
-    DecodeHandoffProtocol,
-    GrantedLease,
+from onward.pd.decode_handoff_protocol import DecodeHandoffProtocol
+from onward.pd.handoff_events import (
     GrantReceived,
     HandoffCancelled,
     HandoffCompleted,
     HandoffFailed,
     HandoffKey,
-    HandoffTimeouts,
     KvArrived,
     OfferReceived,
-    PrefillHandoffProtocol,
     PrefillRequested,
 )
+from onward.pd.handoff_timeouts import HandoffTimeouts
+from onward.pd.prefill_handoff_protocol import PrefillHandoffProtocol
 from onward.proto.handoff import LeaseGrant, PrefillDone, ToDecode, ToPrefill
 from tests.pd.messages import ENDPOINT, prefill
 
@@ -181,7 +180,8 @@ class PrefillInstance(Instance):
             push.sums.append(value)
             return
         del self.pushes[key]
-        self.side.ready(key, [1], 0, None, None, push.sums, self.now_s)
+        done = PrefillDone(key.handoff_id, self.side.incarnation, [1], 0, checksums=push.sums)
+        self.side.ready(key, done, self.now_s)
         world.finished_writers.add(push.lease_id)
 
 
@@ -286,7 +286,8 @@ class DecodeInstance(Instance):
             if blocks is not None:
                 del self.offers[number]
                 self.leases[number] = lease_id
-                assert self.side.grant(number, GrantedLease(lease_id, ENDPOINT, 0, blocks, True), self.now_s)
+                grant = LeaseGrant(number, "", lease_id, ENDPOINT, 0, blocks, TIMES.lease_s, True)
+                assert self.side.grant(grant, self.now_s)
 
     def _change_of_mind(self) -> None:
         for number in self.asked:

@@ -9,7 +9,9 @@ from onward.engine.request import Request
 from onward.engine.token_processor import TokenProcessor
 from onward.grammar.lazy import LazyGrammarCompiler
 from onward.grammar.matcher import TokenBitmask
+from onward.pd.handoff_events import HandoffKey
 from onward.pd.prefill_handoff_protocol import PrefillHandoffProtocol
+from onward.proto.handoff import PrefillDone
 from onward.proto.sampling_params import Grammar
 from onward.transport import shm_rows
 from onward.worker.logits_processors import constraints
@@ -51,8 +53,10 @@ def _ignore_the_end(patch: Patches) -> None:
 
 
 def _do_not_hand_off_the_end(patch: Patches) -> None:
-    def ready(original: Callable, self: PrefillHandoffProtocol, *args: object, grammar_done: bool = False) -> None:
-        original(self, *args, grammar_done=False)
+    def ready(
+        original: Callable, self: PrefillHandoffProtocol, key: HandoffKey, done: PrefillDone, now_s: float
+    ) -> None:
+        original(self, key, msgspec.structs.replace(done, grammar_done=False), now_s)
 
     patch.around(PrefillHandoffProtocol, "ready", ready)
 

@@ -251,7 +251,7 @@ def _count_when_sampled(patch: Patches) -> None:
 
 
 def _do_not_log_failed_handoffs(patch: Patches) -> None:
-    patch.put(prefill_service, "_log_failed", lambda request_id, key, error: None)
+    patch.put(prefill_service, "log_failed_handoff", lambda *fields: None)
 
 
 def _row(name: str, breaks: str, apply: Callable[[Patches], None], *tests: str) -> Sabotage:

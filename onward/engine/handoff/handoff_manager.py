@@ -68,18 +68,21 @@ class HandoffManager:
 
     @property
     def num_remote_prefills(self) -> int:
-        return self._remote.num_remote_prefills if self._remote else 0
+        """Requests that wait, here or at a peer, for their prompt to be computed."""
+        return len(self._remote.tasks) if self._remote else 0
 
     @property
     def num_remote_prompt_tokens(self) -> int:
-        return self._remote.num_remote_prompt_tokens if self._remote else 0
+        return self._remote.tasks.num_prompt_tokens if self._remote else 0
 
     @property
     def idle(self) -> bool:
         return (self._remote is None or self._remote.idle) and (self._service is None or self._service.idle)
 
     def num_peer_heartbeats(self, request: Request) -> int:
-        return self._remote.num_peer_heartbeats(request) if self._remote else 0
+        """Grows as long as a peer works for this one, though nothing of it is here yet."""
+        task = self._remote.tasks.get(request) if self._remote else None
+        return task.num_heartbeats if task else 0
 
     def route_new_requests(self, now_s: float) -> None:
         if self._remote is not None:
@@ -126,7 +129,7 @@ class HandoffManager:
     def take_messages(self) -> HandoffOutbox:
         outgoing = HandoffOutbox()
         if self._remote is not None:
-            outgoing.prefill_peers = self._remote.addresses
+            outgoing.prefill_peers = self._remote.peers.addresses
             outgoing.to_prefill, commands = self._remote.take_messages()
             outgoing.kv_commands += commands
         if self._service is not None:

@@ -1,8 +1,13 @@
-"""What is counted about handoffs between instances, on either side. Gauges are read from the state when asked for."""
+"""What is counted and logged about handoffs between instances, on either side. Gauges are read from the state."""
 
+import logging
 from collections.abc import Callable
 
+from onward.log import event as log_event
 from onward.obs.metrics import LabelValues, Registry
+from onward.proto.engine import ErrorInfo
+
+log = logging.getLogger(__name__)
 
 Tally = Callable[[], dict[str, int]]
 
@@ -44,3 +49,8 @@ class HandoffMetrics:
         self.latency = registry.histogram(
             "onward_pd_handover_seconds", "From asking a peer to having the KV and the first token."
         )
+
+
+def log_failed_handoff(side: str, request_id: str, peer: str | None, error: ErrorInfo) -> None:
+    fields = {"id": request_id, "peer": peer, "code": error.code, "stage": error.stage or "-", "error": error.message}
+    log.info(log_event("handoff failed", side=side, **fields))

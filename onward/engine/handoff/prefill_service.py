@@ -3,19 +3,17 @@
     PrefillRequested -> queue -> there is room: offer -> GrantReceived: compute and push -> token sampled and all sent:
     ready -> HandoffCompleted
 
-The protocol is `pd.handoff.PrefillHandoffProtocol`; the prompt is a request like any other in the scheduler; this keeps
+The protocol is `PrefillHandoffProtocol`; the prompt is a request like any other in the scheduler; this keeps
 a task for each. A task outlives its request: what a transfer reads stays *sending* until the peer has taken it or the
 transfer is known to be quiet. We decide nothing about the token: the peer's own stages do. No I/O: `take_messages`
 returns what is to be sent.
 """
 
-import logging
 from dataclasses import dataclass
 
 from onward.config import EngineConfig
 from onward.engine import admission
-from onward.engine.handoff.handoff_metrics import HandoffMetrics
-from onward.engine.handoff.remote_prefill import WORKER_CRASH_STAGE
+from onward.engine.handoff.handoff_metrics import HandoffMetrics, log_failed_handoff
 from onward.engine.live_requests import LiveRequests
 from onward.engine.outbox import ApiOutbox, PeerPrefillResult
 from onward.engine.request import FinishReason, Request, RequestStatus
@@ -24,25 +22,16 @@ from onward.engine.scheduling.outgoing_pushes import PushState
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from onward.errors import OnwardError, PdError
-from onward.log import event as log_event
 from onward.pd import handoff_errors
-from onward.pd.handoff import (
-    GrantReceived,
-    HandoffCancelled,
-    HandoffCompleted,
-    HandoffKey,
-    HandoffTimeouts,
-    PrefillHandoffProtocol,
-    PrefillRequested,
-)
+from onward.pd.handoff_events import GrantReceived, HandoffCancelled, HandoffCompleted, HandoffKey, PrefillRequested
+from onward.pd.handoff_timeouts import HandoffTimeouts
 from onward.pd.layout import layout_difference
+from onward.pd.prefill_handoff_protocol import PrefillHandoffProtocol
 from onward.proto.engine import ErrorInfo
 from onward.proto.error_info import to_error_info
-from onward.proto.handoff import LeaseGrant, Ping, Pong, PrefillRequest, ToDecode, ToPrefill
+from onward.proto.handoff import LeaseGrant, Ping, Pong, PrefillDone, PrefillRequest, ToDecode, ToPrefill
 from onward.proto.kv_transfer import KvCommand, KvPush, KvReport, PushComplete, PushFailed
 from onward.proto.step import WorkerHello
-
-log = logging.getLogger(__name__)
 
 WORKER_SILENCE_TIMEOUT_S = 10.0
 """A worker that is at one step for so long, or away, is waited for no longer by those we compute for: they have other
@@ -114,7 +103,7 @@ class PrefillService:
                 self._metrics.seconds.inc(push.backend, "out", by=report.seconds)
                 self._ready_if_complete(self._tasks[push.key], now_s)
             case PushFailed() if push is not None:
-                error = PdError("pd_transfer_failed", report.message, stage="transfer")
+                error = handoff_errors.transfer_failed(report.message)
                 self._fail(self._tasks[push.key], error, now_s, is_quiesced=True)
             case _:
                 self._metrics.unexpected_reports.inc()
@@ -135,7 +124,7 @@ class PrefillService:
         worker died are told so: the prompt may have been the cause."""
         self._collect_results(now_s)
         crashed = {request.handoff for step in self._scheduler.steps_in_flight for request in step.runs}
-        error = PdError("pd_prefill_failed", "the worker died over this prompt", stage=WORKER_CRASH_STAGE)
+        error = handoff_errors.worker_crashed("the worker died over this prompt")
         for task in [task for key, task in self._tasks.items() if key in crashed]:
             self._fail(task, error, now_s, is_quiesced=True)
         self._num_kv_resets += 1
@@ -167,7 +156,7 @@ class PrefillService:
                     self._tokens.record_finish(task.request, FinishReason.HANDED_OFF, now_s)
                     self._end_task(task, now_s, is_quiesced=True)
                 case HandoffCancelled():
-                    self._on_cancelled(task, event.error, now_s)
+                    self._end_failed(task, event.error, now_s, is_quiesced=False)
 
     def _on_prefill_requested(self, key: HandoffKey, prefill: PrefillRequest, now_s: float) -> None:
         try:
@@ -196,7 +185,7 @@ class PrefillService:
     def _fail_unfinished(self, now_s: float) -> None:
         """All but what lies ready for the peer to take: that needs our worker no more."""
         for task in [task for task in self._tasks.values() if task.result is None or self._sent_push(task) is None]:
-            self._fail(task, _worker_silent(), now_s)
+            self._fail(task, to_error_info(_worker_silent()), now_s)
 
     def _sent_push(self, task: PeerPrefillTask) -> PushComplete | None:
         push = self._pushes.get(task.key)
@@ -204,25 +193,19 @@ class PrefillService:
 
     def _refuse(self, request_id: str, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
         self._metrics.refusals.inc("prefill", error.code)
-        _log_failed(request_id, key, error)
+        log_failed_handoff("prefill", request_id, key.decode_incarnation, error)
         self._protocol.refuse(key, error, now_s)
 
     def _on_granted(self, task: PeerPrefillTask, grant: LeaseGrant, now_s: float) -> None:
         push = self._pushes.get(task.key)
-        assert push is not None, "only what was offered is granted"
         first_block, remainder = divmod(grant.num_cached_tokens, self._limits.block_size)
-        if remainder or first_block + len(grant.block_ids) != len(task.request.block_ids):
-            self._fail(
-                task, PdError("pd_layout_mismatch", "the granted blocks do not fit the prompt", stage="offer"), now_s
-            )
+        # A request that has just ended, before its peer was told, has neither an offer nor blocks any more.
+        if push is None or remainder or first_block + len(grant.block_ids) != len(task.request.block_ids):
+            error = PdError("pd_layout_mismatch", "the granted blocks do not fit the prompt", stage="offer")
+            self._fail(task, to_error_info(error), now_s)
             return
         target = KvPush(grant.lease_id, grant.endpoint, first_block, grant.block_ids, grant.checksums)
         self._pushes.start(push, target, now_s)
-
-    def _on_cancelled(self, task: PeerPrefillTask, error: ErrorInfo, now_s: float) -> None:
-        self._record_failure(task.request.request_id, task.key, error)
-        self._record_undelivered(task, error.code, now_s)
-        self._end_task(task, now_s, is_quiesced=False)
 
     def _collect_results(self, now_s: float) -> None:
         """What the token stages say of the prompts that we compute for others."""
@@ -232,7 +215,7 @@ class PrefillService:
             if task is None:
                 continue
             if result.error is not None:
-                error = PdError("pd_prefill_failed", f"{result.error.message} ({result.error.code})", stage="prefill")
+                error = handoff_errors.prefill_failed(f"{result.error.message} ({result.error.code})")
                 self._fail(task, error, now_s)
             elif result.token_ids:
                 task.result = result
@@ -243,33 +226,29 @@ class PrefillService:
         sent = self._sent_push(task)
         if task.result is None or sent is None:
             return
-        self._protocol.ready(
-            task.key,
+        done = PrefillDone(
+            task.key.handoff_id,
+            self.incarnation,
             task.result.token_ids,
             task.request.num_cached_tokens or 0,
             task.result.logprobs,
             task.result.prompt_logprobs,
+            task.result.draft_token_ids,
             sent.checksums,
-            now_s,
-            grammar_done=task.result.grammar_done,
-            draft_token_ids=task.result.draft_token_ids,
+            task.result.grammar_done,
         )
+        self._protocol.ready(task.key, done, now_s)
 
-    def _fail(self, task: PeerPrefillTask, error: OnwardError, now_s: float, *, is_quiesced: bool = False) -> None:
-        error_info = to_error_info(error)
-        self._record_failure(task.request.request_id, task.key, error_info)
-        self._record_undelivered(task, error.code, now_s)
-        self._protocol.fail(task.key, error_info, now_s)
-        self._end_task(task, now_s, is_quiesced=is_quiesced)
+    def _fail(self, task: PeerPrefillTask, error: ErrorInfo, now_s: float, *, is_quiesced: bool = False) -> None:
+        self._protocol.fail(task.key, error, now_s)
+        self._end_failed(task, error, now_s, is_quiesced=is_quiesced)
 
-    def _record_failure(self, request_id: str, key: HandoffKey, error: ErrorInfo) -> None:
+    def _end_failed(self, task: PeerPrefillTask, error: ErrorInfo, now_s: float, *, is_quiesced: bool) -> None:
         self._metrics.ended.inc("prefill", error.code)
-        _log_failed(request_id, key, error)
-
-    def _record_undelivered(self, task: PeerPrefillTask, error_code: str, now_s: float) -> None:
-        """Its token was sampled, and the peer never had its KV."""
-        if task.request.finish_reason is FinishReason.HANDED_OFF:
-            self._tokens.record_finish(task.request, FinishReason.ERROR, now_s, error_code)
+        log_failed_handoff("prefill", task.request.request_id, task.key.decode_incarnation, error)
+        if task.request.finish_reason is FinishReason.HANDED_OFF:  # sampled, and the peer never had its KV
+            self._tokens.record_finish(task.request, FinishReason.ERROR, now_s, error.code)
+        self._end_task(task, now_s, is_quiesced=is_quiesced)
 
     def _end_task(self, task: PeerPrefillTask, now_s: float, *, is_quiesced: bool) -> None:
         """Forgets the task. Its blocks stay in the transfer's hands until that is quiet."""
@@ -277,20 +256,6 @@ class PrefillService:
         if task.request.status is not RequestStatus.FINISHED:
             self._tokens.finish(task.request, FinishReason.ABORT, now_s)
         self._commands += self._pushes.end(task.key, now_s, is_quiesced=is_quiesced)
-
-
-def _log_failed(request_id: str, key: HandoffKey, error: ErrorInfo) -> None:
-    log.info(
-        log_event(
-            "handoff failed",
-            side="prefill",
-            id=request_id,
-            peer=key.decode_incarnation,
-            code=error.code,
-            stage=error.stage or "-",
-            error=error.message,
-        )
-    )
 
 
 def _worker_silent() -> PdError:

@@ -14,7 +14,7 @@ from enum import Enum
 from onward.engine.request import Request, RequestStatus
 from onward.engine.scheduling import scheduling_policy
 from onward.engine.scheduling.slot_and_block_allocator import PlannedAllocation, SlotAndBlockAllocator
-from onward.pd.handoff import HandoffKey
+from onward.pd.handoff_events import HandoffKey
 from onward.proto.kv_transfer import KvCommand, KvPush, PushComplete, StopPush
 
 STOP_TIMEOUT_S = 15.0

@@ -15,7 +15,7 @@ from onward.api.engine_link.request_tracker import (
 )
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.engine.core import EngineCore
-from onward.engine.handoff.remote_prefill import RemotePrefillClient, RemotePrefillTask
+from onward.engine.handoff.remote_prefill_tasks import RemotePrefillTask, RemotePrefillTasks
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import Request
 from onward.engine.scheduling import request_queue, scheduling_policy, slot_and_block_allocator
@@ -192,7 +192,7 @@ def a_late_offer_is_granted(patch: Patches) -> None:
             self._live[offer.handoff_id] = over
         original(self, peer, offer, now_s)
 
-    def end_handoff(original: Callable, self: RemotePrefillClient, task: RemotePrefillTask) -> None:
+    def end_handoff(original: Callable, self: RemotePrefillTasks, task: RemotePrefillTask) -> None:
         number = task.handoff_id
         original(self, task)
         if number is not None:
@@ -200,7 +200,7 @@ def a_late_offer_is_granted(patch: Patches) -> None:
 
     patch.around(DecodeHandoffProtocol, "_remove", forget)
     patch.around(DecodeHandoffProtocol, "_receive_offer", receive_offer)
-    patch.around(RemotePrefillClient, "_end_handoff", end_handoff)
+    patch.around(RemotePrefillTasks, "end_handoff", end_handoff)
 
 
 def a_lost_writer_is_forgotten(patch: Patches) -> None:

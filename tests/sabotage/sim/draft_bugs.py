@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from onward.engine.handoff.remote_prefill import RemotePrefillClient, RemotePrefillTask
+from onward.engine.handoff.remote_prefill import RemotePrefillClient
+from onward.engine.handoff.remote_prefill_tasks import RemotePrefillTask
 from onward.engine.request import PlannedRun, Request
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.scheduling.slot_and_block_allocator import SlotAndBlockAllocator

@@ -1,0 +1,124 @@
+"""The requests whose prompts peers compute, found by handoff, by peer and by what they wait for. Decides nothing.
+
+A task is at one peer, or waits until one of some peers can be asked, or until there are blocks of ours for it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from onward.engine.request import Request
+from onward.engine.scheduling.request_queue import RequestQueue
+from onward.proto.engine import ErrorInfo
+from onward.timers import Timers
+
+
+@dataclass(slots=True, eq=False)
+class RemotePrefillTask:
+    """One request that is out to have its prompt computed."""
+
+    request: Request
+    started_s: float
+    peer_address: str | None = None
+    handoff_id: int | None = None
+    requested_s: float = 0.0
+    attempts: Counter[str] = field(default_factory=Counter)
+    num_heartbeats: int = 0
+    """How often its peer has said that it is still at work, while it was the peer's turn."""
+    awaited_peers: frozenset[str] | None = None
+    """None of these peers can be asked now; one of them is as soon as it can."""
+    error: ErrorInfo | None = None
+
+
+class RemotePrefillTasks:
+    def __init__(self) -> None:
+        self._by_request: dict[Request, RemotePrefillTask] = {}
+        self._by_handoff_id: dict[int, RemotePrefillTask] = {}
+        self._by_peer: dict[str, dict[int, RemotePrefillTask]] = {}
+        self._awaiting_peers: dict[frozenset[str], dict[Request, RemotePrefillTask]] = {}
+        """By the peers that they wait for: one look at a peer answers for all of them."""
+        self._give_up_timers: Timers[Request] = Timers()
+        """Of those: when no peer is looked for any longer."""
+        self.awaiting_blocks = RequestQueue()
+        """We have refused blocks for these ourselves: no peer is asked again before there are some."""
+        self.num_prompt_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    def __iter__(self) -> Iterator[RemotePrefillTask]:
+        return iter(self._by_request.values())
+
+    def __getitem__(self, request: Request) -> RemotePrefillTask:
+        return self._by_request[request]
+
+    def get(self, request: Request) -> RemotePrefillTask | None:
+        return self._by_request.get(request)
+
+    def of_handoff(self, handoff_id: int) -> RemotePrefillTask | None:
+        return self._by_handoff_id.get(handoff_id)
+
+    def at_peer(self, address: str) -> list[RemotePrefillTask]:
+        return list(self._by_peer.get(address, {}).values())
+
+    def num_at_peer(self, address: str) -> int:
+        return len(self._by_peer.get(address, ()))
+
+    @property
+    def peers_in_use(self) -> set[str]:
+        return self._by_peer.keys() | {peer for peers in self._awaiting_peers for peer in peers}
+
+    def add(self, request: Request, now_s: float) -> RemotePrefillTask:
+        task = self._by_request[request] = RemotePrefillTask(request, now_s)
+        self.num_prompt_tokens += request.num_prompt
+        return task
+
+    def remove(self, task: RemotePrefillTask) -> None:
+        """The request is out no longer: its prompt is here, is computed here, or is wanted no more."""
+        self.stop_waiting(task)
+        self.num_prompt_tokens -= task.request.num_prompt
+        del self._by_request[task.request]
+
+    def start_handoff(self, task: RemotePrefillTask, address: str, handoff_id: int, now_s: float) -> None:
+        task.peer_address, task.handoff_id, task.requested_s = address, handoff_id, now_s
+        task.attempts[address] += 1
+        self._by_handoff_id[handoff_id] = self._by_peer.setdefault(address, {})[handoff_id] = task
+
+    def end_handoff(self, task: RemotePrefillTask) -> None:
+        """The task may start another one."""
+        if task.handoff_id is None:
+            return
+        assert task.peer_address is not None, "a handoff has a peer"
+        del self._by_handoff_id[task.handoff_id]
+        del self._by_peer[task.peer_address][task.handoff_id]
+        if not self._by_peer[task.peer_address]:
+            del self._by_peer[task.peer_address]
+        task.handoff_id = None
+
+    def wait_for_blocks(self, task: RemotePrefillTask) -> None:
+        if task.request not in self.awaiting_blocks:
+            self.awaiting_blocks.add(task.request)
+
+    def wait_for_peers(self, task: RemotePrefillTask, peers: frozenset[str], give_up_at_s: float) -> None:
+        task.awaited_peers = peers
+        self._awaiting_peers.setdefault(peers, {})[task.request] = task
+        self._give_up_timers.set_earliest(task.request, give_up_at_s)
+
+    def stop_waiting(self, task: RemotePrefillTask) -> None:
+        self.awaiting_blocks.discard(task.request)
+        if task.awaited_peers is not None:
+            waiting = self._awaiting_peers[task.awaited_peers]
+            del waiting[task.request]
+            if not waiting:
+                del self._awaiting_peers[task.awaited_peers]
+            task.awaited_peers = None
+            self._give_up_timers.cancel(task.request)
+
+    def take_askable(self, is_available: Callable[[str], bool], now_s: float) -> list[RemotePrefillTask]:
+        """Tasks that wait for peers no longer: they have waited for too long, or one of their peers can be asked."""
+        overdue = [self._by_request[request] for request in self._give_up_timers.take_due(now_s)]
+        available = [waiting for peers, waiting in self._awaiting_peers.items() if any(map(is_available, peers))]
+        tasks = list(dict.fromkeys(overdue + [task for waiting in available for task in waiting.values()]))
+        for task in tasks:
+            self.stop_waiting(task)
+        return tasks
