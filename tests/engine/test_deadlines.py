@@ -183,3 +183,20 @@ def late_at(instance: Instance) -> RequestStatus | None:
 def release(cluster: Cluster) -> None:
     cluster.holds = lambda message: False
     cluster.prefill.continue_worker()
+
+
+def test_a_grant_that_comes_behind_the_deadline_of_its_offer_starts_no_push() -> None:
+    """The prefill instance's clock runs ahead: the offer ends there, and the grant comes before its peer was told."""
+    cluster = Cluster()
+    client = cluster.submit("r", list(range(1, 23)), deadline_in_s=DEADLINE_S)
+    granted_and_untold(cluster)
+    for _ in range(20):
+        cluster.turn()
+    assert any(isinstance(message, LeaseGrant) for _, message in cluster.to_prefill)
+    cluster.prefill.tick(LATER_S)
+    cluster.holds = lambda message: False
+    cluster.deliver()
+    assert not cluster.prefill.core.scheduler.pushes.num_sending
+    cluster.settle()
+    assert client.tokens == cluster.decode.expected(client)
+    cluster.check_idle()
