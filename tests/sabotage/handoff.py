@@ -229,6 +229,10 @@ def _a_peer_s_death_is_our_stall(patch: Patches) -> None:
     patch.around(RemotePrefillClient, "receive_kv_report", lambda original, self, report, now_s: None)
 
 
+def _the_worker_owes_no_report_on_leases(patch: Patches) -> None:
+    patch.put(PeerWriteLeases, "worker_due_since_s", None)
+
+
 def _repeat_all_that_was_not_sent(patch: Patches) -> None:
     def unsent(original: Callable, self: DecodeHandoffProtocol, peer: str, now_s: float) -> None:
         for number, handoff in self._live.items():
@@ -294,6 +298,12 @@ TABLE = [
             "tests/engine/test_scale.py::test_a_peer_that_cannot_be_reached_is_sent_one_message_in_a_turn",
             "tests/engine/test_scale.py::test_an_event_costs_the_same_however_many_requests_are_live[unreachable]",
         ],
+    ),
+    Sabotage(
+        "lease-report-not-due",
+        "a worker that reports nothing on leases is not seen as stalled",
+        _the_worker_owes_no_report_on_leases,
+        ["tests/engine/test_silent_workers.py::test_a_peer_that_is_done_does_not_hide_that_our_worker_has_stopped"],
     ),
     _row(
         "leased-freed-at-once",
