@@ -172,7 +172,7 @@ def test_a_preempt_behind_a_draw_that_had_to_wait_tells_the_length_without_it(ne
 
 
 class GivesUp:
-    """A grammar that allows every token, and cannot go on behind so many."""
+    """A grammar that allows every token, and refuses the one behind so many, but only once."""
 
     is_ready = True
 
@@ -184,7 +184,7 @@ class GivesUp:
 
     def advance(self, token_id: int) -> bool:
         self._num_left -= 1
-        if self._num_left < 0:
+        if self._num_left == -1:
             raise SlotGrammarError("too deep")
         return False
 
