@@ -1,6 +1,8 @@
 """What a line of the catalogue of failures is made of."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from onward.sim.scenario import FaultSpec, MessageTrigger, RunResult, Scenario, Shape, SimInstanceSpec, SimRequest
 
@@ -13,6 +15,7 @@ ROUTED_START_S = 3.0
 class CatalogueEntry:
     """A failure that another engine had: the run in which it would show here, or the test that covers it instead."""
 
+    name: str
     title: str
     scenario: Scenario | None
     covered_by: str
@@ -41,16 +44,29 @@ def find_mismatch(entry: CatalogueEntry, outcome: RunResult) -> str | None:
     return None
 
 
-def scenario(
+def entry(
     name: str,
-    shape: Shape,
-    specs: list[SimInstanceSpec],
-    requests: list[SimRequest],
-    faults: list[FaultSpec],
-    **rest: object,
-) -> Scenario:
-    settings: dict[str, object] = {"num_routers": 1 if shape == "cluster" else 0} | rest
-    return Scenario(0, shape, specs, requests, faults, name=name, **settings)  # type: ignore[arg-type]
+    title: str,
+    covered_by: str,
+    instances: Sequence[SimInstanceSpec] = (),
+    requests: Sequence[SimRequest] = (),
+    faults: Sequence[FaultSpec] = (),
+    *,
+    expects: tuple[str, ...] = (),
+    forbids: tuple[str, ...] = (),
+    max_occurrences: tuple[tuple[str, int], ...] = (),
+    num_routers: int = 0,
+    **settings: Any,
+) -> CatalogueEntry:
+    """Without instances: what simulation cannot express. The shape follows from what there is."""
+    has_prefill = any(spec.role == "prefill" for spec in instances)
+    shape: Shape = "cluster" if num_routers else "pd" if has_prefill else "engine"
+    scenario = Scenario(0, shape, [*instances], [*requests], [*faults], name=name, num_routers=num_routers, **settings)
+    return CatalogueEntry(name, title, scenario if instances else None, covered_by, expects, forbids, max_occurrences)
+
+
+def catalogue(*entries: CatalogueEntry) -> dict[str, CatalogueEntry]:
+    return {entry.name: entry for entry in entries}
 
 
 def burst(count: int, prompt: str, *, at_s: float = START_S, gap_s: float = 0.01, **common: object) -> list[SimRequest]:

@@ -1,6 +1,6 @@
 """F20 to F37: KV between machines. A decode machine and those that compute prompts for it."""
 
-from onward.sim.catalogue_entry import START_S, CatalogueEntry, burst, on_message, scenario
+from onward.sim.catalogue_entry import START_S, CatalogueEntry, burst, catalogue, entry, on_message
 from onward.sim.scenario import FaultSpec, SimInstanceSpec, SimRequest
 from onward.sim.vocabulary import DOOM
 
@@ -12,233 +12,191 @@ D0 = SimInstanceSpec("d0", "decode", num_blocks=64, max_num_batched_tokens=16)
 TIGHT = SimInstanceSpec("d0", "decode", num_blocks=18, max_num_seqs=4, max_num_batched_tokens=16)
 """Room for the list of one long prompt and its output, and not for two."""
 
-KV: dict[str, CatalogueEntry] = {
-    "F20": CatalogueEntry(
+KV: dict[str, CatalogueEntry] = catalogue(
+    entry(
+        "F20",
         "an abort frees blocks that a late write still reaches",
-        scenario(
-            "F20",
-            "pd",
-            [TIGHT, P0],
-            [
-                SimRequest("gone", START_S, prompt=LONG, max_tokens=20, abort_at_s=0.5),
-                *burst(4, "face ", at_s=START_S + 0.6, max_tokens=12),
-            ],
-            [
-                on_message("LeaseGrant", "slow-kv", "p0", duration_s=0.45),
-                on_message("LeaseGrant", "stop-worker", "p0", at_s=0.1, duration_s=2.5),
-            ],
-        ),
         TESTS + "test_f20_blocks_that_a_late_write_may_reach_are_nobody_s_until_the_writer_is_quiet",
-        ("gone ends: aborted",),
+        [TIGHT, P0],
+        [
+            SimRequest("gone", START_S, prompt=LONG, max_tokens=20, abort_at_s=0.5),
+            *burst(4, "face ", at_s=START_S + 0.6, max_tokens=12),
+        ],
+        [
+            on_message("LeaseGrant", "slow-kv", "p0", duration_s=0.45),
+            on_message("LeaseGrant", "stop-worker", "p0", at_s=0.1, duration_s=2.5),
+        ],
+        expects=("gone ends: aborted",),
     ),
-    "F21": CatalogueEntry(
+    entry(
+        "F21",
         "a slow transfer's blocks are freed by time",
-        scenario(
-            "F21",
-            "pd",
-            [D0, P0],
-            burst(3, LONG),
-            [on_message("LeaseGrant", "slow-kv", "p0", duration_s=7.0)],
-        ),
         TESTS + "test_f21_a_slow_prefill_keeps_its_lease_and_its_blocks_as_long_as_it_lives",
-        (),
-        ("CancelHandoff",),
+        [D0, P0],
+        burst(3, LONG),
+        [on_message("LeaseGrant", "slow-kv", "p0", duration_s=7.0)],
+        forbids=("CancelHandoff",),
     ),
-    "F22": CatalogueEntry(
+    entry(
+        "F22",
         "a request ends at the decode side, and nobody tells the prefill side",
-        scenario(
-            "F22",
-            "pd",
-            [TIGHT, P0],
-            [
-                SimRequest(f"q{index}", START_S, prompt=f"{LONG}{index}", max_tokens=16, abort_at_s=0.1 + index / 8)
-                for index in range(6)
-            ],
-            [FaultSpec("delay", "peers", START_S, duration_s=0.5, rate=0.3)],
-        ),
         TESTS + "test_f22_a_request_that_ends_at_the_decode_side_ends_at_the_prefill_side",
-        ("CancelHandoff",),
+        [TIGHT, P0],
+        [
+            SimRequest(f"q{index}", START_S, prompt=f"{LONG}{index}", max_tokens=16, abort_at_s=0.1 + index / 8)
+            for index in range(6)
+        ],
+        [FaultSpec("delay", "peers", START_S, duration_s=0.5, rate=0.3)],
+        expects=("CancelHandoff",),
     ),
-    "F23": CatalogueEntry(
+    entry(
+        "F23",
         "a push that fails is told to nobody",
-        scenario(
-            "F23",
-            "pd",
-            [D0, P0],
-            burst(3, LONG),
-            [on_message("LeaseGrant", "break-kv", "p0", duration_s=0.6, rate=0.3)],
-        ),
         TESTS + "test_f23_a_push_that_fails_is_told_and_the_prompt_is_computed_elsewhere",
-        ("p0/engine.2>d0/engine.2 peers  CancelHandoff",),
+        [D0, P0],
+        burst(3, LONG),
+        [on_message("LeaseGrant", "break-kv", "p0", duration_s=0.6, rate=0.3)],
+        expects=("p0/engine.2>d0/engine.2 peers  CancelHandoff",),
     ),
-    "F24": CatalogueEntry(
+    entry(
+        "F24",
         "blocks are refused, and the prefill side is not told",
-        scenario(
-            "F24",
-            "pd",
-            [TIGHT, P0],
-            burst(4, LONG, max_tokens=30),
-            [FaultSpec("repeat", "peers", START_S, duration_s=3.0)],
-        ),
         TESTS + "test_f24_a_refusal_of_blocks_reaches_the_prefill_side",
-        ("RefuseHandoff",),
+        [TIGHT, P0],
+        burst(4, LONG, max_tokens=30),
+        [FaultSpec("repeat", "peers", START_S, duration_s=3.0)],
+        expects=("RefuseHandoff",),
     ),
-    "F25": CatalogueEntry(
+    entry(
+        "F25",
         "the same full decode instance is asked for ever, and everything behind it waits",
-        scenario(
-            "F25",
-            "cluster",
-            [TIGHT, SimInstanceSpec("d1", "decode", num_blocks=64, max_num_batched_tokens=16), P0],
-            burst(8, LONG, at_s=START_S + 1, max_tokens=24),
-            [on_message("PrefillOffer", "stop-engine", "d0", nth=2, duration_s=2.5)],
-            policy="round_robin",
-        ),
         TESTS + "test_f25_a_decode_instance_that_does_not_answer_holds_up_nobody_else",
-        ("stop-engine d0",),
+        [TIGHT, SimInstanceSpec("d1", "decode", num_blocks=64, max_num_batched_tokens=16), P0],
+        burst(8, LONG, at_s=START_S + 1, max_tokens=24),
+        [on_message("PrefillOffer", "stop-engine", "d0", nth=2, duration_s=2.5)],
+        expects=("stop-engine d0",),
+        num_routers=1,
+        policy="round_robin",
     ),
-    "F26": CatalogueEntry(
+    entry(
+        "F26",
         "the same ask, sent twice, takes blocks twice",
-        scenario("F26", "pd", [D0, P0], burst(4, LONG), [FaultSpec("repeat", "peers", START_S, duration_s=4.0)]),
         TESTS + "test_f26_the_same_offer_twice_takes_blocks_once",
-        ("LeaseGrant",),
+        [D0, P0],
+        burst(4, LONG),
+        [FaultSpec("repeat", "peers", START_S, duration_s=4.0)],
+        expects=("LeaseGrant",),
     ),
-    "F27": CatalogueEntry(
+    entry(
+        "F27",
         "what a worker says for a slot that is only granted crashes the stage",
-        scenario(
-            "F27",
-            "pd",
-            [SimInstanceSpec("d0", "decode", num_blocks=64, max_num_seqs=2, max_num_batched_tokens=16), P0],
-            burst(6, LONG, max_tokens=6),
-            [
-                FaultSpec("delay", "d0/worker", START_S, duration_s=4.0, rate=0.3),
-                FaultSpec("slow-kv", "p0", START_S, duration_s=3.0, rate=0.5),
-            ],
-        ),
         TESTS + "test_f27_what_a_worker_says_for_a_granted_slot_is_stale",
-        ("LeaseGrant",),
+        [SimInstanceSpec("d0", "decode", num_blocks=64, max_num_seqs=2, max_num_batched_tokens=16), P0],
+        burst(6, LONG, max_tokens=6),
+        [
+            FaultSpec("delay", "d0/worker", START_S, duration_s=4.0, rate=0.3),
+            FaultSpec("slow-kv", "p0", START_S, duration_s=3.0, rate=0.5),
+        ],
+        expects=("LeaseGrant",),
     ),
-    "F28": CatalogueEntry(
+    entry(
+        "F28",
         "leased blocks are not counted, and the instance looks free",
-        scenario(
-            "F28",
-            "pd",
-            [
-                SimInstanceSpec(
-                    "d0", "decode", num_blocks=22, max_num_seqs=8, max_num_batched_tokens=16, local_prefill_tokens=12
-                ),
-                P0,
-            ],
-            [
-                *burst(3, LONG, max_tokens=12),
-                *(SimRequest(f"s{index}", START_S + 0.3, prompt="fade", max_tokens=20) for index in range(6)),
-            ],
-            [on_message("LeaseGrant", "slow-kv", "p0", duration_s=3.0)],
-        ),
         TESTS + "test_f28_leased_blocks_are_counted_and_not_given_twice",
-        ("LeaseGrant",),
+        [
+            SimInstanceSpec(
+                "d0", "decode", num_blocks=22, max_num_seqs=8, max_num_batched_tokens=16, local_prefill_tokens=12
+            ),
+            P0,
+        ],
+        [
+            *burst(3, LONG, max_tokens=12),
+            *(SimRequest(f"s{index}", START_S + 0.3, prompt="fade", max_tokens=20) for index in range(6)),
+        ],
+        [on_message("LeaseGrant", "slow-kv", "p0", duration_s=3.0)],
+        expects=("LeaseGrant",),
     ),
-    "F29": CatalogueEntry(
+    entry(
+        "F29",
         "a restarted prefill peer is taken for the old one",
-        scenario(
-            "F29",
-            "pd",
-            [D0, P0],
-            burst(8, LONG, gap_s=0.8),
-            [
-                FaultSpec("delay", ">d0/engine", START_S, duration_s=6.0, rate=0.3),
-                on_message("PrefillOffer", "kill-worker", "p0", nth=2, at_s=0.01),
-                on_message("PrefillOffer", "kill-engine", "p0", nth=5, at_s=0.01),
-            ],
-        ),
         TESTS + "test_f29_a_peer_with_a_new_incarnation_is_a_new_peer",
-        ("PeerGone",),
+        [D0, P0],
+        burst(8, LONG, gap_s=0.8),
+        [
+            FaultSpec("delay", ">d0/engine", START_S, duration_s=6.0, rate=0.3),
+            on_message("PrefillOffer", "kill-worker", "p0", nth=2, at_s=0.01),
+            on_message("PrefillOffer", "kill-engine", "p0", nth=5, at_s=0.01),
+        ],
+        expects=("PeerGone",),
     ),
-    "F30": CatalogueEntry(
+    entry(
+        "F30",
         "several loads hold blocks, and none of them can finish",
-        scenario(
-            "F30",
-            "pd",
-            [SimInstanceSpec("d0", "decode", num_blocks=24, max_num_seqs=8, max_num_batched_tokens=16), P0, P1],
-            burst(8, LONG, gap_s=0.0, max_tokens=12),
-            [on_message("LeaseGrant", "slow-kv", "", duration_s=2.0, rate=0.9)],
-        ),
         TESTS + "test_f30_a_lease_holds_all_that_its_request_needs_to_arrive",
-        ("LeaseGrant",),
+        [SimInstanceSpec("d0", "decode", num_blocks=24, max_num_seqs=8, max_num_batched_tokens=16), P0, P1],
+        burst(8, LONG, gap_s=0.0, max_tokens=12),
+        [on_message("LeaseGrant", "slow-kv", "", duration_s=2.0, rate=0.9)],
+        expects=("LeaseGrant",),
     ),
-    "F31": CatalogueEntry(
+    entry(
+        "F31",
         "a send to a dead peer blocks the loop: simulated sends never block, only real sockets can",
-        None,
         TESTS + "test_f31_sending_to_a_peer_that_does_not_read_never_blocks",
     ),
-    "F32": CatalogueEntry(
+    entry(
+        "F32",
         "a timeout is enforced before what has arrived is read",
-        scenario(
-            "F32",
-            "pd",
-            [D0, P0],
-            burst(3, LONG),
-            [on_message("LeaseGrant", "stop-engine", "d0", at_s=0.01, duration_s=2.5)],
-        ),
         TESTS + "test_f32_a_word_that_arrives_with_its_deadline_counts",
-        ("stop-engine d0",),
+        [D0, P0],
+        burst(3, LONG),
+        [on_message("LeaseGrant", "stop-engine", "d0", at_s=0.01, duration_s=2.5)],
+        expects=("stop-engine d0",),
     ),
-    "F33": CatalogueEntry(
+    entry(
+        "F33",
         "a prompt is rejected or half sent, and the decode side runs on it",
-        scenario(
-            "F33",
-            "pd",
-            [D0, P0],
-            [*burst(3, LONG), SimRequest("doomed", START_S, prompt=f"{LONG}{DOOM}", max_tokens=8)],
-            [
-                on_message("LeaseGrant", "slow-kv", "p0", duration_s=0.5),
-                on_message("LeaseGrant", "kill-worker", "p0", nth=2, at_s=0.3),
-            ],
-        ),
         TESTS + "test_f33_nothing_runs_before_every_block_is_counted_and_equal",
-        ("doomed ends: invalid_logits",),
+        [D0, P0],
+        [*burst(3, LONG), SimRequest("doomed", START_S, prompt=f"{LONG}{DOOM}", max_tokens=8)],
+        [
+            on_message("LeaseGrant", "slow-kv", "p0", duration_s=0.5),
+            on_message("LeaseGrant", "kill-worker", "p0", nth=2, at_s=0.3),
+        ],
+        expects=("doomed ends: invalid_logits",),
     ),
-    "F34": CatalogueEntry(
+    entry(
+        "F34",
         "one transfer is waited for while everybody's first token queues behind it",
-        scenario(
-            "F34",
-            "pd",
-            [D0, P0],
-            burst(6, LONG, gap_s=0.1),
-            [on_message("LeaseGrant", "slow-kv", "p0", duration_s=5.0, rate=0.97)],
-        ),
         TESTS + "test_f34_a_slow_transfer_holds_up_no_other_prompt",
+        [D0, P0],
+        burst(6, LONG, gap_s=0.1),
+        [on_message("LeaseGrant", "slow-kv", "p0", duration_s=5.0, rate=0.97)],
     ),
-    "F35": CatalogueEntry(
+    entry(
+        "F35",
         "success is counted before it is known: a figure for people, which no client of a simulation sees",
-        None,
         TESTS + "test_f35_success_is_counted_when_the_peer_has_taken_it",
     ),
-    "F36": CatalogueEntry(
+    entry(
+        "F36",
         "a lost last message holds blocks for minutes",
-        scenario(
-            "F36",
-            "pd",
-            [D0, P0],
-            burst(4, LONG, gap_s=0.3),
-            [
-                on_message("LeaseGrant", "lose", "peers PrefillTaken", duration_s=4.0),
-                on_message("LeaseGrant", "lose", "peers PrefillDone", duration_s=0.4),
-            ],
-        ),
         TESTS + "test_f36_a_lost_message_costs_a_moment_and_holds_nothing",
-        ("PrefillTaken  lost", "PrefillDone  lost"),
+        [D0, P0],
+        burst(4, LONG, gap_s=0.3),
+        [
+            on_message("LeaseGrant", "lose", "peers PrefillTaken", duration_s=4.0),
+            on_message("LeaseGrant", "lose", "peers PrefillDone", duration_s=0.4),
+        ],
+        expects=("PrefillTaken  lost", "PrefillDone  lost"),
     ),
-    "F37": CatalogueEntry(
+    entry(
+        "F37",
         "a dead prefill peer makes the decode instance look ill, and it is killed",
-        scenario(
-            "F37",
-            "pd",
-            [D0, P0],
-            burst(6, LONG, gap_s=0.3),
-            [on_message("LeaseGrant", "kill-instance", "p0", nth=2, at_s=0.01, duration_s=20.0)],
-        ),
         TESTS + "test_f37_a_dead_prefill_peer_is_not_the_decode_instance_s_illness",
-        ("kill-instance p0",),
-        ("is killed for silence", "is renewed"),
+        [D0, P0],
+        burst(6, LONG, gap_s=0.3),
+        [on_message("LeaseGrant", "kill-instance", "p0", nth=2, at_s=0.01, duration_s=20.0)],
+        expects=("kill-instance p0",),
+        forbids=("is killed for silence", "is renewed"),
     ),
-}
+)

@@ -3,7 +3,7 @@
 Few seeds lead here: a request must have been charged twice, be large, and find a load that goes on for long enough.
 """
 
-from onward.sim.catalogue_entry import ROUTED_START_S, START_S, CatalogueEntry, burst, on_message, scenario
+from onward.sim.catalogue_entry import ROUTED_START_S, START_S, CatalogueEntry, burst, catalogue, entry, on_message
 from onward.sim.scenario import FaultSpec, SimInstanceSpec, SimRequest
 from onward.sim.vocabulary import ENGINE_POISON
 
@@ -18,85 +18,68 @@ def steady(count: int, every_s: float, first_s: float, prompt: str = "the sea") 
     return burst(count, prompt, at_s=first_s, gap_s=every_s, max_tokens=8)
 
 
-LOAD: dict[str, CatalogueEntry] = {
-    "wrong-clock": CatalogueEntry(
+LOAD: dict[str, CatalogueEntry] = catalogue(
+    entry(
+        "wrong-clock",
         "a router's wall clock, half a minute late, puts its requests before those of another router",
-        scenario(
-            "wrong-clock",
-            "cluster",
-            [BUSY],
-            steady(40, 0.1, ROUTED_START_S),
-            [FaultSpec("clock", "r1", 0.5, duration_s=60.0, rate=0.0)],
-            num_routers=2,
-        ),
         "tests/engine/test_arrival.py::test_credit_for_waiting_is_bounded",
+        [BUSY],
+        steady(40, 0.1, ROUTED_START_S),
+        [FaultSpec("clock", "r1", 0.5, duration_s=60.0, rate=0.0)],
+        num_routers=2,
     ),
-    "suspect-under-load": CatalogueEntry(
+    entry(
+        "suspect-under-load",
         "a suspect that waits for room is passed by later requests, as long as the load lasts",
-        scenario(
-            "suspect-under-load",
-            "engine",
-            [TIGHT],
-            [
-                SimRequest("large", START_S, prompt=LONG, max_tokens=8, ignore_eos=True),
-                # They come while there is no worker, have the room when the suspect could run, and end one by one.
-                *(
-                    SimRequest(
-                        f"urgent{i}", START_S + 0.6, prompt="face", max_tokens=8 + 4 * i, ignore_eos=True, priority=-1
-                    )
-                    for i in range(4)
-                ),
-                *steady(60, 0.04, START_S + 1.2, "bee"),
-            ],
-            [
-                on_message("StepPlan", "kill-worker", "m0", nth=2, wire="worker"),
-                on_message("StepPlan", "kill-worker", "m0", nth=4, wire="worker"),
-            ],
-        ),
         "tests/engine/test_suspects.py::test_a_suspect_that_waits_for_room_is_not_passed_by_later_requests",
-        ("kill-worker m0",),
+        [TIGHT],
+        [
+            SimRequest("large", START_S, prompt=LONG, max_tokens=8, ignore_eos=True),
+            # They come while there is no worker, have the room when the suspect could run, and end one by one.
+            *(
+                SimRequest(
+                    f"urgent{i}", START_S + 0.6, prompt="face", max_tokens=8 + 4 * i, ignore_eos=True, priority=-1
+                )
+                for i in range(4)
+            ),
+            *steady(60, 0.04, START_S + 1.2, "bee"),
+        ],
+        [
+            on_message("StepPlan", "kill-worker", "m0", nth=2, wire="worker"),
+            on_message("StepPlan", "kill-worker", "m0", nth=4, wire="worker"),
+        ],
+        expects=("kill-worker m0",),
     ),
-    "preemption-in-vain": CatalogueEntry(
+    entry(
+        "preemption-in-vain",
         "requests are preempted for one that has not enough room without them either",
-        scenario(
-            "preemption-in-vain",
-            "engine",
-            [TIGHT],
-            [
-                SimRequest("equal", START_S, prompt="dead beef in the sea", max_tokens=8, ignore_eos=True),
-                SimRequest("low", START_S, prompt="face", max_tokens=20, ignore_eos=True, priority=3),
-                SimRequest("high", START_S + 0.1, prompt=LONG, max_tokens=3, ignore_eos=True),
-            ],
-            [],
-        ),
         "tests/engine/test_victims.py::test_nobody_is_preempted_if_all_victims_together_do_not_make_enough_room",
+        [TIGHT],
+        [
+            SimRequest("equal", START_S, prompt="dead beef in the sea", max_tokens=8, ignore_eos=True),
+            SimRequest("low", START_S, prompt="face", max_tokens=20, ignore_eos=True, priority=3),
+            SimRequest("high", START_S + 0.1, prompt=LONG, max_tokens=3, ignore_eos=True),
+        ],
     ),
-    "engine-deaths": CatalogueEntry(
+    entry(
+        "engine-deaths",
         "a request under which every engine dies is tried again for ever",
-        scenario(
-            "engine-deaths",
-            "engine",
-            [BUSY],
-            [
-                *burst(4, "bee "),
-                SimRequest("killer", START_S + 0.2, prompt=f"face{ENGINE_POISON}", max_tokens=8),
-            ],
-            [],
-        ),
         "tests/api/test_engine_deaths.py::"
         "test_a_request_that_kills_every_engine_is_refused_after_four_and_all_others_complete",
-        ("killer ends: crashed_engine",),
+        [BUSY],
+        [
+            *burst(4, "bee "),
+            SimRequest("killer", START_S + 0.2, prompt=f"face{ENGINE_POISON}", max_tokens=8),
+        ],
+        expects=("killer ends: crashed_engine",),
     ),
-    "hung-worker": CatalogueEntry(
+    entry(
+        "hung-worker",
         "a worker that hangs for ever stops every stream of its instance",
-        scenario(
-            "hung-worker",
-            "engine",
-            [BUSY],
-            burst(4, "bee ", max_tokens=24),
-            [FaultSpec("stop-worker", "m0", START_S + 0.3, duration_s=900.0)],
-        ),
         "tests/supervisor/test_core.py::test_a_worker_is_killed_for_its_own_stall_and_not_for_that_of_the_one_before",
-        ("stop-worker m0",),
+        [BUSY],
+        burst(4, "bee ", max_tokens=24),
+        [FaultSpec("stop-worker", "m0", START_S + 0.3, duration_s=900.0)],
+        expects=("stop-worker m0",),
     ),
-}
+)

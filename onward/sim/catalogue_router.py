@@ -1,6 +1,9 @@
 """F40 to F51: streams that are carried on. A router in front of two machines or more."""
 
-from onward.sim.catalogue_entry import ROUTED_START_S, CatalogueEntry, burst, on_message, scenario
+from functools import partial
+
+from onward.sim import catalogue_entry
+from onward.sim.catalogue_entry import ROUTED_START_S, CatalogueEntry, burst, catalogue, on_message
 from onward.sim.scenario import FaultSpec, SimInstanceSpec, SimRequest
 
 TESTS = "tests/router/test_failures.py::"
@@ -13,213 +16,185 @@ BOTH_DIE = [
     FaultSpec("kill-engine", "m1", ROUTED_START_S + 1.5),
 ]
 
-ROUTER: dict[str, CatalogueEntry] = {
-    "F40": CatalogueEntry(
+entry = partial(catalogue_entry.entry, num_routers=1)
+
+ROUTER: dict[str, CatalogueEntry] = catalogue(
+    entry(
+        "F40",
         "after a retry only the tail comes back, and after the last one an empty 200",
-        scenario(
-            "F40",
-            "cluster",
-            [M0, M1],
-            [
-                *burst(4, "the sea ", at_s=ROUTED_START_S, max_tokens=50),
-                *(
-                    SimRequest(
-                        f"whole{index}",
-                        ROUTED_START_S,
-                        prompt=f"face {index}",
-                        is_streaming=False,
-                        max_tokens=50,
-                        seed=index,
-                    )
-                    for index in range(4)
-                ),
-            ],
-            BOTH_DIE,
-        ),
         TESTS + "test_f40_after_a_retry_the_whole_answer_comes_back_and_after_the_last_one_an_error",
-    ),
-    "F41": CatalogueEntry(
-        "only the first choice, only chat, only whole answers are retried",
-        scenario(
-            "F41",
-            "cluster",
-            [M0, M1],
-            [
+        [M0, M1],
+        [
+            *burst(4, "the sea ", at_s=ROUTED_START_S, max_tokens=50),
+            *(
                 SimRequest(
-                    f"q{index}",
+                    f"whole{index}",
                     ROUTED_START_S,
-                    path=PATHS[index % 3],
                     prompt=f"face {index}",
-                    is_streaming=index < 6,
-                    max_tokens=30,
-                    n=1 + index % 2 * 2,
+                    is_streaming=False,
+                    max_tokens=50,
                     seed=index,
-                    temperature=1.0,
-                    ignore_eos=True,
                 )
-                for index in range(12)
-            ],
-            BOTH_DIE,
-        ),
+                for index in range(4)
+            ),
+        ],
+        BOTH_DIE,
+    ),
+    entry(
+        "F41",
+        "only the first choice, only chat, only whole answers are retried",
         TESTS + "test_f41_all_choices_all_endpoints_and_both_modes_are_carried_on",
+        [M0, M1],
+        [
+            SimRequest(
+                f"q{index}",
+                ROUTED_START_S,
+                path=PATHS[index % 3],
+                prompt=f"face {index}",
+                is_streaming=index < 6,
+                max_tokens=30,
+                n=1 + index % 2 * 2,
+                seed=index,
+                temperature=1.0,
+                ignore_eos=True,
+            )
+            for index in range(12)
+        ],
+        BOTH_DIE,
     ),
-    "F42": CatalogueEntry(
+    entry(
+        "F42",
         "a migrated request starts its grammar at the root: JSON within JSON",
-        scenario(
-            "F42",
-            "cluster",
-            [M0, M1],
-            [
-                SimRequest(
-                    f"q{index}",
-                    ROUTED_START_S + index / 10,
-                    prompt=f"cab {index}",
-                    max_tokens=60,
-                    temperature=1.0,
-                    seed=index,
-                    structure=("object", "json", "lark")[index % 3],
-                )
-                for index in range(12)
-            ],
-            BOTH_DIE,
-        ),
         "tests/failures/test_grammars.py::test_f42_an_output_that_is_cut_anywhere_goes_on_as_if_it_had_not_been",
+        [M0, M1],
+        [
+            SimRequest(
+                f"q{index}",
+                ROUTED_START_S + index / 10,
+                prompt=f"cab {index}",
+                max_tokens=60,
+                temperature=1.0,
+                seed=index,
+                structure=("object", "json", "lark")[index % 3],
+            )
+            for index in range(12)
+        ],
+        BOTH_DIE,
     ),
-    "F43": CatalogueEntry(
+    entry(
+        "F43",
         "min_tokens, penalties and stop strings start over after a migration",
-        scenario(
-            "F43",
-            "cluster",
-            [M0, M1],
-            [
-                SimRequest(
-                    f"q{index}",
-                    ROUTED_START_S,
-                    prompt=f"cab {index}",
-                    max_tokens=40,
-                    min_tokens=20,
-                    presence_penalty=0.5,
-                    stop=["ab", " sea", "e"],
-                    wants_usage=True,
-                )
-                for index in range(8)
-            ],
-            BOTH_DIE,
-        ),
         ATTEMPTS + "test_f43_what_depends_on_the_tokens_so_far_goes_on_and_does_not_start_over",
+        [M0, M1],
+        [
+            SimRequest(
+                f"q{index}",
+                ROUTED_START_S,
+                prompt=f"cab {index}",
+                max_tokens=40,
+                min_tokens=20,
+                presence_penalty=0.5,
+                stop=["ab", " sea", "e"],
+                wants_usage=True,
+            )
+            for index in range(8)
+        ],
+        BOTH_DIE,
     ),
-    "F44": CatalogueEntry(
+    entry(
+        "F44",
         "text is carried instead of ids, and characters break",
-        scenario("F44", "cluster", [M0, M1], burst(8, "日本🌊", at_s=ROUTED_START_S, max_tokens=60), BOTH_DIE),
         ATTEMPTS + "test_f44_ids_are_carried_and_text_is_never_encoded_again",
+        [M0, M1],
+        burst(8, "日本🌊", at_s=ROUTED_START_S, max_tokens=60),
+        BOTH_DIE,
     ),
-    "F45": CatalogueEntry(
+    entry(
+        "F45",
         "an instance that hangs with its connections open never triggers anything",
-        scenario(
-            "F45",
-            "cluster",
-            [M0, M1],
-            burst(6, "fade ", at_s=ROUTED_START_S, max_tokens=50),
-            [FaultSpec("stop-instance", "m0", ROUTED_START_S + 0.6, duration_s=25.0)],
-        ),
         TESTS + "test_f45_a_live_connection_that_brings_nothing_is_left",
+        [M0, M1],
+        burst(6, "fade ", at_s=ROUTED_START_S, max_tokens=50),
+        [FaultSpec("stop-instance", "m0", ROUTED_START_S + 0.6, duration_s=25.0)],
     ),
-    "F46": CatalogueEntry(
+    entry(
+        "F46",
         "a fault in mid-stream ends as if all was well",
-        scenario(
-            "F46",
-            "cluster",
-            [M0],
-            burst(5, "fade ", at_s=ROUTED_START_S, max_tokens=50),
-            [
-                FaultSpec("kill-instance", "m0", ROUTED_START_S + 0.6, duration_s=2.0),
-                FaultSpec("cut", "http r0", ROUTED_START_S + 3.0, duration_s=6.0, rate=0.3),
-            ],
-            preempt_retry_count=0,
-        ),
         TESTS + "test_f46_when_all_attempts_fail_mid_stream_there_is_an_error_and_an_end",
-        ("is cut off: 5",),
+        [M0],
+        burst(5, "fade ", at_s=ROUTED_START_S, max_tokens=50),
+        [
+            FaultSpec("kill-instance", "m0", ROUTED_START_S + 0.6, duration_s=2.0),
+            FaultSpec("cut", "http r0", ROUTED_START_S + 3.0, duration_s=6.0, rate=0.3),
+        ],
+        expects=("is cut off: 5",),
+        preempt_retry_count=0,
     ),
-    "F47": CatalogueEntry(
+    entry(
+        "F47",
         "retries multiply, and a 429 is retried",
-        scenario(
-            "F47",
-            "cluster",
-            [SimInstanceSpec("m0", max_queue=14), SimInstanceSpec("m1", max_queue=14)],
-            burst(30, "bee ", at_s=ROUTED_START_S, max_tokens=10),
-            [
-                FaultSpec("stop-worker", "m0", ROUTED_START_S - 0.1, duration_s=20.0),
-                FaultSpec("stop-worker", "m1", ROUTED_START_S - 0.1, duration_s=20.0),
-                FaultSpec("cut", "http r0.1>m", ROUTED_START_S, duration_s=5.0),
-            ],
-            retry_budget=0.0,
-        ),
         TESTS + "test_f47_a_429_is_not_retried_against_the_same_instance_and_retries_do_not_multiply",
-        ("is cut off: 50",),
+        [SimInstanceSpec("m0", max_queue=14), SimInstanceSpec("m1", max_queue=14)],
+        burst(30, "bee ", at_s=ROUTED_START_S, max_tokens=10),
+        [
+            FaultSpec("stop-worker", "m0", ROUTED_START_S - 0.1, duration_s=20.0),
+            FaultSpec("stop-worker", "m1", ROUTED_START_S - 0.1, duration_s=20.0),
+            FaultSpec("cut", "http r0.1>m", ROUTED_START_S, duration_s=5.0),
+        ],
+        expects=("is cut off: 50",),
+        retry_budget=0.0,
     ),
-    "F48": CatalogueEntry(
+    entry(
+        "F48",
         "an abort by id misses the retry, and the losing side runs on",
-        scenario(
-            "F48",
-            "cluster",
-            [M0, M1],
-            [
-                SimRequest(
-                    f"q{index}", ROUTED_START_S, prompt=f"cab {index}", max_tokens=60, ignore_eos=True, abort_at_s=1.5
-                )
-                for index in range(6)
-            ],
-            [FaultSpec("stop-api", "m0", ROUTED_START_S + 0.4, duration_s=1.5), *BOTH_DIE],
-        ),
         TESTS + "test_f48_an_abort_by_id_reaches_the_instance_that_has_it_now_and_both_sides_stop",
-        ("ends: aborted",),
+        [M0, M1],
+        [
+            SimRequest(
+                f"q{index}", ROUTED_START_S, prompt=f"cab {index}", max_tokens=60, ignore_eos=True, abort_at_s=1.5
+            )
+            for index in range(6)
+        ],
+        [FaultSpec("stop-api", "m0", ROUTED_START_S + 0.4, duration_s=1.5), *BOTH_DIE],
+        expects=("ends: aborted",),
     ),
-    "F49": CatalogueEntry(
+    entry(
+        "F49",
         "one missed sign of life removes an instance, or holds up the others'",
-        scenario(
-            "F49",
-            "cluster",
-            [M0, M1],
-            burst(6, "decade ", at_s=ROUTED_START_S, max_tokens=60),
-            [FaultSpec("refuse", "http m0", ROUTED_START_S, duration_s=1.5)],
-        ),
         REPLICAS + "TestProbes::test_f49_one_failed_probe_is_not_death",
+        [M0, M1],
+        burst(6, "decade ", at_s=ROUTED_START_S, max_tokens=60),
+        [FaultSpec("refuse", "http m0", ROUTED_START_S, duration_s=1.5)],
     ),
-    "F50": CatalogueEntry(
+    entry(
+        "F50",
         "the reason of an abort is overwritten by what happens later",
-        scenario(
-            "F50",
-            "cluster",
-            [M0, M1],
-            [
-                SimRequest(
-                    f"q{index}", ROUTED_START_S, prompt=f"cab {index}", max_tokens=60, ignore_eos=True, abort_at_s=0.8
-                )
-                for index in range(6)
-            ],
-            [
-                on_message("POST /v1/abort", "kill-instance", "m0", wire="client", duration_s=1.5),
-                on_message("POST /v1/abort", "kill-engine", "m1", nth=2, wire="client"),
-            ],
-        ),
         TESTS + "test_f50_an_abort_that_crosses_another_end_stays_an_abort",
-        ("ends: aborted",),
+        [M0, M1],
+        [
+            SimRequest(
+                f"q{index}", ROUTED_START_S, prompt=f"cab {index}", max_tokens=60, ignore_eos=True, abort_at_s=0.8
+            )
+            for index in range(6)
+        ],
+        [
+            on_message("POST /v1/abort", "kill-instance", "m0", wire="client", duration_s=1.5),
+            on_message("POST /v1/abort", "kill-engine", "m1", nth=2, wire="client"),
+        ],
+        expects=("ends: aborted",),
         # One for each stream, and one more for those that `m0` had; none follows an abort. Clients do not see one that
         # does: an instance that has heard of the abort refuses it.
         max_occurrences=(("POST /internal/attempt", 9),),
     ),
-    "F51": CatalogueEntry(
+    entry(
+        "F51",
         "bookings leak when a dispatch fails, and the instance looks busy for ever",
-        scenario(
-            "F51",
-            "cluster",
-            [M0, M1],
-            burst(10, "bee ", at_s=ROUTED_START_S, gap_s=0.2, max_tokens=20),
-            [
-                FaultSpec("refuse", "http r0.1>m0", ROUTED_START_S, duration_s=1.0),
-                FaultSpec("cut", "http r0.1>m1", ROUTED_START_S + 0.5, duration_s=1.5, rate=0.1),
-            ],
-        ),
         TESTS + "test_f51_nothing_stays_booked_when_a_dispatch_fails",
+        [M0, M1],
+        burst(10, "bee ", at_s=ROUTED_START_S, gap_s=0.2, max_tokens=20),
+        [
+            FaultSpec("refuse", "http r0.1>m0", ROUTED_START_S, duration_s=1.0),
+            FaultSpec("cut", "http r0.1>m1", ROUTED_START_S + 0.5, duration_s=1.5, rate=0.1),
+        ],
     ),
-}
+)
