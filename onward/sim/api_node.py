@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from onward.api.process import ApiProcess, Runtime
 from onward.api.requests.text_processor import TextProcessor
@@ -12,8 +12,8 @@ from onward.proto.control import FromChild, StartApi
 from onward.sim.control_channel import SimControlChannel
 from onward.sim.engine_wires import SimAddresses
 from onward.sim.http import SimHttpNetwork, SimHttpSession, SimListener
+from onward.sim.ports import SimServerPort
 from onward.sim.process import SimProcess
-from onward.sim.wire import SimWire
 
 
 class InlineExecutor(Executor):
@@ -28,20 +28,14 @@ class InlineExecutor(Executor):
         return future
 
 
-class SimPort(Protocol):
-    """Of an engine or a stream store."""
-
-    def connect(self, incarnation: str, api: SimProcess, deliver: Callable[[Any], None]) -> SimWire: ...
-
-
 class SimSocket:
     """What `transport.zmq_sockets.EngineClientSocket` and `transport.stream_store_sockets.StreamStoreClientSocket` are,
     over simulated wires."""
 
-    def __init__(self, port: SimPort | None, api: SimProcess, incarnation: str) -> None:
+    def __init__(self, server: SimServerPort | None, api: SimProcess, incarnation: str) -> None:
         self._inbox: deque[Any] = deque()
         self._arrived = asyncio.Event()
-        self._wire = port.connect(incarnation, api, self._on_message) if port is not None else None
+        self._wire = server.connect(incarnation, api, self._on_message) if server is not None else None
 
     def _on_message(self, message: Any) -> None:
         self._inbox.append(message)
@@ -76,8 +70,8 @@ class ApiNode:
     ) -> None:
         self.process, self.incarnation, self.index = process, start.incarnation, start.index
         self._listener = listener
-        self._control_is_due = False
-        self.channel = SimControlChannel(network.context, supervisor, process, on_message, self._control_later)
+        read_control = process.coalesced(lambda: self.api.read_control())
+        self.channel = SimControlChannel(network.context, supervisor, process, on_message, read_control)
         runtime = Runtime(
             clock=process,
             random=network.context.random.substream(process.name),
@@ -93,15 +87,6 @@ class ApiNode:
         self.api = process.run(ApiProcess, start, cast(Any, self.channel), prompts, runtime)
         listener.serve(process, self.api.app)
         process.run(self.api.on_listening)
-
-    def _control_later(self) -> None:
-        if not self._control_is_due:
-            self._control_is_due = True
-            self.process.call_soon(self._read_control)
-
-    def _read_control(self) -> None:
-        self._control_is_due = False
-        self.api.read_control()
 
     def _stop(self, grace_s: float, on_end: Callable[[], object]) -> None:
         """As a server does: no new connections, and the end when the grace is over."""

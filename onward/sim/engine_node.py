@@ -31,13 +31,12 @@ class EngineNode:
     ) -> None:
         self.process, self.incarnation = process, start.incarnation
         self._after_turn = after_turn
-        self._turn_is_due = False
+        self._wake = process.coalesced(self._turn)
         self.channel = SimControlChannel(context, supervisor, process, on_message, self._wake)
-        self._wires = SimEngineWires(context, addresses, process, self._wake, watch_plan)
-        self._wires.handoff_address = handoff_address
+        wires = SimEngineWires(context, addresses, process, self._wake, watch_plan, handoff_address)
         # The heap is not frozen: it has all engines of this run and garbage of earlier runs, which would stay forever.
         self._engine = EngineProcess(
-            start, cast(Any, self.channel), cast(Any, self._wires), process, before_ready=lambda: None
+            start, cast(Any, self.channel), cast(Any, wires), process, before_ready=lambda: None
         )
         self._tick()
 
@@ -50,13 +49,7 @@ class EngineNode:
         is_idle = self.core is None or self.core.idle
         self.process.call_later(IDLE_TICK_S if is_idle else TICK_MS / 1000, self._tick)
 
-    def _wake(self) -> None:
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            self.process.call_soon(self._turn)
-
     def _turn(self) -> None:
-        self._turn_is_due = False
         if self._engine.is_stopped:
             self.process.kill()  # as the real process exits
             return

@@ -57,6 +57,27 @@ class SimProcess:
     def call_soon(self, call: Callable[[], Any]) -> None:
         self._loop.call_soon(self._call, call, (), context=self.context())
 
+    def coalesced(self, call: Callable[[], Any], delay_s: Callable[[], float] | None = None) -> Callable[[], None]:
+        """A function that has `call` run soon, or after a delay: once, however often it is called until then."""
+        is_due = False
+
+        def run() -> None:
+            nonlocal is_due
+            is_due = False
+            call()
+
+        def run_later() -> None:
+            nonlocal is_due
+            if is_due:
+                return
+            is_due = True
+            if delay_s is None:
+                self.call_soon(run)
+            else:
+                self.call_later(delay_s(), run)
+
+        return run_later
+
     def _call(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if not self.is_dead:
             call(*args)

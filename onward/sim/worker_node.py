@@ -2,11 +2,11 @@
 
 from collections import deque
 
-from onward.proto.kv_transfer import KvCommand
-from onward.proto.step import StepPlan
-from onward.sim.engine_wires import SimKvPort, SimWorkerPort
+from onward.proto.kv_transfer import KvCommand, KvReport
+from onward.proto.step import StepPlan, StepResult, WorkerHello
 from onward.sim.hash_worker import HashWorker, WorkerPoisoned
 from onward.sim.kv_transfer import SimKvNetwork, SimKvTransfer
+from onward.sim.ports import SimWorkerPort
 from onward.sim.process import SimProcess
 from onward.sim.scenario import SimInstanceSpec
 from onward.sim.wire import SimContext
@@ -29,18 +29,19 @@ class WorkerNode:
         self.incarnation, self._engine_incarnation = incarnations
         self._random = context.random.substream(f"{process} steps")
         self._plans: deque[StepPlan] = deque()
-        self._is_busy = self._kv_move_is_due = self._report_is_due = False
+        self._is_busy = False
+        self._move_kv_later = process.coalesced(self._move_kv, lambda: self._random.jittered(PLANE_STEP_S))
         if kv_network is not None:
             assert worker.kv_transfer is not None
             kv_network.add(worker.kv_transfer)
-            worker.kv_transfer.notify = self._report_later
+            worker.kv_transfer.notify = process.coalesced(self._report)
             process.on_death.append(self._leave_kv_network)
             process.on_stop.append(self._stall)
 
-    def join(self, port: SimWorkerPort, kv_port: SimKvPort | None) -> None:
-        hello, self._results = port.connect(self.process, self._on_plan)
+    def join(self, port: SimWorkerPort, kv_port: SimWorkerPort | None) -> None:
+        hello, self._results = port.connect(self.process, self._on_plan, StepPlan, WorkerHello, StepResult)
         if kv_port is not None:
-            self._reports = kv_port.connect(self.process, self._on_kv_command)
+            [self._reports] = kv_port.connect(self.process, self._on_kv_command, KvCommand, KvReport, name_suffix=" kv")
         hello.send(self.worker.hello(self.incarnation, self._engine_incarnation))
 
     def _on_plan(self, plan: StepPlan) -> None:
@@ -65,7 +66,8 @@ class WorkerNode:
         self._is_busy = False
         if self._plans:
             self._start_step()
-        self._move_kv_later()
+        if self._kv_network is not None:
+            self._move_kv_later()
 
     # KV transfer.
 
@@ -78,16 +80,10 @@ class WorkerNode:
         self.worker.kv_transfer.command(command)
         self._move_kv_later()
 
-    def _move_kv_later(self) -> None:
-        if self._kv_network is not None and not self._kv_move_is_due:
-            self._kv_move_is_due = True
-            self.process.call_later(self._random.jittered(PLANE_STEP_S), self._move_kv)
-
     def _move_kv(self) -> None:
         """Writes land one by one. A process that is stopped does not come here, so its writes stay with it."""
         kv_network, kv_transfer, active_faults = self._kv_network, self.worker.kv_transfer, self._context.active_faults
         assert kv_network is not None and kv_transfer is not None
-        self._kv_move_is_due = False
         if kv_transfer.outgoing and active_faults.hits("break-kv", self.process.name):
             kv_network.break_transfer(kv_transfer)
         elif not (kv_transfer.outgoing and active_faults.hits("slow-kv", self.process.name)):
@@ -96,13 +92,7 @@ class WorkerNode:
         if kv_transfer.is_busy:
             self._move_kv_later()
 
-    def _report_later(self) -> None:
-        if not self._report_is_due:
-            self._report_is_due = True
-            self.process.call_soon(self._report)
-
     def _report(self) -> None:
-        self._report_is_due = False
         assert self.worker.kv_transfer is not None
         reports, self.worker.kv_transfer.reports = self.worker.kv_transfer.reports, []
         for report in reports:

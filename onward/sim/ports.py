@@ -1,0 +1,92 @@
+"""The ends of simulated wires: what arrives waits in a port until its process reads it."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from onward.sim.process import SimProcess
+from onward.sim.wire import SimContext, SimWire
+
+
+class SimPort:
+    def __init__(self, context: SimContext, process: SimProcess, wake: Callable[[], None]) -> None:
+        """`wake`: something has arrived."""
+        self._context, self._process, self._wake = context, process, wake
+        self._inbox: deque[Any] = deque()
+        self._is_open = True
+
+    def arrived(self, message: Any) -> None:
+        if self._is_open:
+            self._inbox.append(message)
+            self._wake()
+
+    def receive(self) -> Any | None:
+        return self._inbox.popleft() if self._inbox else None
+
+    def close(self) -> None:
+        self._is_open = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self._is_open and not self._process.is_dead
+
+
+class SimServerPort(SimPort):
+    """For any number of clients, each known by its incarnation, which stands beside each message that arrives."""
+
+    def __init__(
+        self,
+        context: SimContext,
+        process: SimProcess,
+        wake: Callable[[], None],
+        *,
+        received: Any,
+        sent: Any,
+        name_suffix: str = "",
+        may_reorder: bool = False,
+    ) -> None:
+        super().__init__(context, process, wake)
+        self._received, self._sent, self._suffix, self._may_reorder = received, sent, name_suffix, may_reorder
+        self._outgoing: dict[str, SimWire] = {}
+
+    def connect(self, incarnation: str, client: SimProcess, deliver: Callable[[Any], None]) -> SimWire:
+        """The client's wire to us; what we send goes to `deliver`."""
+
+        def arrived(message: Any) -> None:
+            self.arrived((incarnation, message))
+
+        server = self._process
+        to_client = f"{server}>{client}{self._suffix}"
+        to_server = f"{client}>{server}{self._suffix}"
+        self._outgoing[incarnation] = SimWire(
+            self._context, to_client, server, client, deliver, self._sent, may_reorder=self._may_reorder
+        )
+        return SimWire(self._context, to_server, client, server, arrived, self._received, may_reorder=self._may_reorder)
+
+    def send(self, receiver: str, message: Any) -> bool:
+        wire = self._outgoing.get(receiver)
+        if wire is not None:
+            wire.send(message)
+        return wire is not None
+
+
+class SimWorkerPort(SimPort):
+    """Of an engine, for one worker: in order and complete, or the worker is dead."""
+
+    _to_worker: SimWire | None = None
+
+    def connect(
+        self, worker: SimProcess, deliver: Callable[[Any], None], sent: Any, *received: Any, name_suffix: str = ""
+    ) -> list[SimWire]:
+        """The worker's wires to us, one for each type that we receive."""
+        engine = self._process
+        to_worker, to_engine = f"{engine}>{worker}{name_suffix}", f"{worker}>{engine}{name_suffix}"
+        self._to_worker = SimWire(self._context, to_worker, engine, worker, deliver, sent, may_lose=False)
+        return [
+            SimWire(self._context, to_engine, worker, engine, self.arrived, message_type, may_lose=False)
+            for message_type in received
+        ]
+
+    def send(self, message: Any) -> None:
+        assert self._to_worker is not None, "it has said hello"
+        self._to_worker.send(message)
