@@ -5,8 +5,9 @@ refused for now is tried again later, and anything else is a violation.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -17,6 +18,7 @@ from onward.sim import embedding_check, tenants
 from onward.sim.common_fields import common_fields
 from onward.sim.completion_check import CompletionChecker
 from onward.sim.http import SimHttpNetwork, SimHttpResponse, SimHttpSession
+from onward.sim.invariants import InvariantMonitor
 from onward.sim.output_structures import STRUCTURES
 from onward.sim.process import SimProcess
 from onward.sim.reply_check import InvariantError, ReplyChecker
@@ -55,11 +57,7 @@ class ClientTotals:
     num_requests: int = 0
     num_tokens: int = 0
     num_errors: int = 0
-    ends: dict[str, int] | None = None
-
-    def end(self, reason: str) -> None:
-        self.ends = self.ends or {}
-        self.ends[reason] = self.ends.get(reason, 0) + 1
+    end_reasons: Counter[str] = field(default_factory=Counter)
 
 
 class SimClient:
@@ -71,22 +69,19 @@ class SimClient:
         urls: list[str],
         tokenizer: PromptTokenizer,
         totals: ClientTotals,
-        note: Callable[[str], None],
-        may_crash: Callable[[], bool],
-        may_crash_engine: Callable[[], bool],
-        may_pause: Callable[[], bool],
-        is_out_of_reach: Callable[[], bool],
+        monitor: InvariantMonitor,
         *,
-        expects_calm: bool = False,
+        expects_calm: bool,
+        is_routed: bool,
     ) -> None:
+        """`monitor` knows what a client cannot know, and a judge of its answers must."""
         self.process, self.request = process, request
         self.is_over = False
         self.checker: ReplyChecker | None = None
         self.label, self.body = request.name, dict[str, Any]()
         """Of the request under way."""
         self._network, self._urls, self._tokenizer, self._totals = network, urls, tokenizer, totals
-        self._note, self._may_crash, self._may_pause = note, may_crash, may_pause
-        self._may_crash_engine, self._is_out_of_reach = may_crash_engine, is_out_of_reach
+        self._monitor, self._note, self._is_routed = monitor, network.context.trace.note, is_routed
         self._may_miss_record = False
         """The request under way can only go on from a record, and an instance that may have it could not be asked."""
         self._expects_calm = expects_calm
@@ -121,7 +116,7 @@ class SimClient:
         finally:
             for task in tasks:
                 task.cancel()
-        self._totals.end(reason)
+        self._totals.end_reasons[reason] += 1
         self._totals.num_tokens += checker.num_tokens
         self._note(f"{self.label} ends: {reason}, {checker.num_tokens} tokens")
         return checker if reason == "complete" else None
@@ -257,7 +252,7 @@ class SimClient:
                     checker.continue_as_new_request()
                 await asyncio.sleep(interruption.pause_s)
             except TimeoutError:
-                if not self._may_pause():
+                if not self._monitor.may_pause():
                     raise InvariantError(6, f"{self.label} hears nothing for {PATIENCE_S:g} s") from None
                 self._note(f"{self.label} hears nothing")
             except RequestRefused as refused:
@@ -272,8 +267,8 @@ class SimClient:
             or (code == "aborted" and request.abort_at_s is not None)
             or (code == "stream_unknown" and request.abort_at_s is not None)
             or (code == "response_not_found" and (request.abort_at_s is not None or request.cancel_at_s is not None))
-            or (code == "crashed_worker" and (POISON in request.prompt or self._may_crash()))
-            or (code == "crashed_engine" and (ENGINE_POISON in request.prompt or self._may_crash_engine()))
+            or (code == "crashed_worker" and (POISON in request.prompt or self._monitor.may_crash()))
+            or (code == "crashed_engine" and (ENGINE_POISON in request.prompt or self._monitor.may_crash_engine()))
             or (code == "invalid_logits" and DOOM in request.prompt)
             or (code == "context_length_exceeded" and request.turns > 1)
         )
@@ -307,10 +302,10 @@ class SimClient:
         if not checker.cursor:
             checker.restart()
         elif self._random.happens(0.5):
-            was_out_of_reach = self._is_out_of_reach()
+            was_out_of_reach = self._monitor.is_out_of_reach()
             resume_headers = tenants.auth_header(self.request.caller) | {"Last-Event-ID": checker.cursor}
             response = await self._session.get(url, headers=resume_headers)
-            self._may_miss_record = response.status != 200 and (was_out_of_reach or self._is_out_of_reach())
+            self._may_miss_record = response.status != 200 and (was_out_of_reach or self._monitor.is_out_of_reach())
             return response
         else:
             headers["Last-Event-ID"] = checker.cursor

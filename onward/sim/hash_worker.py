@@ -8,7 +8,7 @@ results like any worker, and fails a request when it is told to.
 import hashlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from onward.grammar.lazy import LazyGrammarCompiler
 from onward.grammar.matcher import GrammarMatcher, TokenBitmask
 from onward.proto import SCHEMA_VERSION
-from onward.proto.kv_transfer import KvEndpoint, KvLayout, KvPush
+from onward.proto.kv_transfer import KvEndpoint, KvLayout
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import (
     AssignSlot,
@@ -136,19 +136,13 @@ def _noise_key(sampling: SamplingParams) -> bytes:
 
 @dataclass(slots=True)
 class HashWorkerSlot:
-    epoch: int
-    request_id: str
+    spec: AssignSlot
+    """As the engine has assigned it. The other fields are what has come of it since."""
     token_ids: list[int]
-    num_prompt: int
     num_computed: int
     block_ids: list[int]
-    sampling: SamplingParams
-    push: KvPush | None = None
-    score_from: int | None = None
-    started_at: int = 0
-    """So many tokens were cached."""
-    grammar: SlotGrammar | None = None
-    initial_drafts: list[int] = field(default_factory=list)
+    grammar: SlotGrammar | None
+    initial_drafts: list[int]
 
 
 class WorkerPoisoned(Exception):
@@ -216,21 +210,15 @@ class HashWorker:
     def _preempt(self, command: PreemptSlot) -> SlotEvent:
         """Answered always: also where the slot failed before, nothing more will come from that epoch."""
         slot = self.slots.pop(command.slot, None)
-        assert slot is None or slot.epoch == command.slot_epoch, "the engine preempts what it has assigned"
+        assert slot is None or slot.spec.slot_epoch == command.slot_epoch, "the engine preempts what it has assigned"
         return SlotPreempted(command.slot, command.slot_epoch, len(slot.token_ids) if slot else 0)
 
     def _assign(self, assign: AssignSlot) -> None:
         self.slots[assign.slot] = HashWorkerSlot(
-            assign.slot_epoch,
-            assign.request_id,
+            assign,
             list(assign.token_ids),
-            assign.num_prompt,
             assign.num_computed,
             list(assign.block_ids),
-            assign.sampling_params,
-            assign.push,
-            assign.rescore_from,
-            assign.num_computed,
             self._grammar(assign),
             list(assign.draft_token_ids),
         )
@@ -249,28 +237,28 @@ class HashWorker:
         slot = self.slots.get(run.slot)
         if slot is None:
             return None  # it failed in the step before, when this one was under way already
-        assert slot.epoch == run.slot_epoch, "the engine runs what it has assigned"
+        assert slot.spec.slot_epoch == run.slot_epoch, "the engine runs what it has assigned"
         slot.block_ids += run.new_block_ids
         if self._poison in slot.token_ids:
             raise WorkerPoisoned
-        if slot.request_id in self.failing_requests or self._doom in slot.token_ids:
-            self.failing_requests.discard(slot.request_id)
+        if slot.spec.request_id in self.failing_requests or self._doom in slot.token_ids:
+            self.failing_requests.discard(slot.spec.request_id)
             return self._fail(run, "invalid_logits", "told to fail")
         begin, end = slot.num_computed, min(slot.num_computed + run.num_tokens, len(slot.token_ids))
         self._write(slot, begin, slot.token_ids[begin:end])
         slot.num_computed = end
-        if slot.push is not None and self.kv_transfer is not None:
+        if slot.spec.push is not None and self.kv_transfer is not None:
             complete = end == len(slot.token_ids)
             self.kv_transfer.advance_push(
-                slot.push.lease_id, -(-end // self.block_size) if complete else end // self.block_size
+                slot.spec.push.lease_id, -(-end // self.block_size) if complete else end // self.block_size
             )
         prompt_logprobs = _prompt_logprobs(slot, begin, end)
-        if slot.sampling.pooling is not None and end == len(slot.token_ids):
+        if slot.spec.sampling_params.pooling is not None and end == len(slot.token_ids):
             return self._embed(run, slot)
         if end < len(slot.token_ids):
             return SlotAdvanced(run.slot, run.slot_epoch, end, prompt_logprobs)
         if slot.grammar is not None and not slot.grammar.is_ready:
-            if slot.push is None:
+            if slot.spec.push is None:
                 slot.num_computed -= 1  # for its logits, once more
                 return SlotAdvanced(run.slot, run.slot_epoch, slot.num_computed, prompt_logprobs)
             self._masks.catch_up()
@@ -280,16 +268,18 @@ class HashWorker:
         end = begin + len(token_ids)
         if self._watch_write is not None:
             for index in range(begin // self.block_size, -(-end // self.block_size)):
-                self._watch_write(slot.block_ids[index], slot.request_id, slot.epoch)
+                self._watch_write(slot.block_ids[index], slot.spec.request_id, slot.spec.slot_epoch)
         for position, token in enumerate(token_ids, begin):
             block = self.memory[slot.block_ids[position // self.block_size]]
             block[position % self.block_size] = _cell(position, token)
 
     def _sample(self, run: RunSlot, slot: HashWorkerSlot, prompt_logprobs: list[TokenLogprobs] | None) -> SlotEvent:
         """One token, and one more for each draft that was right. It looks for no end of the output: the engine cuts."""
-        drafts = [] if slot.push is not None or prompt_logprobs is not None else self._draft(slot, run.max_draft_tokens)
+        drafts = (
+            [] if slot.spec.push is not None or prompt_logprobs is not None else self._draft(slot, run.max_draft_tokens)
+        )
         self._write(slot, slot.num_computed, drafts)
-        position, grammar_done = len(slot.token_ids) - slot.num_prompt, False
+        position, grammar_done = len(slot.token_ids) - slot.spec.num_prompt, False
         while True:
             history = self._read_back(slot)
             if _UNWRITTEN_BYTES in history:
@@ -297,11 +287,11 @@ class HashWorker:
             try:
                 token, grammar_done = self._sample_one(slot, history)
             except SlotGrammarError as fault:
-                if len(slot.token_ids) == slot.num_prompt + position:
+                if len(slot.token_ids) == slot.spec.num_prompt + position:
                     return self._fail(run, "grammar_failed", str(fault))
                 slot.num_computed -= 1  # the next step finds it again
                 break
-            depth = len(slot.token_ids) - 1 - slot.num_prompt - position
+            depth = len(slot.token_ids) - 1 - slot.spec.num_prompt - position
             if grammar_done or drafts[depth : depth + 1] != [token]:
                 break
             if slot.grammar is not None and not slot.grammar.is_ready:
@@ -312,8 +302,8 @@ class HashWorker:
     def _sample_one(self, slot: HashWorkerSlot, history: bytes) -> tuple[int, bool]:
         """The next token, and whether it completes the grammar."""
         mask = None if slot.grammar is None else slot.grammar.mask()
-        position = len(slot.token_ids) - slot.num_prompt
-        token = next_token(history, slot.sampling, position, self.vocab_size, mask)
+        position = len(slot.token_ids) - slot.spec.num_prompt
+        token = next_token(history, slot.spec.sampling_params, position, self.vocab_size, mask)
         grammar_done = _advance_grammar(slot, token)
         slot.token_ids.append(token)
         return token, grammar_done
@@ -327,9 +317,9 @@ class HashWorker:
         done: bool,
         drafted: int,
     ) -> SlotTokens:
-        token_ids, top = slot.token_ids[slot.num_prompt + position :], slot.sampling.logprobs
+        token_ids, top = slot.token_ids[slot.spec.num_prompt + position :], slot.spec.sampling_params.logprobs
         logprobs = None if top is None else [expected_logprobs(token, top) for token in token_ids]
-        drafts = [] if slot.push is None else self._draft(slot, run.max_draft_tokens)
+        drafts = [] if slot.spec.push is None else self._draft(slot, run.max_draft_tokens)
         more = (token_ids, logprobs, prompt_logprobs, done, drafted, drafts)
         return SlotTokens(run.slot, run.slot_epoch, position, slot.num_computed, *more)
 
@@ -345,9 +335,9 @@ class HashWorker:
         def follow(drafted: list[int]) -> int:
             begin = len(slot.token_ids)
             behind = array("q", [_cell(begin + at, token) for at, token in enumerate(drafted)]).tobytes()
-            position = begin + len(drafted) - slot.num_prompt
+            position = begin + len(drafted) - slot.spec.num_prompt
             known = mask if not drafted else None
-            return next_token(history + behind, slot.sampling, position, self.vocab_size, known)
+            return next_token(history + behind, slot.spec.sampling_params, position, self.vocab_size, known)
 
         return self._drafts.propose(history, count, follow, self.vocab_size)
 
@@ -355,8 +345,10 @@ class HashWorker:
         history = self._read_back(slot)
         if _UNWRITTEN_BYTES in history:
             return self._fail(run, "kv_lost", "a cell of the KV memory was never written")
-        assert slot.sampling.pooling == "last" or slot.started_at == 0, "a mean needs every row"
-        return SlotEmbedding(run.slot, run.slot_epoch, slot.num_computed, embedding_of(history, slot.sampling))
+        assert slot.spec.sampling_params.pooling == "last" or slot.spec.num_computed == 0, "a mean needs every row"
+        return SlotEmbedding(
+            run.slot, run.slot_epoch, slot.num_computed, embedding_of(history, slot.spec.sampling_params)
+        )
 
     def _fail(self, run: RunSlot, code: str, message: str) -> SlotFailed:
         del self.slots[run.slot]
@@ -369,19 +361,21 @@ class HashWorker:
 
 
 def _advance_grammar(slot: HashWorkerSlot, token: int) -> bool:
-    is_text = token not in slot.sampling.end_token_ids
+    is_text = token not in slot.spec.sampling_params.end_token_ids
     return slot.grammar is not None and is_text and slot.grammar.advance(token)
 
 
 def _prompt_logprobs(slot: HashWorkerSlot, begin: int, end: int) -> list[TokenLogprobs] | None:
     """Of the tokens that follow those computed in this step, where they are asked for: the prompt's, not again once
     there is output; or given ones of the output."""
-    if slot.score_from is not None:
-        first, last = max(begin + 1, slot.score_from), min(end + 1, len(slot.token_ids))
-        tops = [slot.sampling.prompt_logprobs or 0, slot.sampling.logprobs or 0]
-        return [expected_logprobs(slot.token_ids[i], tops[i >= slot.num_prompt]) for i in range(first, last)] or None
-    top = slot.sampling.prompt_logprobs
-    if top is None or len(slot.token_ids) > slot.num_prompt or begin >= slot.num_prompt - 1:
+    if slot.spec.rescore_from is not None:
+        first, last = max(begin + 1, slot.spec.rescore_from), min(end + 1, len(slot.token_ids))
+        tops = [slot.spec.sampling_params.prompt_logprobs or 0, slot.spec.sampling_params.logprobs or 0]
+        return [
+            expected_logprobs(slot.token_ids[i], tops[i >= slot.spec.num_prompt]) for i in range(first, last)
+        ] or None
+    top = slot.spec.sampling_params.prompt_logprobs
+    if top is None or len(slot.token_ids) > slot.spec.num_prompt or begin >= slot.spec.num_prompt - 1:
         return None
-    following = slot.token_ids[begin + 1 : min(end + 1, slot.num_prompt)]
+    following = slot.token_ids[begin + 1 : min(end + 1, slot.spec.num_prompt)]
     return [expected_logprobs(token, top) for token in following]

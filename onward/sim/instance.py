@@ -355,19 +355,16 @@ class SimInstance:
         """Those of its present life: `worker`, `engine`, `shelf`, `api`, or all for `instance`."""
         lifetime = self.lifetime
         by_role = {
-            "worker": [lifetime.worker.process] if lifetime.worker else [],
-            "engine": [lifetime.engine.process] if lifetime.engine else [],
-            "shelf": [lifetime.stream_store.process] if lifetime.stream_store else [],
-            "api": [api.process for api in lifetime.apis.values()],
+            "worker": [lifetime.worker] if lifetime.worker else [],
+            "engine": [lifetime.engine] if lifetime.engine else [],
+            "shelf": [lifetime.stream_store] if lifetime.stream_store else [],
+            "api": list(lifetime.apis.values()),
         }
-        by_role["instance"] = [
-            lifetime.supervisor,
-            *by_role["worker"],
-            *by_role["engine"],
-            *by_role["shelf"],
-            *by_role["api"],
-        ]
-        return [process for process in by_role[role] if not process.is_dead]
+        if role == "instance":
+            found = [lifetime.supervisor, *(node.process for nodes in by_role.values() for node in nodes)]
+        else:
+            found = [node.process for node in by_role[role]]
+        return [process for process in found if not process.is_dead]
 
     def set_clock(self, offset_s: float) -> None:
         """The machine's wall clock: of all its processes, and of those to come."""

@@ -12,7 +12,6 @@ from onward.sim import response_check, tenants
 from onward.sim.client import MAX_TRIES, RETRY_S, RETRYABLE, RequestRefused, SimClient, StreamInterrupted, events_of
 from onward.sim.http import SimHttpResponse as HttpResponse
 from onward.sim.instance import RESPONSE_TTL_S
-from onward.sim.invariants import InvariantMonitor
 from onward.sim.reply_check import InvariantError, ReplyChecker
 from onward.sim.response_check import ConflictingEndError, ResponseChecker
 
@@ -29,12 +28,6 @@ class ResponseForgotten(Exception):
 
 
 class SimResponsesClient(SimClient):
-    def __init__(self, monitor: InvariantMonitor, *args: Any, is_routed: bool, **kwargs: Any) -> None:
-        """`monitor` knows what a client cannot know, and a judge of its answers must. `args` and `kwargs` are those of
-        `SimClient`."""
-        super().__init__(*args, **kwargs)
-        self._monitor, self._is_routed = monitor, is_routed
-
     def _reply(self, history: list[dict[str, str]]) -> ReplyChecker:
         return ResponseChecker(self.request, self._prompt(history))
 
@@ -245,7 +238,12 @@ class SimResponsesClient(SimClient):
             await self._random.choice((self._poll, self._follow_on))(checker)
             if self._random.happens(0.3):
                 await self._delete(checker)
-            elif len(self._urls) == 1 and not self._is_routed and self._random.happens(0.15) and not self._may_pause():
+            elif (
+                len(self._urls) == 1
+                and not self._is_routed
+                and self._random.happens(0.15)
+                and not self._monitor.may_pause()
+            ):
                 # Where a supervisor has paused for a minute, the rest of the run is too short for this.
                 await self._wait_until_expired(checker)
         except ResponseForgotten:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from contextvars import Context
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from onward.api.requests.grammar_validator import GrammarValidator
@@ -162,22 +162,17 @@ class Simulation:
                 )
 
     def _new_client(self, process: SimProcess, request: SimRequest, urls: list[str]) -> SimClient:
-        client = SimClient
-        if request.path == response_check.PATH:
-            client = partial(SimResponsesClient, self.watch, is_routed=bool(self.routers))
-        return client(
+        client_type = SimResponsesClient if request.path == response_check.PATH else SimClient
+        return client_type(
             self.http,
             process,
             request,
             urls,
             _prompt_tokens(),
             self.totals,
-            self.trace.note,
-            self.watch.may_crash,
-            self.watch.may_crash_engine,
-            self.watch.may_pause,
-            self.watch.is_out_of_reach,
+            self.watch,
             expects_calm=self.scenario.expects_no_errors,
+            is_routed=bool(self.routers),
         )
 
     async def _guarded(self, client: SimClient) -> None:
@@ -297,7 +292,7 @@ class Simulation:
             num_requests=self.totals.num_requests,
             num_tokens=self.totals.num_tokens,
             triggered=triggered,
-            end_reasons=dict(sorted((self.totals.ends or {}).items())),
+            end_reasons=dict(sorted(self.totals.end_reasons.items())),
             num_errors=self.totals.num_errors,
             num_resumes=self.watch.num_resumes(),
         )

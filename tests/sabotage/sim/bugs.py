@@ -279,7 +279,7 @@ def a_mean_from_the_cache(patch: Patches) -> None:
     original = Request.first_scored_row
 
     def first_scored_row(self: Request) -> int | None:
-        return None if self.sampling.pooling is not None else original.__get__(self)
+        return None if self.spec.sampling_params.pooling is not None else original.__get__(self)
 
     patch.put(Request, "first_scored_row", property(first_scored_row))
 

@@ -34,7 +34,7 @@ def a_rejected_draft_counts_as_computed(patch: Patches) -> None:
     def told(
         original: Callable, self: HashWorker, run: RunSlot, slot: HashWorkerSlot, position: int, *more: object
     ) -> SlotTokens:
-        num_tokens, num_drafted = len(slot.token_ids) - slot.num_prompt - position, more[-1]
+        num_tokens, num_drafted = len(slot.token_ids) - slot.spec.num_prompt - position, more[-1]
         event = original(self, run, slot, position, *more)
         if num_drafted and num_tokens <= num_drafted:  # type: ignore[operator]
             slot.num_computed += 1
@@ -60,7 +60,7 @@ def a_rejected_draft_takes_a_position(patch: Patches) -> None:
         original: Callable, self: HashWorker, run: RunSlot, slot: HashWorkerSlot, position: int, *more: object
     ) -> SlotTokens:
         at = slot.num_computed
-        if more[-1] and len(slot.token_ids) - slot.num_prompt - position <= more[-1]:  # type: ignore[operator]
+        if more[-1] and len(slot.token_ids) - slot.spec.num_prompt - position <= more[-1]:  # type: ignore[operator]
             cell = self.memory[slot.block_ids[at // self.block_size]][at % self.block_size]
             slot.token_ids[-1] = cell & 0xFFFFFFFF
         return original(self, run, slot, position, *more)
