@@ -155,44 +155,40 @@ class RecordingEngineCore(EngineCore):
         )
 
     def receive_from_api(self, api_id: str, message: ToEngine, now_s: float) -> None:
-        self._writer.write(ApiMessageRecord(now_s, api_id, self._hide(message)))
-        self._record_crash(super().receive_from_api, api_id, message, now_s)
+        self._record(
+            ApiMessageRecord(now_s, api_id, self._hide(message)), super().receive_from_api, api_id, message, now_s
+        )
 
     def on_api_lost(self, api_id: str, now_s: float) -> None:
-        self._writer.write(ApiLostRecord(now_s, api_id))
-        self._record_crash(super().on_api_lost, api_id, now_s)
+        self._record(ApiLostRecord(now_s, api_id), super().on_api_lost, api_id, now_s)
 
     def receive_from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
-        self._writer.write(PrefillMessageRecord(now_s, peer, self._hide(message)))
-        self._record_crash(super().receive_from_prefill, peer, message, now_s)
+        self._record(
+            PrefillMessageRecord(now_s, peer, self._hide(message)), super().receive_from_prefill, peer, message, now_s
+        )
 
     def receive_from_decode(self, decode: str, message: ToPrefill, now_s: float) -> None:
-        self._writer.write(DecodeMessageRecord(now_s, decode, self._hide(message)))
-        self._record_crash(super().receive_from_decode, decode, message, now_s)
+        self._record(
+            DecodeMessageRecord(now_s, decode, self._hide(message)), super().receive_from_decode, decode, message, now_s
+        )
 
     def on_peer_send(self, peer: str, ok: bool, now_s: float) -> None:
-        self._writer.write(PeerSendRecord(now_s, peer, ok))
-        self._record_crash(super().on_peer_send, peer, ok, now_s)
+        self._record(PeerSendRecord(now_s, peer, ok), super().on_peer_send, peer, ok, now_s)
 
     def receive_kv_report(self, report: KvReport, now_s: float) -> None:
-        self._writer.write(KvReportRecord(now_s, report))
-        self._record_crash(super().receive_kv_report, report, now_s)
+        self._record(KvReportRecord(now_s, report), super().receive_kv_report, report, now_s)
 
     def commit(self, result: StepResult, now_s: float) -> None:
-        self._writer.write(StepResultRecord(now_s, self._hide(result)))
-        self._record_crash(super().commit, result, now_s)
+        self._record(StepResultRecord(now_s, self._hide(result)), super().commit, result, now_s)
 
     def on_worker_lost(self, now_s: float) -> None:
-        self._writer.write(WorkerLostRecord(now_s))
-        self._record_crash(super().on_worker_lost, now_s)
+        self._record(WorkerLostRecord(now_s), super().on_worker_lost, now_s)
 
     def on_worker_ready(self, worker: WorkerHello, now_s: float) -> None:
-        self._writer.write(WorkerReadyRecord(now_s, worker))
-        self._record_crash(super().on_worker_ready, worker, now_s)
+        self._record(WorkerReadyRecord(now_s, worker), super().on_worker_ready, worker, now_s)
 
     def tick(self, now_s: float) -> None:
-        self._writer.write(TickRecord(now_s))
-        self._record_crash(super().tick, now_s)
+        self._record(TickRecord(now_s), super().tick, now_s)
         self._writer.flush_if_due(now_s)
 
     def plan(self, now_s: float) -> StepPlan | None:
@@ -219,10 +215,10 @@ class RecordingEngineCore(EngineCore):
         return outgoing
 
     def close(self) -> None:
-        self._writer.write(CloseRecord())
-        self._record_crash(super().close)
+        self._record(CloseRecord(), super().close)
 
-    def _record_crash(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _record(self, record: Record, call: Callable[..., None], *arguments: Any) -> None:
+        self._writer.write(record)
         try:
             call(*arguments)
         except BaseException as fault:

@@ -119,17 +119,12 @@ class TokenAnonymizer:
     def _event(self, event: SlotEvent) -> SlotEvent:
         match event:
             case SlotTokens():
-                return SlotTokens(
-                    event.slot,
-                    event.slot_epoch,
-                    event.position,
-                    event.num_computed,
-                    self.token_ids(event.token_ids),
-                    self._logprobs(event.logprobs),
-                    self._logprobs(event.prompt_logprobs),
-                    event.grammar_done,
-                    event.num_draft_tokens,
-                    self.token_ids(event.draft_token_ids),
+                return replace(
+                    event,
+                    token_ids=self.token_ids(event.token_ids),
+                    draft_token_ids=self.token_ids(event.draft_token_ids),
+                    logprobs=self._logprobs(event.logprobs),
+                    prompt_logprobs=self._logprobs(event.prompt_logprobs),
                 )
             case SlotEmbedding():
                 return replace(event, vector=_zeroed(event.vector))
@@ -139,20 +134,13 @@ class TokenAnonymizer:
                 return event
 
     def _delta(self, delta: TokenDelta) -> TokenDelta:
-        return TokenDelta(
-            delta.request_id,
-            delta.epoch,
-            delta.position,
-            self.token_ids(delta.token_ids),
-            delta.num_prompt_tokens,
-            delta.num_cached_tokens,
-            delta.finish_reason,
-            delta.error,
-            self._logprobs(delta.logprobs),
-            self._logprobs(delta.prompt_logprobs),
-            self._logprobs(delta.rescored_logprobs),
-            None if delta.embedding is None else _zeroed(delta.embedding),
-            delta.num_draft_tokens,
+        return replace(
+            delta,
+            token_ids=self.token_ids(delta.token_ids),
+            logprobs=self._logprobs(delta.logprobs),
+            prompt_logprobs=self._logprobs(delta.prompt_logprobs),
+            rescored_logprobs=self._logprobs(delta.rescored_logprobs),
+            embedding=None if delta.embedding is None else _zeroed(delta.embedding),
         )
 
     def _logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
