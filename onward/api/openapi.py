@@ -1,7 +1,7 @@
 """`/openapi.json`: what can be asked, written from the structs that decode requests and from the application's routes.
 
-Types come from the structs, so they cannot differ from what is checked; ranges are told here again, and a test holds
-them against the checks. Rules about several fields are told by the errors. Routes between instances are left out.
+Types come from the structs and ranges from the table that they are checked by, so they cannot differ from what is
+checked. Rules about several fields are told by the errors. Routes between instances are left out.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,7 @@ from starlette.responses import Response
 from onward.api.endpoints.tokenize import DetokenizeRequest, TokenizeRequest
 from onward.api.requests.embedding_request import EmbeddingRequest
 from onward.api.requests.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, ValidationContext
-from onward.api.requests.validation import (
-    MAX_CACHE_SALT_LENGTH,
-    MAX_DEADLINE_MS,
-    MAX_LOGPROBS,
-    MAX_REPETITION_PENALTY,
-    MAX_THINKING_BUDGET,
-)
+from onward.api.requests.validation import FIELD_RANGES
 from onward.api.responses.create_request import CreateResponseRequest
 from onward.version import __version__
 from onward.web.auth.authenticator import GuardedRoute, RouteAccess
@@ -68,30 +62,8 @@ SUMMARIES: dict[str, str] = {
     "/openapi.json": "This document",
 }
 
-FIELD_RANGES: dict[str, dict[str, Any]] = {
-    "max_tokens": {"minimum": 1},
-    "max_completion_tokens": {"minimum": 1},
-    "max_output_tokens": {"minimum": 1},
-    "min_tokens": {"minimum": 0},
-    "temperature": {"minimum": 0, "maximum": 2},
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "min_p": {"minimum": 0, "maximum": 1},
-    "top_k": {"minimum": -1, "maximum": 2**31 - 1},
-    "presence_penalty": {"minimum": -2, "maximum": 2},
-    "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": MAX_REPETITION_PENALTY},
-    "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
-    "logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
-    "top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
-    "thinking_budget": {"minimum": 0, "maximum": MAX_THINKING_BUDGET},
-    "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
-    "priority": {"minimum": -(2**31), "maximum": 2**31 - 1},
-    "deadline_ms": {"minimum": 1, "maximum": MAX_DEADLINE_MS},
-    "cache_salt": {"maxLength": MAX_CACHE_SALT_LENGTH},
-    "messages": {"minItems": 1},
-    "prompt_token_ids": {"minItems": 1},
-}
-"""What a field's value must keep to, as JSON Schema says it: numbers' words are about numbers only, and so on."""
+NOT_EMPTY = ("messages", "prompt_token_ids")
+"""Lists that have at least one item, where a request has them."""
 
 DESCRIPTIONS = {
     "completion_token_ids": "Another name of generated_token_ids. A request that has both must give both the same value.",
@@ -142,6 +114,8 @@ def document(routes: Sequence[GuardedRoute], context: ValidationContext) -> dict
 def _add_ranges(properties: dict[str, dict[str, Any]], context: ValidationContext) -> None:
     for name in properties.keys() & FIELD_RANGES.keys():
         properties[name] |= FIELD_RANGES[name]
+    for name in properties.keys() & NOT_EMPTY:
+        properties[name]["minItems"] = 1
     for name in properties.keys() & DESCRIPTIONS.keys():
         properties[name]["description"] = DESCRIPTIONS[name]
     properties["model"]["enum"] = [context.model]

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from onward.api.openapi import FIELD_RANGES, SUMMARIES
+from onward.api.openapi import SUMMARIES
 from onward.api.requests.decoding import decode_chat, decode_tokens
 from onward.api.requests.schemas import ChatCompletionRequest, ValidationContext
+from onward.api.requests.validation import FIELD_RANGES
 from onward.api.responses.chat_request import decode_response
 from onward.errors import InvalidRequest
 from tests.api.instance import Instance
@@ -52,9 +53,15 @@ def _beyond(rule: dict[str, Any]) -> list[Any]:
         "maximum": lambda limit: limit + 1,
         "exclusiveMinimum": lambda limit: limit,
         "maxLength": lambda limit: "x" * (limit + 1),
-        "minItems": lambda limit: [],
     }
     return [beyond[word](limit) for word, limit in rule.items()]
+
+
+def test_ranges_and_lists_that_must_not_be_empty_are_told(document: dict[str, Any]) -> None:
+    properties = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    for field, limits in FIELD_RANGES.items():
+        assert field not in properties or limits.items() <= properties[field].items()
+    assert properties["messages"]["minItems"] == properties["prompt_token_ids"]["minItems"] == 1
 
 
 @pytest.mark.parametrize("field", FIELD_RANGES)

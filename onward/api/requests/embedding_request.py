@@ -7,7 +7,7 @@ import msgspec
 from onward.api.requests.decoding import check_model
 from onward.api.requests.schemas import ValidationContext
 from onward.api.requests.unsupported_fields import check_embedding_field_names
-from onward.api.requests.validation import MAX_CACHE_SALT_LENGTH, MAX_DEADLINE_MS, check_number, check_prompt
+from onward.api.requests.validation import check_number, check_prompt, check_ranges
 from onward.proto.sampling_params import Pooling
 from onward.web.json_body import decode, decode_fields, field_error
 
@@ -53,10 +53,7 @@ def decode_embedding(
     request = decode(body, _decoder)
     check_model(request.model, context)
     check_number("dimensions", request.dimensions, 1, hidden_size)
-    check_number("priority", request.priority, -(2**31), 2**31 - 1)
-    check_number("deadline_ms", request.deadline_ms, 1, MAX_DEADLINE_MS)
-    if request.cache_salt is not None and len(request.cache_salt) > MAX_CACHE_SALT_LENGTH:
-        raise field_error("cache_salt", f"at most {MAX_CACHE_SALT_LENGTH} characters")
+    check_ranges(request)
     _check_inputs(request, context)
     return request, unknown
 

@@ -5,6 +5,8 @@ the field.
 import re
 from typing import Any, Protocol
 
+import msgspec
+
 from onward.api.requests.schemas import (
     TOOL_CALLS_REASON,
     ChatCompletionRequest,
@@ -33,16 +35,36 @@ MAX_THINKING_BUDGET = 1 << 20
 FINISH_REASONS = ("stop", "length", TOOL_CALLS_REASON, PD_RESCHEDULE, ABORT)
 """Those that an answer can have."""
 
+FIELD_RANGES: dict[str, dict[str, Any]] = {
+    "max_tokens": {"minimum": 1},
+    "max_completion_tokens": {"minimum": 1},
+    "max_output_tokens": {"minimum": 1},
+    "min_tokens": {"minimum": 0},
+    "temperature": {"minimum": 0, "maximum": 2},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1, "maximum": 2**31 - 1},
+    "presence_penalty": {"minimum": -2, "maximum": 2},
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": MAX_REPETITION_PENALTY},
+    "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
+    "logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
+    "top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
+    "thinking_budget": {"minimum": 0, "maximum": MAX_THINKING_BUDGET},
+    "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
+    "priority": {"minimum": -(2**31), "maximum": 2**31 - 1},
+    "deadline_ms": {"minimum": 1, "maximum": MAX_DEADLINE_MS},
+    "cache_salt": {"maxLength": MAX_CACHE_SALT_LENGTH},
+}
+"""The bounds of fields, as JSON Schema says them: `/openapi.json` shows what `check_ranges` checks."""
+_ABOVE_MINIMUM = {"top_p": "for greedy decoding use temperature 0", "repetition_penalty": "1 is no penalty"}
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def check_chat(request: ChatCompletionRequest, context: ValidationContext) -> None:
     _check_shared_fields(request, context)
-    _check_at_least("max_completion_tokens", request.max_completion_tokens, 1)
-    check_number("top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
     if request.top_logprobs and not request.logprobs:
         raise field_error("top_logprobs", "only allowed with logprobs: true")
-    check_number("thinking_budget", request.thinking_budget, 0, MAX_THINKING_BUDGET)
     check_chat_template(request, context)
     request.resolved_tools()  # which checks its fields
     if request.prompt_token_ids is None:
@@ -75,7 +97,6 @@ def check_completion(request: CompletionRequest, context: ValidationContext) -> 
     check_number("best_of", request.best_of, request.num_returned, context.max_choices)
     _check_prompts(request, context)
     _check_shared_fields(request, context)
-    check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     if request.echoes_prompt_logprobs and request.prompt_logprobs is not None:
         raise field_error("prompt_logprobs", "not allowed with echo and logprobs, which tell those of the prompt too")
     if request.selects_best and request.stream:
@@ -86,7 +107,6 @@ def check_completion(request: CompletionRequest, context: ValidationContext) -> 
 
 def check_tokens(request: GenerateRequest, context: ValidationContext) -> None:
     _check_shared_fields(request, context)
-    check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     check_prompt_ids("prompt_token_ids", request.prompt_token_ids, context)
 
 
@@ -136,31 +156,13 @@ def _check_stream_options(request: GenerationRequest) -> None:
 
 
 def _check_shared_fields(request: GenerationRequest, context: ValidationContext) -> None:
-    _check_at_least("max_tokens", request.max_tokens, 1)
-    check_number("temperature", request.temperature, 0, 2)
-    check_number("top_p", request.top_p, 0, 1)
-    if request.top_p == 0:
-        raise field_error("top_p", "must be above 0 (for greedy decoding use temperature 0)")
-    check_number("min_p", request.min_p, 0, 1)
-    check_number("top_k", request.top_k, -1, 2**31 - 1)
-    check_number("presence_penalty", request.presence_penalty, -2, 2)
-    check_number("frequency_penalty", request.frequency_penalty, -2, 2)
-    check_number("repetition_penalty", request.repetition_penalty, 0, MAX_REPETITION_PENALTY)
-    if request.repetition_penalty == 0:
-        raise field_error("repetition_penalty", "must be above 0 (1 is no penalty)")
-    check_number("prompt_logprobs", request.prompt_logprobs, 0, MAX_LOGPROBS)
-    check_number("seed", request.seed, -(2**63), 2**63 - 1)
-    check_number("priority", request.priority, -(2**31), 2**31 - 1)
-    check_number("deadline_ms", request.deadline_ms, 1, MAX_DEADLINE_MS)
+    check_ranges(request)
     check_number("n", request.n, 1, context.max_choices)
-    _check_at_least("min_tokens", request.min_tokens, 0)
     limit = request.max_output_tokens
     if limit is not None and request.min_tokens is not None and request.min_tokens > limit:
         field = request.output_limit_field
         raise field_error("min_tokens", f"must not exceed {field} ({limit}), got {request.min_tokens}")
     _check_stream_options(request)
-    if request.cache_salt is not None and len(request.cache_salt) > MAX_CACHE_SALT_LENGTH:
-        raise field_error("cache_salt", f"at most {MAX_CACHE_SALT_LENGTH} characters")
     _check_logit_bias(request.logit_bias or {}, context)
     check_bad_words(request.bad_words or [])
     _check_stops(request, context)
@@ -280,12 +282,31 @@ def _check_parts(path: str, parts: list[ContentPart]) -> None:
             raise field_error(f"{path}[{index}].text", "is required")
 
 
+def check_ranges(request: msgspec.Struct) -> None:
+    for name in request.__struct_fields__:
+        if name in FIELD_RANGES:
+            check_range(name, getattr(request, name))
+
+
+def check_range(name: str, value: Any) -> None:
+    """By `FIELD_RANGES`. A boolean has no range: a chat's `logprobs` is one."""
+    bounds = FIELD_RANGES[name]
+    if value is None or isinstance(value, bool):
+        return
+    if "maxLength" in bounds:
+        if len(value) > bounds["maxLength"]:
+            raise field_error(name, f"at most {bounds['maxLength']} characters")
+    elif "maximum" not in bounds:
+        if value < bounds["minimum"]:
+            raise field_error(name, f"must be at least {bounds['minimum']}, got {short_repr(value)}")
+    else:
+        low = bounds.get("minimum", bounds.get("exclusiveMinimum"))
+        check_number(name, value, low, bounds["maximum"])
+        if "exclusiveMinimum" in bounds and value == low:
+            raise field_error(name, f"must be above {low} ({_ABOVE_MINIMUM[name]})")
+
+
 def check_number(name: str, value: float | None, low: float, high: float) -> None:
     # Written so that NaN fails it.
     if value is not None and not low <= value <= high:
         raise field_error(name, f"must be between {low} and {high}, got {short_repr(value)}")
-
-
-def _check_at_least(name: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise field_error(name, f"must be at least {low}, got {short_repr(value)}")

@@ -11,7 +11,7 @@ import msgspec
 
 from onward.api.requests.decoding import check_model
 from onward.api.requests.schemas import ChatCompletionRequest, ValidationContext
-from onward.api.requests.validation import MAX_LOGPROBS, check_chat, check_number
+from onward.api.requests.validation import check_chat, check_range
 from onward.api.responses.create_request import CreateResponseRequest, ExtensionFields, UnsupportedField, check_fields
 from onward.errors import ClientError
 from onward.web.json_body import decode, decode_fields, field_error, short_repr
@@ -106,7 +106,7 @@ def _check(create_request: CreateResponseRequest) -> None:
     for index, item in enumerate(create_request.include or []):
         if item != LOGPROBS:
             raise field_error(f"include[{index}]", f"only {LOGPROBS!r} is supported, got {short_repr(item)}")
-    check_number("top_logprobs", create_request.top_logprobs, 0, MAX_LOGPROBS)
+    check_range("top_logprobs", create_request.top_logprobs)
     if create_request.top_logprobs and LOGPROBS not in (create_request.include or []):
         raise field_error("top_logprobs", f"only allowed with include: [{LOGPROBS!r}]")
     if create_request.truncation == "auto":
