@@ -246,7 +246,9 @@ class Harness:
     def _blocks_of(self, written: "Written") -> list[int]:
         """Of drafts some may have been right: then the worker begins further along than the plan could know."""
         slot = self.worker.slots.get(written.slot)
-        begin = max(written.begin, slot.num_computed) if slot and slot.spec.slot_epoch == written.epoch else written.begin
+        begin = (
+            max(written.begin, slot.num_computed) if slot and slot.spec.slot_epoch == written.epoch else written.begin
+        )
         return written.block_ids[begin // self.block_size : -(-written.end // self.block_size)]
 
     def resubmit(self, client: Client) -> None:

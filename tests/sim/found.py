@@ -120,7 +120,7 @@ def scores_that_were_never_told_are_not_asked_for(patch: Patches) -> None:
             told["resume"].pop("rescore_from", None)
         return told
 
-    patch.around(resume_fields, "output_resume_fields", of_answer)
+    patch.around(resume_fields, "resume_fields", of_answer)
 
 
 def a_cancelled_response_ends_before_events_that_were_told(patch: Patches) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from onward.api.lifecycle import logprobs_json, resume_fields
 from onward.api.lifecycle.choice_update import ChoiceUpdate, OutputTextStream, shown_token_ids
-from onward.api.lifecycle.endpoint_adapter import ObjectHeader, OpeningChunk
+from onward.api.lifecycle.endpoint_adapter import EndpointAdapter, ObjectHeader, OpeningChunk, OutputJsonWriter
 from onward.api.lifecycle.request_output import TokenUsage
 from onward.api.message_json import CallId, delta_fields, message_fields
 from onward.api.requests.decoding import decode_chat
@@ -20,9 +20,8 @@ from onward.text.parsed_text_stream import ParsedTextStream
 from onward.text.tool_calls.call_ids import IdStyle, tool_call_id
 
 
-class ChatAdapter:
+class ChatAdapter(EndpointAdapter):
     id_prefix = "chatcmpl-"
-    returns_text = True
 
     def __init__(self, text_processor: TextProcessor, internal_adapter: bool = False) -> None:
         self._text_processor = text_processor
@@ -60,11 +59,11 @@ class ChatAdapter:
             self._text_processor.new_text_stream_with_markers(request.stop_strings(), sampling, include_stop), parser
         )
 
-    def json_writer(self, prepared: PreparedRequest) -> "ChatJsonWriter":
+    def json_writer(self, prepared: PreparedRequest) -> OutputJsonWriter:
         return ChatJsonWriter(self._text_processor, prepared, self._hides_end)
 
 
-class ChatJsonWriter:
+class ChatJsonWriter(OutputJsonWriter):
     chunk_object = "chat.completion.chunk"
 
     def __init__(self, text_processor: TextProcessor, prepared: PreparedRequest, hides_end: bool) -> None:

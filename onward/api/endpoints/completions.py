@@ -10,7 +10,7 @@ import msgspec
 
 from onward.api.lifecycle import logprobs_json, resume_fields
 from onward.api.lifecycle.choice_update import ChoiceUpdate, OutputTextStream, shown_token_ids
-from onward.api.lifecycle.endpoint_adapter import ObjectHeader, OpeningChunk
+from onward.api.lifecycle.endpoint_adapter import EndpointAdapter, ObjectHeader, OpeningChunk, OutputJsonWriter
 from onward.api.lifecycle.logprobs_json import TextOffsets
 from onward.api.lifecycle.request_output import TokenUsage
 from onward.api.requests.decoding import decode_completion
@@ -20,9 +20,8 @@ from onward.api.requests.text_processor import TextProcessor
 from onward.proto.sampling_params import SamplingParams
 
 
-class CompletionsAdapter:
+class CompletionsAdapter(EndpointAdapter):
     id_prefix = "cmpl-"
-    returns_text = True
 
     def __init__(self, text_processor: TextProcessor, internal_adapter: bool = False) -> None:
         self._text_processor = text_processor
@@ -37,9 +36,6 @@ class CompletionsAdapter:
     def prompt_path(self, request: CompletionRequest, index: int) -> str:
         return request.prompt_path(index)
 
-    def reasoning_params(self, request: CompletionRequest, prompts: list[list[int]], *, has_grammar: bool) -> None:
-        return None
-
     def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream:
         request = prepared.request
         assert isinstance(request, CompletionRequest)
@@ -52,7 +48,7 @@ class CompletionsAdapter:
         return CompletionJsonWriter(self._text_processor, prepared.request, prepared.prompt_token_ids, self._hides_end)
 
 
-class CompletionJsonWriter:
+class CompletionJsonWriter(OutputJsonWriter):
     chunk_object = "text_completion"
 
     def __init__(
@@ -89,9 +85,6 @@ class CompletionJsonWriter:
     def content_json(self, update: ChoiceUpdate) -> bytes:
         return b'"text":' + msgspec.json.encode(self._scored_echo(update) + update.text)
 
-    def client_finish_reason(self, update: ChoiceUpdate) -> str | None:
-        return update.finish_reason
-
     def logprobs(self, update: ChoiceUpdate) -> dict[str, Any]:
         prompt_index, token_strings = self._prompt_index(update.choice_index), self._text_processor.token_strings
         offsets = [len(self._echoed[prompt_index]) + offset for offset in update.text_offsets or []]
@@ -125,9 +118,6 @@ class CompletionJsonWriter:
         if self.has_extra_choice_fields:
             fields["token_ids"] = shown_token_ids(update, hides_end=self._hides_end)
         return fields
-
-    def extra_top_level_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
-        return {}
 
     def whole_body(
         self, header: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, extra_fields: dict[str, Any]

@@ -9,7 +9,7 @@ import msgspec
 
 from onward.api.lifecycle import logprobs_json, resume_fields
 from onward.api.lifecycle.choice_update import ChoiceUpdate, NullTextStream, OutputTextStream, shown_token_ids
-from onward.api.lifecycle.endpoint_adapter import ObjectHeader, OpeningChunk
+from onward.api.lifecycle.endpoint_adapter import EndpointAdapter, ObjectHeader, OutputJsonWriter
 from onward.api.lifecycle.request_output import TokenUsage
 from onward.api.requests.decoding import decode_tokens
 from onward.api.requests.prepared_request import PreparedRequest
@@ -18,7 +18,7 @@ from onward.api.requests.text_processor import TextProcessor
 from onward.proto.sampling_params import SamplingParams
 
 
-class GenerateAdapter:
+class GenerateAdapter(EndpointAdapter):
     id_prefix = "gen-"
     returns_text = False
 
@@ -35,9 +35,6 @@ class GenerateAdapter:
     def prompt_path(self, request: GenerateRequest, index: int) -> str:
         return "prompt_token_ids"
 
-    def reasoning_params(self, request: GenerateRequest, prompts: list[list[int]], *, has_grammar: bool) -> None:
-        return None
-
     def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream:
         stop = prepared.request.stop_strings()
         return self._text_processor.new_text_stream(stop, sampling) if stop else NullTextStream()
@@ -46,28 +43,18 @@ class GenerateAdapter:
         return GenerateJsonWriter(self._hides_end)
 
 
-class GenerateJsonWriter:
+class GenerateJsonWriter(OutputJsonWriter):
     chunk_object = "generate.chunk"
-    has_extra_choice_fields = False
 
     def __init__(self, hides_end: bool) -> None:
         self._hides_end = hides_end
 
-    def opening_chunk(self, choice: int) -> OpeningChunk | None:
-        return None
-
     def content_json(self, update: ChoiceUpdate) -> bytes:
         return b'"token_ids":' + msgspec.json.encode(shown_token_ids(update, hides_end=self._hides_end))
-
-    def client_finish_reason(self, update: ChoiceUpdate) -> str | None:
-        return update.finish_reason
 
     def logprobs(self, update: ChoiceUpdate) -> list[Any]:
         num_shown = len(update.rescored_token_ids) + len(shown_token_ids(update, hides_end=self._hides_end))
         return logprobs_json.token_logprobs(update.scored_token_ids[:num_shown], (update.logprobs or [])[:num_shown])
-
-    def extra_choice_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
-        return {}
 
     def extra_top_level_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
         if update.prompt_logprobs is None:

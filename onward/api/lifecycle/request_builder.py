@@ -107,16 +107,12 @@ class ActiveRequest:
                 self.logprobs.extend(update.logprobs or ())
 
     def resume_fields(self) -> dict[str, object]:
-        """What stands beside the last choice, if this answer is to be continued elsewhere."""
-        return resume_fields.output_resume_fields(self.prepared.request, self.prepared.attempt.seed, self.output)
-
-    def failed_resume_fields(self) -> dict[str, object]:
-        """What stands beside the choices of `partial`."""
+        """What stands beside the choices, if this answer is to be continued elsewhere."""
         return resume_fields.resume_fields(self.prepared.request, self.prepared.attempt.seed, self.output)
 
     def partial_stream_body(self) -> dict[str, object] | None:
-        """`partial` next to the error that ends a stream."""
-        return resume_fields.partial_stream_body(self.prepared.request, self.prepared.attempt.seed, self.output)
+        """`partial` of the error that ends a stream: its client has had the text. None: there is nothing to return."""
+        return resume_fields.partial_choices(self.output) | self.resume_fields() if self.output.has_partial else None
 
     def next_attempt(self, now_s: float) -> Attempt:
         """The same request with all tokens that were made."""

@@ -3,7 +3,7 @@
 Not streamed: each choice has `completion_token_ids`, all of its tokens, and `num_text_tokens`, how many of them its text
 covers; each that was given up has the `error`; beside the choices stand the `seed` and `resume`. Streamed: a choice that
 was cut, or ends after another one was, has its ids on its last chunk; the stream's last chunk has `seed` and `resume`
-beside its choice. With an error, the same stands in `partial` next to `error` (`partial_stream_body`; a whole answer has
+beside its choice. With an error, the same stands in `partial` next to `error` (`partial_choices`; a whole answer has
 all of its usual form there).
 
     "resume": {"seed": 7, "generated_token_ids": [[5, 6], [9]], "generated_finish_reasons": ["stop", null]}
@@ -34,21 +34,14 @@ def choice_resume_fields(update: ChoiceUpdate) -> dict[str, Any]:
     return fields
 
 
-def output_resume_fields(request: GenerationRequest, seed: int, output: RequestOutput) -> dict[str, Any]:
-    """What stands beside the choices of an answer that has ended."""
-    return resume_fields(request, seed, output) if output.is_incomplete else {}
-
-
-def partial_stream_body(request: GenerationRequest, seed: int, output: RequestOutput) -> dict[str, Any] | None:
-    """`partial` of a stream: its client has had the text. None: there is nothing to return."""
-    if not output.has_partial:
-        return None
+def partial_choices(output: RequestOutput) -> dict[str, Any]:
+    """The choices of a stream that has failed, without their text."""
     updates = [output.partial_update(choice.index) for choice in output.choices]
     choices = [
         {"index": update.choice_index, "finish_reason": update.finish_reason} | choice_resume_fields(update)
         for update in updates
     ]
-    return {"choices": choices} | resume_fields(request, seed, output)
+    return {"choices": choices}
 
 
 def resume_fields(request: GenerationRequest, seed: int, output: RequestOutput) -> dict[str, Any]:

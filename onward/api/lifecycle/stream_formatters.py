@@ -1,7 +1,7 @@
 """The forms in which an answer is written as events while it grows: for a client, and for a router in front of one."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -51,29 +51,25 @@ class CursorTracker:
         return self._head + format_cursor_tail(self._choices, {index: token_ids} if token_ids else {})
 
 
-class StreamFormatter(Protocol):
+class StreamFormatter(ABC):
+    terminator = sse.DONE
+    """What ends every stream of this form, however it went."""
+    has_sequence_numbers = False
+    """Whether the event about a failure is numbered by the tokens before it."""
+
     def format_opening(self) -> list[bytes]:
         """What a stream begins with, before there is a token."""
-        ...
+        return []
 
+    @abstractmethod
     def format_updates(self, updates: list[ChoiceUpdate]) -> list[bytes]: ...
+    @abstractmethod
     def format_end(self) -> list[bytes]:
         """What comes behind the last piece."""
-        ...
 
+    @abstractmethod
     def format_error(self, info: ErrorInfo) -> list[bytes]:
         """What comes instead of the rest."""
-        ...
-
-    @property
-    def terminator(self) -> bytes:
-        """What ends every stream of this form, however it went."""
-        ...
-
-    @property
-    def has_sequence_numbers(self) -> bool:
-        """Whether the event about a failure is numbered by the tokens before it."""
-        ...
 
 
 class BodyCollector:
@@ -88,35 +84,33 @@ class BodyCollector:
             self._updates[update.choice_index].append(update)
 
     def body(self) -> bytes:
-        active, output, request = self._active, self._active.output, self._active.prepared.request
+        output = self._active.output
         choices = [output.with_completion_ids(join_updates(updates)) for updates in self._updates]
-        choices = with_shared_prompt_logprobs(choices, request.num_candidates)
-        if request.selects_best:
-            choices = select_best(choices, request)
-        return active.writer.whole_body(active.header, choices, output.usage(), active.resume_fields())
+        return self._write(choices, self._active.resume_fields() if output.is_incomplete else {})
 
     def partial_body(self, info: ErrorInfo) -> bytes | None:
         """What there is of an answer that has failed for this reason, in its own form. None: nothing."""
-        active, output, request = self._active, self._active.output, self._active.prepared.request
+        output = self._active.output
         if not output.has_partial:
             return None
         choices = [
             output.partial_update(index, join_updates(updates) if updates else None)
             for index, updates in enumerate(self._updates)
         ]
+        if self._active.prepared.request.needs_full_output:
+            choices = [replace(update, error=info) for update in choices]  # a response says itself why it has failed
+        return self._write(choices, self._active.resume_fields())
+
+    def _write(self, choices: list[ChoiceUpdate], resume_fields: dict[str, object]) -> bytes:
+        active, request = self._active, self._active.prepared.request
         choices = with_shared_prompt_logprobs(choices, request.num_candidates)
         if request.selects_best:
             choices = select_best(choices, request)
-        if request.needs_full_output:
-            choices = [replace(update, error=info) for update in choices]  # a response says itself why it has failed
-        return active.writer.whole_body(active.header, choices, output.usage(), active.failed_resume_fields())
+        return active.writer.whole_body(active.header, choices, active.output.usage(), resume_fields)
 
 
-class ChunkFormatter:
+class ChunkFormatter(StreamFormatter):
     """What a client reads: chunks."""
-
-    terminator = sse.DONE
-    has_sequence_numbers = False
 
     def __init__(self, active: ActiveRequest) -> None:
         self._active = active
@@ -141,7 +135,8 @@ class ChunkFormatter:
     def _event(self, update: ChoiceUpdate, is_last: bool) -> bytes:
         cursor = self._cursors.advance(update)
         if not update.is_known_to_reader:
-            extra_fields = self._active.resume_fields() if is_last else None
+            is_cut = is_last and self._active.output.is_incomplete
+            extra_fields = self._active.resume_fields() if is_cut else None
             usage = self._usage_so_far() if self._continuous_usage else None
             return sse.event(self._chunks.update(update, extra_fields, usage), cursor)
         return sse.cursor_event(cursor) if self._active.prepared.is_routed and cursor is not None else b""
@@ -161,43 +156,25 @@ class ChunkFormatter:
         return [sse.error_event(info, None if partial is None else msgspec.json.encode(partial))]
 
 
-class RoutedChunkFormatter:
+class RoutedChunkFormatter(ChunkFormatter):
     """The same for a router, which is told more."""
 
-    terminator = sse.DONE
-    has_sequence_numbers = False
-
     def __init__(self, active: ActiveRequest) -> None:
-        self._chunks = ChunkFormatter(active)
+        super().__init__(active)
         self._prompt_usage = PromptUsageEvent(active)
 
-    def format_opening(self) -> list[bytes]:
-        return self._chunks.format_opening()
-
     def format_updates(self, updates: list[ChoiceUpdate]) -> list[bytes]:
-        return self._prompt_usage.event_before(updates) + self._chunks.format_updates(updates)
-
-    def format_end(self) -> list[bytes]:
-        return self._chunks.format_end()
-
-    def format_error(self, info: ErrorInfo) -> list[bytes]:
-        return self._chunks.format_error(info)
+        return self._prompt_usage.event_before(updates) + super().format_updates(updates)
 
 
-class RoutedBodyFormatter:
+class RoutedBodyFormatter(StreamFormatter):
     """For a router whose client wants the answer as a whole: the tokens as they come, the body at the end."""
-
-    terminator = sse.DONE
-    has_sequence_numbers = False
 
     def __init__(self, active: ActiveRequest) -> None:
         self._prompt_usage = PromptUsageEvent(active)
         self._cursors = CursorTracker(active.prepared.attempt, active.start_positions, active.reader_positions)
         self._collector = BodyCollector(active)
         self._collector.add(active.replayed_updates)
-
-    def format_opening(self) -> list[bytes]:
-        return []
 
     def format_updates(self, updates: list[ChoiceUpdate]) -> list[bytes]:
         self._collector.add(updates)

@@ -25,7 +25,7 @@ def event_bytes(event: ResponseEvent, cursor: str | None = None) -> bytes:
     return sse.named_event(event.name, event.data, cursor)
 
 
-class ResponseFormatter:
+class ResponseFormatter(StreamFormatter):
     terminator = b""
     """The last event says that it is the last."""
     has_sequence_numbers = True

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from onward.api.lifecycle.choice_update import ChoiceUpdate
-from onward.api.lifecycle.endpoint_adapter import ObjectHeader, OpeningChunk
+from onward.api.lifecycle.endpoint_adapter import ObjectHeader, OutputJsonWriter
 from onward.api.lifecycle.request_output import TokenUsage
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.text_processor import TextProcessor
@@ -14,11 +14,8 @@ from onward.api.responses.event_builder import ResponseEventBuilder, UsageFuncti
 from onward.text.tool_calls.call_ids import IdStyle
 
 
-class ResponseJsonWriter:
-    """Of a `Writer` it has what a whole answer needs; there are no chunks."""
-
-    chunk_object = "response"
-    has_extra_choice_fields = False
+class ResponseJsonWriter(OutputJsonWriter):
+    """Whole answers only; a stream has events instead of chunks."""
 
     def __init__(self, text_processor: TextProcessor, prepared: PreparedRequest) -> None:
         assert isinstance(prepared.request, ResponseChatRequest)
@@ -41,21 +38,3 @@ class ResponseJsonWriter:
         if choices[0].finish_reason is None and choices[0].error is not None:
             builder.fail(choices[0].error)
         return msgspec.json.encode(builder.response())
-
-    def opening_chunk(self, choice: int) -> OpeningChunk | None:
-        return None
-
-    def content_json(self, update: ChoiceUpdate) -> bytes:
-        raise AssertionError("a response has no chunks")
-
-    def client_finish_reason(self, update: ChoiceUpdate) -> str | None:
-        return update.finish_reason
-
-    def logprobs(self, update: ChoiceUpdate) -> Any:
-        return None
-
-    def extra_choice_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
-        return {}
-
-    def extra_top_level_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
-        return {}

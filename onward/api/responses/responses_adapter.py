@@ -10,12 +10,10 @@ from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.preprocessing_executors import DeferredRender
 from onward.api.requests.request_context import RequestContext
 from onward.api.requests.schemas import ChatCompletionRequest, ValidationContext
-from onward.api.requests.text_processor import TextProcessor
 from onward.api.responses.chat_request import ResponseChatRequest, decode_response, with_response_field_names
 from onward.api.responses.response_json import ResponseJsonWriter
 from onward.errors import ClientError
 from onward.proto.cursor import Cursor
-from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.router import Attempt
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import WorkerHello
@@ -69,30 +67,17 @@ class PerTokenTextStream:
         return (ContentText(text),) if text else ()
 
 
-class ResponsesAdapter:
+class ResponsesAdapter(ChatAdapter):
     id_prefix = PREFIX
-    returns_text = True
-
-    def __init__(self, text_processor: TextProcessor) -> None:
-        self._text_processor = text_processor
-        self._chat = ChatAdapter(text_processor)
 
     def decode(self, body: bytes, context: ValidationContext) -> tuple[ResponseChatRequest, tuple[str, ...]]:
         return decode_response(body, context), ()
 
-    def tokenize_prompts(self, request: ChatCompletionRequest, created_s: int) -> list[list[int]]:
-        return self._chat.tokenize_prompts(request, created_s)
-
     def prompt_path(self, request: ChatCompletionRequest, index: int) -> str:
         return "input"
 
-    def reasoning_params(
-        self, request: ChatCompletionRequest, prompts: list[list[int]], *, has_grammar: bool
-    ) -> ReasoningParams | None:
-        return self._chat.reasoning_params(request, prompts, has_grammar=has_grammar)
-
     def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream:
-        return PerTokenTextStream(self._chat.new_text_stream(prepared, sampling))
+        return PerTokenTextStream(super().new_text_stream(prepared, sampling))
 
     def json_writer(self, prepared: PreparedRequest) -> ResponseJsonWriter:
         return ResponseJsonWriter(self._text_processor, prepared)
