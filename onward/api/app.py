@@ -1,5 +1,7 @@
 """The HTTP application: routes, and what wraps them all."""
 
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.middleware import Middleware
@@ -13,7 +15,7 @@ from onward.api.endpoints.chat import ChatAdapter
 from onward.api.endpoints.close_attempt import CloseAttemptEndpoint
 from onward.api.endpoints.cluster_auth import ClusterAuth
 from onward.api.endpoints.completions import CompletionsAdapter
-from onward.api.endpoints.embeddings import EmbeddingsEndpoint, EmbeddingService, RoutedEmbeddingsEndpoint
+from onward.api.endpoints.embeddings import EmbeddingsEndpoint, EmbeddingService
 from onward.api.endpoints.generate import GenerateAdapter
 from onward.api.endpoints.tokenize import TokenizeEndpoints
 from onward.api.endpoints.tokenizer_files import TokenizerEndpoint
@@ -68,77 +70,11 @@ def build_app(
     registry: Registry,
     active_keys: ActiveKeys,
 ) -> RequestIdMiddleware:
-    text_processor, config = services.text_processor, services.config
-    adapters: dict[str, EndpointAdapter] = {
-        "/v1/chat/completions": ChatAdapter(text_processor, config.internal_adapter),
-        "/v1/completions": CompletionsAdapter(text_processor, config.internal_adapter),
-        "/v1/generate": GenerateAdapter(text_processor, config.internal_adapter),
-    }
-    serves_clients = config.role != "prefill"
+    config = services.config
     cluster_auth = ClusterAuth(config.cluster_key, services.clock)
-    runners = {
-        path: GenerationRunner(RequestBuilder(adapter, path, services), services, streams)
-        for path, adapter in adapters.items()
-    }
-    endpoints: dict[str, ASGIApp] = {
-        path: GenerationEndpoint(runner, services, streams) for path, runner in runners.items()
-    }
-    close_endpoint = CloseAttemptEndpoint(dict(runners), services, cluster_auth)
-    responses_runner = runners[response_ids.PATH] = GenerationRunner(
-        ResponseRequestBuilder(ResponsesAdapter(text_processor), response_ids.PATH, services),
-        services,
-        streams,
-        make_response_formatter,
-    )
-    background = BackgroundResponses(responses_runner, streams, services.tasks)
-    response_store = InstanceResponseStore(responses_runner, services, streams, background)
-    endpoints[response_ids.PATH] = CreateResponseEndpoint(
-        responses_runner, services, streams, response_store, background
-    )
-    response_endpoint = StoredResponseEndpoint(response_store) if serves_clients else WrongRoleEndpoint()
-    attempt_endpoint = AttemptEndpoint(runners if serves_clients else {}, services, streams, cluster_auth)
-    abort_endpoints = AbortEndpoints(services.engine_client, streams, config.max_body_bytes, cluster_auth)
-    tokenize_endpoints = TokenizeEndpoints(services, cluster_auth)
-    embedding_service = EmbeddingService(services, streams)
-    embeddings_endpoint = EmbeddingsEndpoint(embedding_service, config.max_body_bytes)
-    cluster_endpoints = {
-        ATTEMPT_PATH: attempt_endpoint,
-        CLOSE_PATH: close_endpoint.close,
-        FIND_PATH: FindStreamEndpoint(streams, cluster_auth).find,
-        PROBE_PATH: ProbeEndpoint(instance_description, cluster_auth).probe,
-        TOKENIZER_FILES_PATH: TokenizerEndpoint(services, cluster_auth).get_tokenizer_files,
-        ABORT_PATH: abort_endpoints.abort_for_router,
-        TOKENIZE_PATH: tokenize_endpoints.tokenize_for_router,
-        DETOKENIZE_PATH: tokenize_endpoints.detokenize_for_router,
-        RESPONSE_PATH: RoutedResponseEndpoint(response_store, cluster_auth, config.max_body_bytes).query_response,
-        EMBED_PATH: RoutedEmbeddingsEndpoint(embedding_service, config.max_body_bytes, cluster_auth, services.clock),
-    }
     routes = [
-        *(
-            GuardedRoute(
-                path,
-                endpoint if serves_clients else WrongRoleEndpoint(),
-                methods=["GET", "POST"],
-                access=RouteAccess.USER,
-            )
-            for path, endpoint in endpoints.items()
-        ),
-        GuardedRoute(response_ids.ITEM_PATH, response_endpoint, methods=["GET", "DELETE"], access=RouteAccess.USER),
-        GuardedRoute(response_ids.CANCEL_PATH, response_endpoint, methods=["POST"], access=RouteAccess.USER),
-        GuardedRoute(response_ids.INPUT_PATH, response_endpoint, methods=["GET"], access=RouteAccess.USER),
-        GuardedRoute(
-            "/v1/embeddings",
-            embeddings_endpoint if serves_clients else WrongRoleEndpoint(),
-            methods=["POST"],
-            access=RouteAccess.USER,
-        ),
-        GuardedRoute("/v1/abort", abort_endpoints.abort, methods=["POST"], access=RouteAccess.USER),
-        GuardedRoute("/tokenize", tokenize_endpoints.tokenize, methods=["POST"], access=RouteAccess.USER),
-        GuardedRoute("/detokenize", tokenize_endpoints.detokenize, methods=["POST"], access=RouteAccess.USER),
-        *(
-            GuardedRoute(path, endpoint, methods=["POST"], access=RouteAccess.CLUSTER)
-            for path, endpoint in cluster_endpoints.items()
-        ),
+        *_generation_routes(services, streams, cluster_auth),
+        *_tool_routes(services, streams, instance_description, cluster_auth),
         *admin.routes(cluster_auth),
         GuardedRoute(docs_page.PATH, docs_page.show, methods=["GET"], access=RouteAccess.OPEN),
         GuardedRoute(root_page.PATH, root_page.show, methods=["GET"], access=RouteAccess.OPEN),
@@ -166,3 +102,83 @@ def build_app(
     return RequestIdMiddleware(
         with_cors(app, origins), request_counter, paths, first_refusal(*checks), with_cors(respond_refusal, origins)
     )
+
+
+def _generation_routes(
+    services: ApiServices, streams: StreamRegistry, cluster_auth: ClusterAuth
+) -> Iterator[GuardedRoute]:
+    """What generates, for clients and for routers. A prefill instance refuses it."""
+    text_processor, config = services.text_processor, services.config
+    adapters: dict[str, EndpointAdapter] = {
+        "/v1/chat/completions": ChatAdapter(text_processor, config.internal_adapter),
+        "/v1/completions": CompletionsAdapter(text_processor, config.internal_adapter),
+        "/v1/generate": GenerateAdapter(text_processor, config.internal_adapter),
+    }
+    runners = {
+        path: GenerationRunner(RequestBuilder(adapter, path, services), services, streams)
+        for path, adapter in adapters.items()
+    }
+    endpoints: dict[str, ASGIApp] = {
+        path: GenerationEndpoint(runner, services, streams) for path, runner in runners.items()
+    }
+    close_endpoint = CloseAttemptEndpoint(dict(runners), services, cluster_auth)
+    responses_runner = runners[response_ids.PATH] = GenerationRunner(
+        ResponseRequestBuilder(ResponsesAdapter(text_processor), response_ids.PATH, services),
+        services,
+        streams,
+        make_response_formatter,
+    )
+    background = BackgroundResponses(responses_runner, streams, services.tasks)
+    response_store = InstanceResponseStore(responses_runner, services, streams, background)
+    endpoints[response_ids.PATH] = CreateResponseEndpoint(
+        responses_runner, services, streams, response_store, background
+    )
+    embedding_service = EmbeddingService(services, streams)
+    stored_response = StoredResponseEndpoint(response_store)
+    client_routes: dict[str, tuple[ASGIApp, list[str]]] = {
+        **{path: (endpoint, ["GET", "POST"]) for path, endpoint in endpoints.items()},
+        response_ids.ITEM_PATH: (stored_response, ["GET", "DELETE"]),
+        response_ids.CANCEL_PATH: (stored_response, ["POST"]),
+        response_ids.INPUT_PATH: (stored_response, ["GET"]),
+        "/v1/embeddings": (EmbeddingsEndpoint(embedding_service), ["POST"]),
+    }
+    serves_clients = config.role != "prefill"
+    for path, (endpoint, methods) in client_routes.items():
+        served = endpoint if serves_clients else WrongRoleEndpoint()
+        yield GuardedRoute(path, served, methods=methods, access=RouteAccess.USER)
+    routed_response = RoutedResponseEndpoint(response_store, cluster_auth, config.max_body_bytes)
+    yield from _posts(
+        RouteAccess.CLUSTER,
+        {
+            ATTEMPT_PATH: AttemptEndpoint(runners if serves_clients else {}, services, streams, cluster_auth),
+            CLOSE_PATH: close_endpoint.close,
+            RESPONSE_PATH: routed_response.query_response,
+            EMBED_PATH: EmbeddingsEndpoint(embedding_service, cluster_auth),
+        },
+    )
+
+
+def _tool_routes(
+    services: ApiServices, streams: StreamRegistry, description: InstanceDescription, cluster_auth: ClusterAuth
+) -> Iterator[GuardedRoute]:
+    """What does not generate: aborts, tokens, and what routers ask about the instance."""
+    abort = AbortEndpoints(services.engine_client, streams, services.config.max_body_bytes, cluster_auth)
+    tokens = TokenizeEndpoints(services, cluster_auth)
+    yield from _posts(
+        RouteAccess.USER, {"/v1/abort": abort.abort, "/tokenize": tokens.tokenize, "/detokenize": tokens.detokenize}
+    )
+    yield from _posts(
+        RouteAccess.CLUSTER,
+        {
+            FIND_PATH: FindStreamEndpoint(streams, cluster_auth).find,
+            PROBE_PATH: ProbeEndpoint(description, cluster_auth).probe,
+            TOKENIZER_FILES_PATH: TokenizerEndpoint(services, cluster_auth).get_tokenizer_files,
+            ABORT_PATH: abort.abort_for_router,
+            TOKENIZE_PATH: tokens.tokenize_for_router,
+            DETOKENIZE_PATH: tokens.detokenize_for_router,
+        },
+    )
+
+
+def _posts(access: RouteAccess, endpoints: Mapping[str, Callable[..., Any]]) -> Iterator[GuardedRoute]:
+    return (GuardedRoute(path, endpoint, methods=["POST"], access=access) for path, endpoint in endpoints.items())

@@ -29,6 +29,8 @@ MSGPACK = "application/msgpack"
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_attempt_decoder = msgspec.msgpack.Decoder(Attempt)
+
 
 class AttemptEndpoint:
     """An ASGI application. `runners` by the path that the client's request has come to; empty: a prefill instance."""
@@ -45,7 +47,6 @@ class AttemptEndpoint:
         self._services = services
         self._streams = streams
         self._cluster_auth = cluster_auth
-        self._decoder = msgspec.msgpack.Decoder(Attempt)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._num_open += 1
@@ -57,14 +58,8 @@ class AttemptEndpoint:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_open_requests(self._num_open)
-        max_body_bytes = self._services.config.max_body_bytes
         started_at_s = self._services.clock.now_s()
-        message = await asgi.read_body(receive, max_body_bytes + MAX_ATTEMPT_OVERHEAD_BYTES)
-        self._cluster_auth.check(scope, message)
-        attempt = decode_cluster_message(self._decoder, message)
-        check_schema(attempt)
-        if len(attempt.body) > max_body_bytes:
-            raise TooLarge(f"the body is larger than {max_body_bytes} bytes, the limit of this server")
+        attempt = await read_attempt(scope, receive, self._services.config.max_body_bytes, self._cluster_auth)
         self._streams.check_not_draining()
         self._streams.check_attempt(attempt)
         if not attempt.was_accepted:
@@ -103,6 +98,16 @@ class FindStreamEndpoint:
 async def read_cluster_message(request: Request, cluster_auth: ClusterAuth, decoder: "msgspec.msgpack.Decoder[T]") -> T:
     """A router's question."""
     return decode_cluster_message(decoder, await cluster_auth.authenticated_body(request, MAX_QUERY_BYTES))
+
+
+async def read_attempt(scope: Scope, receive: Receive, max_body_bytes: int, cluster_auth: ClusterAuth) -> Attempt:
+    message = await asgi.read_body(receive, max_body_bytes + MAX_ATTEMPT_OVERHEAD_BYTES)
+    cluster_auth.check(scope, message)
+    attempt = decode_cluster_message(_attempt_decoder, message)
+    check_schema(attempt)
+    if len(attempt.body) > max_body_bytes:
+        raise TooLarge(f"the body is larger than {max_body_bytes} bytes, the limit of this server")
+    return attempt
 
 
 def check_schema(attempt: Attempt) -> None:

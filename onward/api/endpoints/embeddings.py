@@ -8,26 +8,23 @@ attempt, which says for whom.
 import base64
 import math
 from array import array
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from onward.api.endpoints.attempts import MAX_ATTEMPT_OVERHEAD_BYTES, check_schema, decode_cluster_message
+from onward.api.endpoints.attempts import read_attempt
 from onward.api.endpoints.cluster_auth import ClusterAuth
 from onward.api.engine_link.request_tracker import base_epoch
 from onward.api.lifecycle.generation_runner import check_open_requests
-from onward.api.lifecycle.request_builder import ApiServices, clamp_priority, validation_context
+from onward.api.lifecycle.request_builder import ApiServices, clamp_priority, new_attempt, validation_context
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.requests.embedding_request import EmbeddingRequest, decode_embedding
 from onward.api.requests.output_limits import check_fits
 from onward.api.requests.request_context import get_request_context
 from onward.api.requests.unsupported_fields import ignored_fields_header, reject_unknown_fields
-from onward.clock import Clock
 from onward.errors import InternalError
-from onward.proto import SCHEMA_VERSION
 from onward.proto.engine import Submit
 from onward.proto.router import Attempt
 from onward.proto.sampling_params import SamplingParams
@@ -40,14 +37,6 @@ MAX_AT_ONCE = 256
 MAX_TOKENS_AT_ONCE = 1 << 16
 """Texts of one request that the engine has at a time: a long list must not fill the queue by itself, or be turned away
 for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingAttempt:
-    attempt: Attempt
-    started_at_s: float
-    """This process's clock."""
-    is_routed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,50 +61,57 @@ class EmbeddingService:
         self._validation_context = validation_context(services)
         self._num_open = 0
 
-    async def serve(self, receive: Receive, send: Send, reading_attempt: Coroutine[Any, Any, EmbeddingAttempt]) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send, cluster_auth: ClusterAuth | None) -> None:
+        """`cluster_auth`: a router asks, in the form of an attempt."""
         self._num_open += 1
         try:
-            await handle_errors(send, self._serve(receive, send, reading_attempt))
+            await handle_errors(send, self._serve(scope, receive, send, cluster_auth))
         finally:
             self._num_open -= 1
-            reading_attempt.close()
 
-    async def _serve(
-        self, receive: Receive, send: Send, reading_attempt: Coroutine[Any, Any, EmbeddingAttempt]
-    ) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, cluster_auth: ClusterAuth | None) -> None:
         check_open_requests(self._num_open)
         self._services.load_shedder.check()
-        await asgi.run_until_disconnect(receive, self._respond(await reading_attempt, send))
+        if cluster_auth is None:
+            context = get_request_context(scope)
+            started_at_s = context.started_at_s
+            body = await asgi.read_body(receive, self._services.config.max_body_bytes)
+            attempt = new_attempt(context, PATH, body, seed=0)
+        else:
+            started_at_s = self._services.clock.now_s()
+            attempt = await read_attempt(scope, receive, self._services.config.max_body_bytes, cluster_auth)
+        is_routed = cluster_auth is not None
+        await asgi.run_until_disconnect(receive, self._respond(attempt, started_at_s, is_routed, send))
 
-    async def _respond(self, embedding_attempt: EmbeddingAttempt, send: Send) -> None:
+    async def _respond(self, attempt: Attempt, started_at_s: float, is_routed: bool, send: Send) -> None:
         self._streams.check_not_draining()
-        executor, caller = self._services.executors.text, embedding_attempt.attempt.caller
+        executor, caller = self._services.executors.text, attempt.caller
         prepared = await executor.run(
-            caller, lambda: self._prepare(embedding_attempt), len(embedding_attempt.attempt.body)
+            caller, lambda: self._prepare(attempt, started_at_s, is_routed), len(attempt.body)
         )
         self._services.unknown_fields.report(prepared.unknown_fields, PATH, prepared.attempt.request_id)
         vectors = await self._compute(prepared)
         headers = {**asgi.JSON_HEADERS, **ignored_fields_header(prepared.unknown_fields)}
         await asgi.respond(send, 200, await executor.run(caller, lambda: _embeddings_body(prepared, vectors)), headers)
 
-    def _prepare(self, embedding_attempt: EmbeddingAttempt) -> PreparedEmbedding:
+    def _prepare(self, attempt: Attempt, started_at_s: float, is_routed: bool) -> PreparedEmbedding:
         """Runs in a thread."""
-        services, attempt = self._services, embedding_attempt.attempt
+        services = self._services
         request, unknown = decode_embedding(attempt.body, self._validation_context, services.model.config.hidden_size)
         if services.config.strict_fields or attempt.strict_fields:
             reject_unknown_fields(unknown)
         requested_s = services.config.default_deadline_s if request.deadline_ms is None else request.deadline_ms / 1000
-        deadline_in_s = attempt.deadline_in_s if embedding_attempt.is_routed else requested_s
-        inputs = enumerate(request.inputs())
+        deadline_in_s = attempt.deadline_in_s if is_routed else requested_s
         return PreparedEmbedding(
             attempt=attempt,
             request=request,
             prompts=[
-                services.text_processor.tokenize_prompt(prompt, request.input_path(index)) for index, prompt in inputs
+                services.text_processor.tokenize_prompt(prompt, request.input_path(index))
+                for index, prompt in enumerate(request.inputs())
             ],
-            arrived_at_s=embedding_attempt.started_at_s - attempt.waited_s,
-            deadline_at_s=None if deadline_in_s is None else embedding_attempt.started_at_s + deadline_in_s,
-            is_routed=embedding_attempt.is_routed,
+            arrived_at_s=started_at_s - attempt.waited_s,
+            deadline_at_s=None if deadline_in_s is None else started_at_s + deadline_in_s,
+            is_routed=is_routed,
             unknown_fields=unknown,
         )
 
@@ -178,50 +174,13 @@ def split_batches(lengths: Sequence[int], max_texts: int, max_tokens: int) -> It
 
 
 class EmbeddingsEndpoint:
-    """An ASGI application."""
+    """An ASGI application: for clients, or with `cluster_auth` for routers."""
 
-    def __init__(self, service: EmbeddingService, max_body_bytes: int) -> None:
-        self._service, self._max_body_bytes = service, max_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._service.serve(receive, send, self._read_attempt(scope, receive))
-
-    async def _read_attempt(self, scope: Scope, receive: Receive) -> EmbeddingAttempt:
-        context = get_request_context(scope)
-        attempt = Attempt(
-            schema_version=SCHEMA_VERSION,
-            path=PATH,
-            body=await asgi.read_body(receive, self._max_body_bytes),
-            request_id=context.request_id,
-            attempt_epoch=1,
-            seed=0,
-            created_s=context.created_s,
-            client_request_id=context.client_request_id,
-            caller=context.caller.name,
-            caller_limits=context.caller.limits,
-            caller_priority=context.caller.priority,
-        )
-        return EmbeddingAttempt(attempt, context.started_at_s, is_routed=False)
-
-
-class RoutedEmbeddingsEndpoint:
-    """An ASGI application."""
-
-    def __init__(self, service: EmbeddingService, max_body_bytes: int, cluster_auth: ClusterAuth, clock: Clock) -> None:
-        self._service, self._max_body_bytes = service, max_body_bytes
-        self._cluster_auth, self._clock = cluster_auth, clock
-        self._decoder = msgspec.msgpack.Decoder(Attempt)
+    def __init__(self, service: EmbeddingService, cluster_auth: ClusterAuth | None = None) -> None:
+        self._service, self._cluster_auth = service, cluster_auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._service.serve(receive, send, self._read_attempt(scope, receive))
-
-    async def _read_attempt(self, scope: Scope, receive: Receive) -> EmbeddingAttempt:
-        started_at_s = self._clock.now_s()
-        message = await asgi.read_body(receive, self._max_body_bytes + MAX_ATTEMPT_OVERHEAD_BYTES)
-        self._cluster_auth.check(scope, message)
-        attempt = decode_cluster_message(self._decoder, message)
-        check_schema(attempt)
-        return EmbeddingAttempt(attempt, started_at_s, is_routed=True)
+        await self._service.serve(scope, receive, send, self._cluster_auth)
 
 
 def _embeddings_body(prepared: PreparedEmbedding, vectors: list[bytes]) -> bytes:

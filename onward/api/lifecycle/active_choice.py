@@ -66,6 +66,13 @@ class ActiveChoice:
     grammar_completed_at: int | None = None
     """Of the given tokens, how many complete the grammar, if they do."""
     draft_stats: DraftStats = field(default_factory=DraftStats)
+    start_position: int = 0
+    """The position that it goes on from in this answer."""
+    reader_start: ChoiceCursor = ChoiceCursor(0)
+    """What whoever follows the tokens had of it then."""
+    replayed_update: ChoiceUpdate | None = None
+    """What there was to tell about the given tokens."""
+    rescore_from: int | None = None
     awaits_prompt_logprobs: bool = field(init=False)
     """The prompt's logprobs were asked for and have not come."""
 

@@ -5,6 +5,7 @@ before. That is all that is needed to go on with it later, here or elsewhere. Kn
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -40,7 +41,7 @@ from onward.api.unknown_fields import UnknownFieldReporter
 from onward.clock import Clock
 from onward.config import ApiConfig
 from onward.proto import SCHEMA_VERSION
-from onward.proto.cursor import ChoiceCursor, Cursor
+from onward.proto.cursor import Cursor
 from onward.proto.engine import Submit
 from onward.proto.model import PreparedModel
 from onward.proto.router import Attempt
@@ -77,6 +78,24 @@ def validation_context(services: ApiServices) -> ValidationContext:
     )
 
 
+def new_attempt(context: RequestContext, path: str, body: bytes, seed: int, **limits: Any) -> Attempt:
+    """The first attempt at a client's own request."""
+    return Attempt(
+        schema_version=SCHEMA_VERSION,
+        path=path,
+        body=body,
+        request_id=context.request_id,
+        attempt_epoch=1,
+        seed=seed,
+        created_s=context.created_s,
+        client_request_id=context.client_request_id,
+        caller=context.caller.name,
+        caller_limits=context.caller.limits,
+        caller_priority=context.caller.priority,
+        **limits,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ActiveRequest:
     """A request on its way."""
@@ -85,16 +104,16 @@ class ActiveRequest:
     prepared: PreparedRequest
     writer: OutputJsonWriter
     output: RequestOutput
-    start_positions: list[int]
-    """Where each choice goes on from."""
-    reader_positions: list[ChoiceCursor]
-    """Of each choice, what whoever follows the tokens has of it."""
-    replayed_updates: list[ChoiceUpdate]
-    """What there is to tell about given tokens: the ends of choices; for a whole answer all of it."""
     collector: OutputCollector | None
     """None if there is nothing left to generate."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of all tokens so far, where they are to be kept with them."""
+
+    @property
+    def replayed_updates(self) -> list[ChoiceUpdate]:
+        """What there is to tell about given tokens: the ends of choices; for a whole answer all of it."""
+        updates = (choice.replayed_update for choice in self.output.choices)
+        return [update for update in updates if update is not None]
 
     @property
     def pending_ends(self) -> list[ChoiceUpdate]:
@@ -132,16 +151,6 @@ class ActiveRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StartedChoice:
-    """A choice at the place it goes on from."""
-
-    choice: ActiveChoice
-    start: ChoiceStart
-    update: ChoiceUpdate | None
-    reader_position: ChoiceCursor
-
-
 class RequestBuilder:
     """Makes those of one endpoint."""
 
@@ -159,20 +168,13 @@ class RequestBuilder:
         if self._services.config.strict_fields and cursor is None:
             reject_unknown_fields(unknown)
         seed = self._services.random.bits(SEED_BITS) if request.seed is None else request.seed
-        attempt = Attempt(
-            schema_version=SCHEMA_VERSION,
-            path=self.path,
-            body=body,
-            request_id=context.request_id,
-            attempt_epoch=1,
-            seed=seed,
-            created_s=context.created_s,
-            client_request_id=context.client_request_id,
+        attempt = new_attempt(
+            context,
+            self.path,
+            body,
+            seed,
             deadline_in_s=self._deadline(request),
             default_max_tokens=self._services.config.default_max_tokens,
-            caller=context.caller.name,
-            caller_limits=context.caller.limits,
-            caller_priority=context.caller.priority,
         )
         if cursor is not None:
             attempt = regenerated_attempt(attempt, request, cursor)
@@ -198,29 +200,25 @@ class RequestBuilder:
     def start(self, prepared: PreparedRequest, limits: WorkerHello) -> ActiveRequest:
         """Asks the engine for whatever is not there yet."""
         limit = self._output_limits(prepared, limits)
-        started = [
+        choices = [
             self._start_choice(prepared, index, limit[index], start)
             for index, start in enumerate(choice_starts(prepared))
         ]
         now_s = self._services.clock.now_s()
-        specs = [_new_submit(prepared, entry, now_s) for entry in started if entry.choice.finish_reason is None]
-        return self._active_request(prepared, started, self._submit(prepared, specs) if specs else None)
+        specs = [_new_submit(prepared, choice, now_s) for choice in choices if choice.finish_reason is None]
+        return self._active_request(prepared, choices, self._submit(prepared, specs) if specs else None)
 
     def replay_finished(self, prepared: PreparedRequest) -> ActiveRequest:
         """For an answer that ends where its tokens end: nothing is generated, and no token is scored again."""
-        started: list[StartedChoice] = []
-        for index, start in enumerate(choice_starts(prepared)):
-            choice, start = (
-                self._new_choice(prepared, index, MAX_REPLAYED_TOKENS),
-                replace(start, rescore_from=None, reader_position=None),
-            )
-            started.append(StartedChoice(choice, start, choice.replay(start), reader_position(prepared, start, choice)))
-        return self._active_request(prepared, started, None)
+        choices = [
+            self._replay(prepared, index, MAX_REPLAYED_TOKENS, replace(start, rescore_from=None, reader_position=None))
+            for index, start in enumerate(choice_starts(prepared))
+        ]
+        return self._active_request(prepared, choices, None)
 
     def _active_request(
-        self, prepared: PreparedRequest, started: list[StartedChoice], collector: OutputCollector | None
+        self, prepared: PreparedRequest, choices: list[ActiveChoice], collector: OutputCollector | None
     ) -> ActiveRequest:
-        choices = [entry.choice for entry in started]
         return ActiveRequest(
             header=self.object_header(prepared.attempt),
             prepared=prepared,
@@ -232,9 +230,6 @@ class RequestBuilder:
                 reports_drafts=bool(prepared.request.return_speculative_stats),
                 returns_text=self.adapter.returns_text,
             ),
-            start_positions=[entry.choice.position for entry in started],
-            reader_positions=[entry.reader_position for entry in started],
-            replayed_updates=[entry.update for entry in started if entry.update is not None],
             collector=collector,
         )
 
@@ -343,24 +338,29 @@ class RequestBuilder:
             if request.num_prompts != 1:
                 raise field_error("prompt_token_ids", "must not be given for a request that lists prompts")
 
-    def _start_choice(
-        self, prepared: PreparedRequest, index: int, max_tokens: int, start: ChoiceStart
-    ) -> StartedChoice:
-        choice = self._new_choice(prepared, index, max_tokens)
-        update = choice.replay(start)
-        started = StartedChoice(choice, start, update, reader_position(prepared, start, choice))
+    def _start_choice(self, prepared: PreparedRequest, index: int, max_tokens: int, start: ChoiceStart) -> ActiveChoice:
+        choice = self._replay(prepared, index, max_tokens, start)
         needs_logprobs = start.rescore_from is not None or (
             prepared.needs_full_output and choice.awaits_prompt_logprobs
         )
         if choice.finish_reason is None or not needs_logprobs:
-            return started
+            return choice
         if start.emit_from is None or choice.position <= start.emit_from:
             problem = f"choice {index} has ended with the given tokens, so nothing is computed that could score them"
             raise field_error("rescore_from", f"{problem} again")
         # Only what runs is scored, so the last token is made again. Whoever follows the tokens need not know.
         start = ChoiceStart(choice.token_ids[:-1], emit_from=start.emit_from, rescore_from=start.rescore_from)
-        choice = self._new_choice(prepared, index, choice.position)
-        return StartedChoice(choice, start, choice.replay(start), started.reader_position)
+        scored = self._replay(prepared, index, choice.position, start)
+        scored.reader_start = choice.reader_start
+        return scored
+
+    def _replay(self, prepared: PreparedRequest, index: int, max_tokens: int, start: ChoiceStart) -> ActiveChoice:
+        """A choice at the place it goes on from."""
+        choice = self._new_choice(prepared, index, max_tokens)
+        choice.replayed_update = choice.replay(start)
+        choice.rescore_from, choice.start_position = start.rescore_from, choice.position
+        choice.reader_start = reader_position(prepared, start, choice)
+        return choice
 
     def replay_choice(self, prepared: PreparedRequest) -> ActiveChoice:
         """The only choice of an answer that is told again from its tokens. Nothing is generated."""
@@ -397,9 +397,9 @@ def _with_compact_body(prepared: PreparedRequest) -> PreparedRequest:
     return replace(prepared, attempt=msgspec.structs.replace(attempt, body=compact_json(attempt.body)))
 
 
-def _new_submit(prepared: PreparedRequest, started: StartedChoice, now_s: float) -> Submit:
+def _new_submit(prepared: PreparedRequest, choice: ActiveChoice, now_s: float) -> Submit:
     """What the engine is asked for. The tracker numbers it when it is sent."""
-    attempt, choice = prepared.attempt, started.choice
+    attempt = prepared.attempt
     rescores_prompt = prepared.returns_whole_body and choice.awaits_prompt_logprobs and choice.position
     return Submit(
         seq=0,
@@ -416,7 +416,7 @@ def _new_submit(prepared: PreparedRequest, started: StartedChoice, now_s: float)
         caller=attempt.caller,
         caller_limits=attempt.caller_limits,
         admit_as_new=not attempt.was_accepted,
-        rescore_from=-1 if rescores_prompt else started.start.rescore_from,
+        rescore_from=-1 if rescores_prompt else choice.rescore_from,
         num_cached_tokens=prepared.num_cached_tokens,
         prefill_peers=attempt.prefill_peers,
         is_routed=prepared.is_routed,

@@ -117,7 +117,7 @@ class ChunkFormatter(StreamFormatter):
         request = active.prepared.request
         self._include_usage, self._continuous_usage = request.include_usage, request.continuous_usage
         self._chunks = ChunkEncoder(active.writer, active.header, self._include_usage)
-        self._cursors = CursorTracker(active.prepared.attempt, active.start_positions, active.reader_positions)
+        self._cursors = _new_cursor_tracker(active)
 
     def format_opening(self) -> list[bytes]:
         """Of all choices at once, with the answer's first event. Whoever goes on with an answer has had them."""
@@ -172,7 +172,7 @@ class RoutedBodyFormatter(StreamFormatter):
 
     def __init__(self, active: ActiveRequest) -> None:
         self._prompt_usage = PromptUsageEvent(active)
-        self._cursors = CursorTracker(active.prepared.attempt, active.start_positions, active.reader_positions)
+        self._cursors = _new_cursor_tracker(active)
         self._collector = BodyCollector(active)
         self._collector.add(active.replayed_updates)
 
@@ -188,6 +188,15 @@ class RoutedBodyFormatter(StreamFormatter):
 
     def format_error(self, info: ErrorInfo) -> list[bytes]:
         return [sse.error_event(info, None if info is INTERNAL_ERROR else self._collector.partial_body(info))]
+
+
+def _new_cursor_tracker(active: ActiveRequest) -> CursorTracker:
+    choices = active.output.choices
+    positions, reader_positions = (
+        [choice.start_position for choice in choices],
+        [choice.reader_start for choice in choices],
+    )
+    return CursorTracker(active.prepared.attempt, positions, reader_positions)
 
 
 def make_formatter(active: ActiveRequest) -> StreamFormatter:
