@@ -48,25 +48,36 @@ def create_request(submit: Submit, api_id: str, limits: EngineLimits, now_s: flo
             code="context_length_exceeded",
             param="max_tokens" if room > 0 else "prompt",
         )
+    return _new_request(submit, api_id, wanted, limits, now_s, score_from=_score_from_index(submit))
+
+
+def _new_request(
+    spec: Submit,
+    api_id: str,
+    max_output_tokens: int,
+    limits: EngineLimits,
+    now_s: float,
+    *,
+    score_from: int | None,
+    handoff: HandoffKey | None = None,
+) -> Request:
+    wanted_drafts = limits.num_drafts if spec.max_draft_tokens is None else spec.max_draft_tokens
     return Request(
-        spec=submit,
+        spec=spec,
         api_id=api_id,
-        token_ids=submit.prompt_token_ids + submit.generated_token_ids,
-        max_output_tokens=wanted,
-        arrival_s=scheduling_policy.credited_arrival_s(now_s, submit.waited_s),
+        token_ids=spec.prompt_token_ids + spec.generated_token_ids,
+        max_output_tokens=max_output_tokens,
+        arrival_s=scheduling_policy.credited_arrival_s(now_s, spec.waited_s),
         submitted_s=now_s,
-        deadline_at_s=None if submit.deadline_in_s is None else now_s + submit.deadline_in_s,
-        worker_crashes=submit.worker_crashes,
-        engine_crashes=submit.engine_crashes,
-        crash_charge_position=len(submit.generated_token_ids),
-        num_cached_tokens=submit.num_cached_tokens,
-        score_from=_score_from_index(submit),
-        max_drafts=_max_drafts(submit.max_draft_tokens, limits),
+        deadline_at_s=None if spec.deadline_in_s is None else now_s + spec.deadline_in_s,
+        worker_crashes=spec.worker_crashes,
+        engine_crashes=spec.engine_crashes,
+        crash_charge_position=len(spec.generated_token_ids),
+        num_cached_tokens=spec.num_cached_tokens,
+        score_from=score_from,
+        handoff=handoff,
+        max_drafts=max(0, min(wanted_drafts, limits.num_drafts)),
     )
-
-
-def _max_drafts(wanted: int | None, limits: EngineLimits) -> int:
-    return limits.num_drafts if wanted is None else max(0, min(wanted, limits.num_drafts))
 
 
 def _score_from_index(submit: Submit) -> int | None:
@@ -95,23 +106,15 @@ def create_peer_prefill_request(
         prompt_token_ids=prefill.token_ids[: prefill.num_prompt],
         sampling_params=prefill.sampling_params,
         generated_token_ids=prefill.token_ids[prefill.num_prompt :],
+        waited_s=prefill.waited_s,
+        deadline_in_s=prefill.deadline_in_s,
         priority=prefill.priority,
         cache_salt=prefill.cache_salt,
-    )
-    return Request(
-        spec=spec,
-        api_id="",
-        token_ids=list(prefill.token_ids),
-        max_output_tokens=length - prefill.num_prompt + 1,
-        arrival_s=scheduling_policy.credited_arrival_s(now_s, prefill.waited_s),
-        submitted_s=now_s,
-        deadline_at_s=None if prefill.deadline_in_s is None else now_s + prefill.deadline_in_s,
         worker_crashes=prefill.worker_crashes,
-        crash_charge_position=length - prefill.num_prompt,
-        score_from=prefill.rescore_from,
-        handoff=key,
-        max_drafts=_max_drafts(prefill.max_draft_tokens, limits),
+        max_draft_tokens=prefill.max_draft_tokens,
     )
+    num_output = length - prefill.num_prompt + 1
+    return _new_request(spec, "", num_output, limits, now_s, score_from=prefill.rescore_from, handoff=key)
 
 
 @dataclass(slots=True, frozen=True)

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onward.sim.process import SimProcess
 from onward.sim.scenario import SHAPES, FaultSpec, Shape
 
 if TYPE_CHECKING:
+    from onward.sim.instance import SimInstance
+    from onward.sim.router_node import RouterNode
     from onward.sim.simulation import Simulation
 
 
@@ -78,18 +79,12 @@ def inject(simulation: "Simulation", fault: FaultSpec) -> None:
 
 
 def _kill(simulation: "Simulation", fault: FaultSpec, role: str) -> None:
-    if role == "router":
-        router = simulation.routers.get(fault.target)
-        if router is not None and not router.process.is_dead:
+    if role in ("router", "instance"):
+        machine = _machine(simulation, fault.target)
+        if machine is not None and machine.is_up:
             _record_injection(simulation, fault)
-            router.kill()
-            simulation.after(fault.duration_s, router.revive)
-    elif role == "instance":
-        instance = simulation.instances[fault.target]
-        if not instance.lifetime.is_leaving:
-            _record_injection(simulation, fault)
-            instance.kill()
-            simulation.after(fault.duration_s, instance.start_again)
+            machine.kill()
+            simulation.after(fault.duration_s, machine.start_again)
     else:
         for process in simulation.instances[fault.target].processes(role)[:1]:
             _record_injection(simulation, fault)
@@ -97,31 +92,27 @@ def _kill(simulation: "Simulation", fault: FaultSpec, role: str) -> None:
 
 
 def _stop(simulation: "Simulation", fault: FaultSpec, role: str) -> None:
-    for process in _target_processes(simulation, fault.target, role):
+    machine = _machine(simulation, fault.target)
+    found = [] if machine is None else machine.processes(role)
+    for process in found if role == "instance" else found[:1]:
         if not process.is_stopped:
             _record_injection(simulation, fault)
             process.stop()
             simulation.after(fault.duration_s, process.resume)
 
 
-def _target_processes(simulation: "Simulation", target: str, role: str) -> list[SimProcess]:
-    if role == "router":
-        router = simulation.routers.get(target)
-        return [router.process] if router is not None and not router.process.is_dead else []
-    found = simulation.instances[target].processes(role)
-    return found if role == "instance" else found[:1]
-
-
 def _set_clock(simulation: "Simulation", fault: FaultSpec) -> None:
     """By up to half a minute, either way: more than requests wait, and less than proofs of the cluster's key allow."""
-    offset_s = (fault.rate - 0.5) * 60.0
-    if fault.target in simulation.routers:
-        simulation.routers[fault.target].set_clock(offset_s)
-        simulation.after(fault.duration_s, lambda: simulation.routers[fault.target].set_clock(0.0))
-    else:
-        simulation.instances[fault.target].set_clock(offset_s)
-        simulation.after(fault.duration_s, lambda: simulation.instances[fault.target].set_clock(0.0))
+    machine = _machine(simulation, fault.target)
+    assert machine is not None, f"{fault.target} has a clock"
+    machine.set_clock((fault.rate - 0.5) * 60.0)
+    simulation.after(fault.duration_s, lambda: machine.set_clock(0.0))
     _record_injection(simulation, fault)
+
+
+def _machine(simulation: "Simulation", name: str) -> "RouterNode | SimInstance | None":
+    """A router that a smaller scenario has no more is None."""
+    return simulation.routers.get(name) or simulation.instances.get(name)
 
 
 def _drain(simulation: "Simulation", fault: FaultSpec) -> None:

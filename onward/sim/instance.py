@@ -351,6 +351,11 @@ class SimInstance:
 
     # From outside.
 
+    @property
+    def is_up(self) -> bool:
+        """It is not being shut down either."""
+        return not self.lifetime.is_leaving
+
     def processes(self, role: str) -> list[SimProcess]:
         """Those of its present life: `worker`, `engine`, `shelf`, `api`, or all for `instance`."""
         lifetime = self.lifetime

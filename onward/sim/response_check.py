@@ -113,16 +113,11 @@ class ResponseChecker(ReplyChecker):
             self.lost_events = True
             del self.events[number:]
         if number < len(self.events):
-            if event != self.events[number]:
-                kind = (
-                    ConflictingEndError
-                    if _is_cancelled_or_failed(self.events[number]) or _is_cancelled_or_failed(event)
-                    else InvariantError
-                )
-                raise kind(2, f"event {number} was {self.events[number]}, and is told again as {event}")
+            if event != (before := self.events[number]):
+                is_other_end = _is_cancelled_or_failed(before) or _is_cancelled_or_failed(event)
+                raise _error(2, f"event {number} was {before}, and is told again as {event}", is_other_end)
         elif self.events and _ends(self.events[-1]):
-            kind = ConflictingEndError if _is_cancelled_or_failed(self.events[-1]) else InvariantError
-            raise kind(1, f"{event} follows the end")
+            raise _error(1, f"{event} follows the end", _is_cancelled_or_failed(self.events[-1]))
         else:
             self._take_new(event)
         if event_id is not None:
@@ -169,12 +164,8 @@ class ResponseChecker(ReplyChecker):
         if self.final is None:
             self.final = response
         elif self.final != response:
-            kind = (
-                ConflictingEndError
-                if {"cancelled", "failed"} & {self.final["status"], response["status"]}
-                else InvariantError
-            )
-            raise kind(2, f"it had ended as {self.final}, and has as {response} now")
+            is_other_end = bool({"cancelled", "failed"} & {self.final["status"], response["status"]})
+            raise _error(2, f"it had ended as {self.final}, and has as {response} now", is_other_end)
 
     # What it should be.
 
@@ -212,8 +203,7 @@ class ResponseChecker(ReplyChecker):
             )
         if not self.events or not _ends(self.events[-1]) or self.lost_events:
             return
-        types = [event["type"].removeprefix("response.") for event in self.events]
-        deltas = ["output_text.delta"] * types.count("output_text.delta")
+        types, deltas = self._event_types()
         item = ["output_item.added", "content_part.added", *deltas] if deltas else []
         if types != ["created", "in_progress", *item, "incomplete"]:
             raise InvariantError(2, f"the events of a cancelled response are {types}")
@@ -224,14 +214,18 @@ class ResponseChecker(ReplyChecker):
         """Where all of them were told."""
         if not self.events or not _ends(self.events[-1]):
             return
-        types = [event["type"].removeprefix("response.") for event in self.events]
-        deltas = ["output_text.delta"] * types.count("output_text.delta")
+        types, deltas = self._event_types()
         opening = ["created", "in_progress", "output_item.added", "content_part.added"]
         closing = ["output_text.done", "content_part.done", "output_item.done", status]
         if types != opening + deltas + closing:
             raise InvariantError(2, f"the events are {types}")
         if self._text != self._expected.text:
             raise InvariantError(2, f"the events read {self._text!r} instead of {self._expected.text!r}")
+
+    def _event_types(self) -> tuple[list[str], list[str]]:
+        """All that were told, and those among them that tell text."""
+        types = [event["type"].removeprefix("response.") for event in self.events]
+        return types, ["output_text.delta"] * types.count("output_text.delta")
 
     def _check_text(self, text: str) -> None:
         if not self._expected.text.startswith(text):
@@ -242,6 +236,10 @@ class ResponseChecker(ReplyChecker):
         wanted = [-token / 8 for token in self._expected.token_ids] if self._request.logprobs is not None else []
         if logprobs != wanted[: len(logprobs)]:
             raise InvariantError(2, f"the logprobs are {logprobs} instead of {wanted}")
+
+
+def _error(invariant: int, what: str, is_other_end: bool) -> InvariantError:
+    return (ConflictingEndError if is_other_end else InvariantError)(invariant, what)
 
 
 def _ends(event: dict[str, Any]) -> bool:

@@ -43,6 +43,13 @@ class RouterNode:
         self._network.context.trace.note(f"{self.process} dies")
         self.process.kill()
 
-    def revive(self) -> None:
+    @property
+    def is_up(self) -> bool:
+        return not self.process.is_dead
+
+    def processes(self, role: str) -> list[SimProcess]:
+        return [self.process] if role == "router" and self.is_up else []
+
+    def start_again(self) -> None:
         if self.process.is_dead:
             self.start()
