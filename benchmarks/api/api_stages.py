@@ -20,7 +20,7 @@ STAGES: list[tuple[str, tuple[str, ...]]] = [
             "/onward/api/endpoints/chat.py",
             "/onward/api/endpoints/completions.py",
             "/onward/api/lifecycle/resume_fields.py",
-            "/onward/api/message_json.py",
+            "/onward/api/endpoints/chat.py",
             "/onward/proto/cursor.py",
             "/onward/web/sse.py",
         ),

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from onward.api import openapi
 from onward.api.endpoints.abort import AbortEndpoints
 from onward.api.endpoints.admin import AdminEndpoints
-from onward.api.endpoints.attempts import AttemptEndpoint, FindStreamEndpoint
+from onward.api.endpoints.attempts import AttemptEndpoint, FindStreamEndpoint, TokenizerEndpoint, WrongRoleEndpoint
 from onward.api.endpoints.chat import ChatAdapter
 from onward.api.endpoints.close_attempt import CloseAttemptEndpoint
 from onward.api.endpoints.cluster_auth import ClusterAuth
@@ -18,8 +18,6 @@ from onward.api.endpoints.completions import CompletionsAdapter
 from onward.api.endpoints.embeddings import EmbeddingsEndpoint, EmbeddingService
 from onward.api.endpoints.generate import GenerateAdapter
 from onward.api.endpoints.tokenize import TokenizeEndpoints
-from onward.api.endpoints.tokenizer_files import TokenizerEndpoint
-from onward.api.endpoints.wrong_role import WrongRoleEndpoint
 from onward.api.lifecycle.endpoint_adapter import EndpointAdapter
 from onward.api.lifecycle.generation_runner import GenerationEndpoint, GenerationRunner
 from onward.api.lifecycle.request_builder import ApiServices, RequestBuilder, validation_context

@@ -12,17 +12,16 @@ import aiohttp
 from onward import log
 from onward.api.app import build_app
 from onward.api.endpoints.admin import AdminEndpoints
-from onward.api.engine_link.engine_client import EngineClient, EngineTransport
-from onward.api.engine_link.load_shedder import LoadShedder
+from onward.api.engine_link.engine_client import EngineClient, EngineTransport, LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.lifecycle.stream_store_client import StreamStoreClient, StreamStoreTransport
 from onward.api.requests.preprocessing_executors import ExecutorFactory, make_executors
 from onward.api.requests.text_processor import TextProcessor
+from onward.api.requests.unsupported_fields import UnknownFieldReporter
 from onward.api.router_registration import InstanceDescription, OtherInstanceCounts, RouterRegistrar
 from onward.api.supervisor_client import SupervisorChannel, SupervisorClient
-from onward.api.unknown_fields import UnknownFieldReporter
 from onward.clock import Clock
 from onward.obs.metrics import Registry
 from onward.proto.control import ChildReady, StartApi, UpdateApiKeys

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from onward.config import EngineConfig
-from onward.engine.refusal import AdmissionLimit, AdmissionRefusal
+from onward.engine.caller_limiter import AdmissionLimit, AdmissionRefusal
 from onward.engine.request import FinishReason, Request
 from onward.engine.scheduling import scheduling_policy
 from onward.engine.service_rates import ServiceRates

@@ -9,12 +9,26 @@ Knows nothing of keys: a caller is a name.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from enum import Enum
 
 from onward.engine.live_requests import CallerInFlight
-from onward.engine.refusal import AdmissionLimit, AdmissionRefusal
 from onward.engine.request import Request
-from onward.errors import RateLimited
+from onward.errors import OnwardError, RateLimited
 from onward.proto.engine import CallerLimits
+
+
+class AdmissionLimit(Enum):
+    QUEUE_REQUESTS = "queue_requests"
+    QUEUE_TOKENS = "queue_tokens"
+    IN_FLIGHT = "in_flight"
+    TOKENS_PER_MINUTE = "tokens_per_minute"
+
+
+@dataclass(slots=True, frozen=True)
+class AdmissionRefusal:
+    limit: AdmissionLimit
+    error: OnwardError
+
 
 MAX_TRACKED_CALLERS = 10_000
 """Whose use is remembered. Beyond it the one that was quiet for longest begins anew."""

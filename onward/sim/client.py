@@ -15,14 +15,13 @@ import msgspec
 
 from onward.proto.cursor import parse_cursor
 from onward.sim import embedding_check, tenants
-from onward.sim.common_fields import common_fields
 from onward.sim.completion_check import CompletionChecker
 from onward.sim.http import SimHttpNetwork, SimHttpResponse, SimHttpSession
 from onward.sim.invariants import InvariantMonitor
 from onward.sim.output_structures import STRUCTURES
 from onward.sim.process import SimProcess
 from onward.sim.reply_check import InvariantError, ReplyChecker
-from onward.sim.scenario import SimRequest
+from onward.sim.scenario import SimRequest, common_fields
 from onward.sim.vocabulary import DOOM, ENGINE_POISON, POISON
 from onward.text.prompt_tokenizer import ChatMessage, PromptTokenizer
 

@@ -7,7 +7,7 @@ from onward.sim.scenario import SHAPES, FaultSpec, Shape
 
 if TYPE_CHECKING:
     from onward.sim.instance import SimInstance
-    from onward.sim.router_node import RouterNode
+    from onward.sim.nodes import RouterNode
     from onward.sim.simulation import Simulation
 
 

@@ -8,6 +8,7 @@ results like any worker, and fails a request when it is told to.
 import hashlib
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,10 +34,63 @@ from onward.proto.step import (
     TokenLogprobs,
     WorkerHello,
 )
-from onward.sim.delayed_masks import DelayedMaskMaker
-from onward.sim.hash_drafts import HashDraftProposer
 from onward.sim.kv_transfer import SimKvTransfer
+from onward.sim.seeded_random import SeededRandom
+from onward.worker.logits_processors.mask_executor import NextMask, compute_inline
 from onward.worker.logits_processors.slot_grammar import SlotGrammar, SlotGrammarError
+
+RIGHT_RATE = 170 / 256
+_NONE_RATE = 30 / 256
+
+
+class HashDraftProposer:
+    """What a simulated worker guesses: as many tokens as chance has it, right ones and wrong ones. A function of its seed
+    and of the history, so that a run can be repeated."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed.to_bytes(8, "little")
+
+    def propose(self, history: bytes, count: int, follow: Callable[[list[int]], int], vocab_size: int) -> list[int]:
+        """`follow` says what truly comes behind the history and these tokens."""
+        key = hashlib.blake2b(history, digest_size=16, key=self._seed).digest()
+        draws = [byte / 256 for byte in hashlib.blake2b(key, digest_size=1 + count).digest()]
+        drafts: list[int] = []
+        if draws[0] < _NONE_RATE:
+            return drafts
+        for draw in draws[1:]:
+            correct = follow(drafts)
+            drafts.append(correct if draw < RIGHT_RATE else (correct + 1) % vocab_size)
+        return drafts
+
+
+LATE_RATE = 0.15
+
+
+class DelayedMaskMaker:
+    """How a simulated worker makes masks: at once, or a step too late, as chance has it. Threads would not be
+    repeatable."""
+
+    def __init__(self, random: SeededRandom | None = None) -> None:
+        self._random = random
+        """None: nothing is late."""
+        self._late: list[tuple[Future[TokenBitmask], Callable[[], TokenBitmask]]] = []
+
+    def submit(self, compute: Callable[[], TokenBitmask], expected_s: float) -> NextMask:
+        if self._random is None or not self._random.happens(LATE_RATE):
+            return compute_inline(compute)
+        future: Future[TokenBitmask] = Future()
+        self._late.append((future, compute))
+        return future
+
+    def catch_up(self) -> None:
+        late, self._late = self._late, []
+        for future, compute in late:
+            result = compute_inline(compute)
+            if result.mask is None:
+                future.set_exception(result.fault)
+            else:
+                future.set_result(result.mask)
+
 
 EMBEDDING_SIZE = 8
 _LATER_FIELDS = ("pooling", "grammar", "reasoning")

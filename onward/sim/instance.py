@@ -22,19 +22,14 @@ from onward.proto.control import (
 from onward.proto.model import PreparedModel
 from onward.proto.step import StepPlan
 from onward.proto.worker_wire_address import ZmqWireAddress
-from onward.sim.api_node import ApiNode
-from onward.sim.delayed_masks import DelayedMaskMaker
-from onward.sim.engine_node import EngineNode
 from onward.sim.engine_wires import SimAddresses
-from onward.sim.hash_drafts import HashDraftProposer
-from onward.sim.hash_worker import HashWorker
+from onward.sim.hash_worker import DelayedMaskMaker, HashDraftProposer, HashWorker
 from onward.sim.http import SimHttpNetwork, SimListener, url_of
 from onward.sim.kv_transfer import SimKvNetwork, SimKvTransfer
+from onward.sim.nodes import ApiNode, EngineNode, StreamStoreNode, WorkerNode
 from onward.sim.process import SimProcess
 from onward.sim.scenario import SimInstanceSpec
-from onward.sim.stream_store_node import StreamStoreNode
 from onward.sim.vocabulary import DOOM_ID, ENGINE_POISON_ID, NUM_SAMPLED_IDS, POISON_ID, grammars, token_bytes
-from onward.sim.worker_node import WorkerNode
 from onward.supervisor.children import ProcessRole
 from onward.supervisor.core import (
     SILENCE,

@@ -14,9 +14,9 @@ from onward.engine.scheduling.scheduling_policy import MAX_CRASH_CHARGES, queue_
 from onward.proto.step import StepPlan
 from onward.router.core import RouterCore
 from onward.sim import engine_audit
+from onward.sim.engine_audit import find_useless_preemption
 from onward.sim.instance import SimInstance
 from onward.sim.loop import START_S
-from onward.sim.preemption_check import find_useless_preemption
 from onward.sim.unneeded_repairs import CLIENT_ONLY_FAULTS, find_unneeded_repair
 from onward.stream_store.store_core import StreamStoreCore
 from onward.supervisor.restart_policy import MAX_DEATHS

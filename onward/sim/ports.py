@@ -1,9 +1,10 @@
 """The ends of simulated wires: what arrives waits in a port until its process reads it."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from onward.proto.control import FromChild, ToChild
 from onward.sim.process import SimProcess
 from onward.sim.wire import SimContext, SimWire
 
@@ -90,3 +91,31 @@ class SimWorkerPort(SimPort):
     def send(self, message: Any) -> None:
         assert self._to_worker is not None, "it has said hello"
         self._to_worker.send(message)
+
+
+class SimControlChannel(SimPort):
+    """The socket pair between a simulated supervisor and one child: whole messages, in order, never lost. This is the
+    child's end; the supervisor's is `send_to_child`."""
+
+    def __init__(
+        self,
+        context: SimContext,
+        supervisor: SimProcess,
+        child: SimProcess,
+        on_message: Callable[[FromChild], None],
+        wake: Callable[[], None],
+    ) -> None:
+        super().__init__(context, child, wake)
+        up, down = f"{child}>{supervisor}", f"{supervisor}>{child}"
+        self._to_supervisor = SimWire(context, up, child, supervisor, on_message, FromChild, may_lose=False)
+        self.send_to_child = SimWire(context, down, supervisor, child, self.arrived, ToChild, may_lose=False).send
+
+    def fileno(self) -> int:
+        return -1
+
+    def send(self, message: Any, fds: Sequence[int] = ()) -> bool:
+        self._to_supervisor.send(message)
+        return True
+
+    def take_fds(self) -> list[int]:
+        return []

@@ -5,11 +5,10 @@ from typing import Any
 
 import msgspec
 
-from onward.sim.common_fields import common_fields
 from onward.sim.oracle import expected_choice, shown_text
 from onward.sim.output_structures import STRUCTURES
 from onward.sim.reply_check import InvariantError, ReplyChecker
-from onward.sim.scenario import SimRequest
+from onward.sim.scenario import SimRequest, common_fields
 
 PATH = "/v1/responses"
 SCHEMAS = tuple(name for name, structure in STRUCTURES.items() if "response_format" in structure.fields)

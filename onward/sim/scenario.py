@@ -3,7 +3,7 @@
 A run is a function of its scenario alone. So a scenario can be printed, replayed, and made smaller by taking things out.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -168,3 +168,18 @@ class RunResult(msgspec.Struct, frozen=True):
     num_errors: int
     """Errors that clients saw and recovered from."""
     num_resumes: int = 0
+
+
+def common_fields(request: SimRequest) -> dict[str, Any]:
+    """What a simulated client may say to every endpoint that generates, by the same names. None: it says nothing."""
+    return {
+        "seed": request.seed,
+        "stop": request.stop or None,
+        "presence_penalty": request.presence_penalty or None,
+        "min_tokens": request.min_tokens or None,
+        "ignore_eos": request.ignore_eos or None,
+        "priority": request.priority or None,
+        "deadline_ms": request.deadline_ms,
+        "user": request.session or None,
+        "cache_salt": request.cache_salt or None,
+    }

@@ -20,10 +20,10 @@ from onward.sim.instance import SimEnvironment, SimInstance
 from onward.sim.invariants import InvariantMonitor
 from onward.sim.kv_transfer import ForbiddenKvWrite, SimKvNetwork
 from onward.sim.loop import START_S, Livelock, VirtualLoop
+from onward.sim.nodes import RouterNode
 from onward.sim.process import SimProcess, install_task_factory
 from onward.sim.reply_check import InvariantError
 from onward.sim.responses_client import SimResponsesClient
-from onward.sim.router_node import RouterNode
 from onward.sim.scenario import RunResult, Scenario, SimRequest, Violation
 from onward.sim.seeded_random import SeededRandom
 from onward.sim.tenants import IntruderClient

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from onward.api.endpoints.completions import CompletionsAdapter
-from onward.api.engine_link.engine_client import EngineClient
-from onward.api.engine_link.load_shedder import LoadShedder
+from onward.api.engine_link.engine_client import EngineClient, LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.generation_runner import MAX_OPEN_HTTP_REQUESTS, GenerationEndpoint, GenerationRunner
 from onward.api.lifecycle.request_builder import ApiServices, RequestBuilder
@@ -17,7 +16,7 @@ from onward.api.lifecycle.stream_store_client import StreamStoreClient
 from onward.api.requests.preprocessing_executors import make_executors
 from onward.api.requests.request_context import RequestContext
 from onward.api.requests.text_processor import TextProcessor
-from onward.api.unknown_fields import UnknownFieldReporter
+from onward.api.requests.unsupported_fields import UnknownFieldReporter
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.obs.metrics import Registry

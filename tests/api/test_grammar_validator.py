@@ -15,7 +15,7 @@ from onward.errors import InvalidRequest, Overloaded
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.sampling_params import Grammar
 from onward.sim import vocabulary
-from onward.sim.api_node import InlineExecutor
+from onward.sim.nodes import InlineExecutor
 from onward.text.tokenizer import Tokenizer
 from onward.web.fair_executor import FairExecutor
 

@@ -5,7 +5,7 @@ import re
 import httpx
 import msgspec
 
-from onward.api.engine_link.load_shedder import LoadShedder
+from onward.api.engine_link.engine_client import LoadShedder
 from onward.clock import Clock
 from onward.obs.metrics import Registry
 from onward.proto.engine import ErrorInfo

@@ -4,7 +4,7 @@ from typing import Any
 from openai.types.chat import ChatCompletionMessage
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
 
-from onward.api.message_json import delta_fields, message_fields
+from onward.api.endpoints.chat import delta_fields, message_fields
 from onward.text.message_parser import MessageParser
 from onward.text.reasoning.reasoning_formats import REASONING_FORMATS as REASONING
 from onward.text.tool_calls.call_ids import tool_call_id

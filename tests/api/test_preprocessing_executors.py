@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from onward.api.endpoints.chat import ChatAdapter
-from onward.api.engine_link.engine_client import EngineClient
-from onward.api.engine_link.load_shedder import LoadShedder
+from onward.api.engine_link.engine_client import EngineClient, LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.generation_runner import GenerationRunner
 from onward.api.lifecycle.request_builder import ApiServices, RequestBuilder
@@ -25,13 +24,13 @@ from onward.api.requests.preprocessing_executors import (
 )
 from onward.api.requests.request_context import RequestContext
 from onward.api.requests.text_processor import TextProcessor
-from onward.api.unknown_fields import UnknownFieldReporter
+from onward.api.requests.unsupported_fields import UnknownFieldReporter
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.obs.metrics import Registry
 from onward.proto.model import PreparedModel
 from onward.random_source import SystemRandomSource
-from onward.sim.api_node import InlineExecutor
+from onward.sim.nodes import InlineExecutor
 from onward.text.prompt_tokenizer import read_tokenizer_files
 from onward.web.auth.api_key_table import Caller
 

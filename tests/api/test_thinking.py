@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from onward.api.requests.reasoning_builder import build_reasoning_params
+from onward.api.requests.message_parser_factory import build_reasoning_params
 from onward.api.requests.validation import MAX_THINKING_BUDGET
 from onward.errors import InvalidRequest
 from onward.text.reasoning.reasoning_formats import REASONING_FORMATS

@@ -11,7 +11,7 @@ from onward.api.requests import unsupported_fields
 from onward.api.requests.decoding import decode_chat, decode_completion, decode_tokens
 from onward.api.requests.embedding_request import decode_embedding
 from onward.api.requests.schemas import ValidationContext
-from onward.api.unknown_fields import UnknownFieldReporter
+from onward.api.requests.unsupported_fields import UnknownFieldReporter
 from onward.config import ApiConfig
 from onward.errors import InvalidRequest
 from onward.obs.metrics import Registry

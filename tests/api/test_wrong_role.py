@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from onward.api.endpoints.wrong_role import WrongRoleEndpoint
+from onward.api.endpoints.attempts import WrongRoleEndpoint
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
 from tests.api.instance import Instance, running

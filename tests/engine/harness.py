@@ -22,8 +22,7 @@ from onward.proto.engine import (
 from onward.proto.sampling_params import Pooling, SamplingParams
 from onward.proto.step import StepPlan, StepResult
 from onward.sim import engine_audit
-from onward.sim.hash_drafts import HashDraftProposer
-from onward.sim.hash_worker import HashWorker, expected_embedding, expected_output
+from onward.sim.hash_worker import HashDraftProposer, HashWorker, expected_embedding, expected_output
 
 API = "api-1"
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.sim import engine_audit
-from onward.sim.hash_drafts import HashDraftProposer
-from onward.sim.hash_worker import HashWorker
+from onward.sim.hash_worker import HashDraftProposer, HashWorker
 from onward.sim.kv_transfer import SimKvNetwork, SimKvTransfer
 from tests.engine.harness import Client, Harness
 

@@ -1,5 +1,6 @@
 """What a router asks of an instance: attempts at its clients' requests, and records of streams whose client has gone."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -9,18 +10,41 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from onward.api.endpoints.cluster_auth import ClusterAuth
-from onward.api.endpoints.wrong_role import WRONG_ROLE
 from onward.api.lifecycle.generation_runner import GenerationRunner, check_open_requests
 from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.lifecycle.resume import STREAM_UNKNOWN
 from onward.api.lifecycle.stream_registry import StreamRegistry
-from onward.errors import InvalidRequest, TooLarge
+from onward.errors import InvalidRequest, OnwardError, TooLarge
 from onward.proto import SCHEMA_VERSION
-from onward.proto.router import Attempt, FindStream
+from onward.proto.error_info import to_error_info
+from onward.proto.router import Attempt, FindStream, QueryTokenizerFiles
+from onward.text.prompt_tokenizer import read_tokenizer_files
 from onward.transport.message_decoding import decode_message
 from onward.web import asgi
+from onward.web.auth.authenticator import CLUSTER
 from onward.web.error_handlers import handle_errors
 from onward.web.request_id_middleware import bypass_middleware_for_body
+
+WRONG_ROLE = InvalidRequest(
+    "this instance has the role prefill: it computes prompts for decode instances, and sends no text to clients; "
+    "send the request to a decode or mixed instance instead",
+    code="wrong_role",
+)
+
+
+class WrongRoleEndpoint:
+    """An ASGI application. The body is read and not kept, so that the connection can be used again."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with contextlib.suppress(TooLarge):
+                await asgi.read_body(receive, max_bytes=0)
+            await asgi.respond_error(send, to_error_info(WRONG_ROLE))
+        except asgi.ClientDisconnected:
+            return
+        except OnwardError as error:
+            await asgi.respond_error(send, to_error_info(error))
+
 
 MAX_ATTEMPT_OVERHEAD_BYTES = 64 << 20
 """Of an attempt beside the client's body: tokens."""
@@ -121,3 +145,19 @@ def decode_cluster_message(decoder: "msgspec.msgpack.Decoder[T]", message: bytes
         return decode_message(decoder, message)
     except msgspec.DecodeError as fault:
         raise InvalidRequest(f"the message is not as agreed: {fault}", code="invalid_message") from None
+
+
+class TokenizerEndpoint:
+    """The model's tokenizer and chat template, for routers that tokenize prompts themselves."""
+
+    def __init__(self, services: ApiServices, cluster_auth: ClusterAuth) -> None:
+        self._services = services
+        self._cluster_auth = cluster_auth
+        self._decoder = msgspec.msgpack.Decoder(QueryTokenizerFiles)
+
+    async def get_tokenizer_files(self, request: Request) -> Response:
+        await read_cluster_message(request, self._cluster_auth, self._decoder)
+        files = await self._services.executors.text.run(
+            CLUSTER.name, lambda: read_tokenizer_files(self._services.model)
+        )
+        return Response(msgspec.msgpack.encode(files), media_type=MSGPACK)

@@ -1,5 +1,6 @@
 """`/v1/chat/completions`: messages in, an assistant's message out."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -8,16 +9,56 @@ from onward.api.lifecycle import logprobs_json, resume_fields
 from onward.api.lifecycle.choice_update import ChoiceUpdate, OutputTextStream, shown_token_ids
 from onward.api.lifecycle.endpoint_adapter import EndpointAdapter, ObjectHeader, OpeningChunk, OutputJsonWriter
 from onward.api.lifecycle.request_output import TokenUsage
-from onward.api.message_json import CallId, delta_fields, message_fields
 from onward.api.requests.decoding import decode_chat
+from onward.api.requests.message_parser_factory import build_reasoning_params
 from onward.api.requests.prepared_request import PreparedRequest
-from onward.api.requests.reasoning_builder import build_reasoning_params
 from onward.api.requests.schemas import ChatCompletionRequest, ValidationContext
 from onward.api.requests.text_processor import TextProcessor
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.sampling_params import SamplingParams
+from onward.text.message_events import ContentText, MessageEvent, ReasoningText, ToolCallArguments, ToolCallStarted
 from onward.text.parsed_text_stream import ParsedTextStream
 from onward.text.tool_calls.call_ids import IdStyle, tool_call_id
+
+CallId = Callable[[int], str]
+"""The id of the call with this index."""
+
+
+def delta_fields(events: Iterable[MessageEvent], call_id: CallId) -> dict[str, Any]:
+    """Of one chunk. Empty if these events say nothing that a client is told."""
+    fields: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for event in events:
+        match event:
+            case ReasoningText(text):
+                fields["reasoning_content"] = fields.get("reasoning_content", "") + text
+            case ContentText(text):
+                fields["content"] = fields.get("content", "") + text
+            case ToolCallStarted(index, name):
+                calls[index] = {
+                    "index": index,
+                    "id": call_id(index),
+                    "type": "function",
+                    "function": {"name": name, "arguments": ""},
+                }
+            case ToolCallArguments(index, delta):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += delta
+            case _:
+                pass
+    if calls:
+        fields["tool_calls"] = list(calls.values())
+    return fields
+
+
+def message_fields(events: Iterable[MessageEvent], call_id: CallId) -> dict[str, Any]:
+    """Of a whole answer's message. Content is null where there are calls and no words."""
+    delta = delta_fields(events, call_id)
+    calls = delta.pop("tool_calls", [])
+    fields = {"role": "assistant", "content": delta.pop("content", None if calls else ""), "refusal": None} | delta
+    if calls:
+        fields["tool_calls"] = [{name: value for name, value in call.items() if name != "index"} for call in calls]
+    return fields
 
 
 class ChatAdapter(EndpointAdapter):

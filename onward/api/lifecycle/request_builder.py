@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from onward.api.engine_link.engine_client import EngineClient, OutputCollector
-from onward.api.engine_link.load_shedder import LoadShedder
+from onward.api.engine_link.engine_client import EngineClient, LoadShedder, OutputCollector
 from onward.api.engine_link.request_tracker import MAX_ATTEMPT, base_epoch
 from onward.api.lifecycle import resume_fields
 from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
@@ -26,18 +25,17 @@ from onward.api.lifecycle.resume import (
     regenerated_attempt,
     tokens_before_end,
 )
+from onward.api.requests.message_parser_factory import check_forced_end
 from onward.api.requests.output_limits import output_limit
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.preprocessing_executors import DeferredRender, PreprocessingExecutors
-from onward.api.requests.reasoning_builder import check_forced_end
 from onward.api.requests.request_context import RequestContext
 from onward.api.requests.sampling_builder import build_sampling_params, end_token_ids
 from onward.api.requests.schemas import GenerationRequest, ValidationContext
 from onward.api.requests.text_processor import TextProcessor
 from onward.api.requests.tool_grammar import output_grammar
-from onward.api.requests.unsupported_fields import reject_unknown_fields
+from onward.api.requests.unsupported_fields import UnknownFieldReporter, reject_unknown_fields
 from onward.api.requests.validation import check_prompt_ids, check_token_ids
-from onward.api.unknown_fields import UnknownFieldReporter
 from onward.clock import Clock
 from onward.config import ApiConfig
 from onward.proto import SCHEMA_VERSION

@@ -10,9 +10,30 @@ from typing import Any
 
 import msgspec
 
-from onward.api.requests.shared_fields import SharedFields
 from onward.proto.sampling_params import MAX_GRAMMAR_BYTES, Grammar
 from onward.web.json_body import field_error
+
+
+class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client may say to every endpoint that generates, by the same names: how tokens are drawn, where an answer
+    ends, and how much it matters."""
+
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    priority: int | None = None
+    deadline_ms: int | None = None
+    cache_salt: str | None = None
+
 
 MAX_GUIDED_CHOICES = 4096
 MAX_NAME_LENGTH = 64

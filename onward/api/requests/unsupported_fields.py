@@ -4,12 +4,15 @@ A field that would change the response is refused unless its value asks for what
 not is accepted. Any other name is unknown: it is reported to the client and to the log, or refused with `--strict-fields`.
 """
 
+import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
+from onward import log
+from onward.obs.metrics import Counter
 from onward.proto.router import IGNORED_FIELDS_HEADER
 from onward.web.json_body import decode_raw, field_error
 
@@ -258,3 +261,35 @@ def format_names(names: Sequence[str]) -> str:
 
 def ignored_fields_header(names: Sequence[str]) -> dict[str, str]:
     return {IGNORED_FIELDS_HEADER: format_names(names)} if names else {}
+
+
+MAX_LOGGED = 256
+"""Names that are logged in a process's life: clients choose them."""
+
+_logger = logging.getLogger(__name__)
+
+
+class UnknownFieldReporter:
+    """Counts the request fields that no endpoint knows, and logs each name once."""
+
+    def __init__(self, counter: Counter, max_logged: int = MAX_LOGGED) -> None:
+        self._counter = counter
+        self._max_logged = max_logged
+        self._logged: set[str] = set()
+
+    def report(self, names: tuple[str, ...], path: str, request_id: str) -> None:
+        if not names:
+            return
+        self._counter.inc(by=len(names))
+        new = [name for name in names if name not in self._logged][: self._max_logged - len(self._logged)]
+        if new:
+            self._logged.update(new)
+            _logger.warning(
+                log.event(
+                    "request has unknown fields",
+                    fields=format_names(new),
+                    path=path,
+                    request=request_id,
+                    action="ignored",
+                )
+            )

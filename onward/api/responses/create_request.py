@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from onward.api.requests.shared_fields import SharedFields
+from onward.api.requests.structured_outputs import SharedFields
 from onward.errors import InvalidRequest
 from onward.web.json_body import decode_raw
 

@@ -5,18 +5,11 @@ events its reader has had. Space between items belongs to none of them: it is he
 numbers, sockets or the response around the output.
 """
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from onward.api.lifecycle import logprobs_json
 from onward.api.lifecycle.logprobs_json import TokenStrings
-from onward.api.responses.output_items import (
-    FunctionCallItem,
-    ItemStatus,
-    MessageItem,
-    OutputItem,
-    ReasoningItem,
-    TextItem,
-)
 from onward.proto.step import TokenLogprobs
 from onward.text.message_events import (
     ContentText,
@@ -30,6 +23,84 @@ from onward.text.message_events import (
     ToolCallStarted,
 )
 from onward.text.tool_calls.call_ids import IdStyle, tool_call_id
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+@dataclass(slots=True)
+class OutputItem:
+    """Words, thoughts or a call, while it grows and when it is done. The id is a function of the request and of the item's
+    place."""
+
+    id: str
+    index: int
+    status: ItemStatus = "in_progress"
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def as_json(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class TextItem(OutputItem):
+    __slots__ = ()
+    delta = done = ""
+    """The events that tell of its text."""
+
+    def part(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class MessageItem(TextItem):
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    has_logprobs: bool = False
+
+    delta, done = "response.output_text.delta", "response.output_text.done"
+
+    def part(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"type": "output_text", "text": self.text, "annotations": []}
+        return fields | {"logprobs": list(self.logprobs)} if self.has_logprobs else fields
+
+    def as_json(self) -> dict[str, Any]:
+        """Empty as long as there is nothing in it."""
+        has_part = bool(self.texts) or self.status != "in_progress"
+        content = [self.part()] if has_part else []
+        return {"type": "message", "id": self.id, "status": self.status, "role": "assistant", "content": content}
+
+
+class ReasoningItem(TextItem):
+    __slots__ = ()
+    delta, done = "response.reasoning_text.delta", "response.reasoning_text.done"
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": self.text}
+
+    def as_json(self) -> dict[str, Any]:
+        content = [self.part()] if self.texts else []
+        return {"type": "reasoning", "id": self.id, "status": self.status, "summary": [], "content": content}
+
+
+@dataclass(slots=True, kw_only=True)
+class FunctionCallItem(OutputItem):
+    """Its text is the JSON of its arguments."""
+
+    call_id: str
+    name: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "type": "function_call",
+            "id": self.id,
+            "status": self.status,
+            "call_id": self.call_id,
+            "name": self.name,
+            "arguments": self.text,
+        }
+
 
 EventFields = tuple[str, dict[str, Any]]
 """An event's type, and its other fields."""
@@ -124,14 +195,14 @@ class OutputItemBuilder:
         events: list[EventFields] = [
             ("response.output_item.added", {"output_index": item.index, "item": item.as_json()})
         ]
-        if not isinstance(item, FunctionCallItem):
+        if isinstance(item, TextItem):
             events.append(("response.content_part.added", self._content_position(item) | {"part": item.part()}))
         return events
 
     def _delta(self, text: str) -> list[EventFields]:
         """Of the text that is open."""
         item = self._open
-        assert item is not None and not isinstance(item, FunctionCallItem)
+        assert isinstance(item, TextItem), "a text is open"
         self._held_whitespace, self._held_kind = "", MessageItem
         item.texts.append(text)
         fields = self._content_position(item) | {"delta": text}
@@ -148,7 +219,7 @@ class OutputItemBuilder:
         output_index = len(self.items)
         call_id = tool_call_id(self._request_id, 0, index, self._id_style)
         call = self._calls[index] = FunctionCallItem(
-            f"fc_{self._request_id}_{output_index}", output_index, call_id, name
+            f"fc_{self._request_id}_{output_index}", output_index, call_id=call_id, name=name
         )
         return events + self._open_item(call)
 
@@ -168,7 +239,7 @@ class OutputItemBuilder:
             return []
         item.status = status
         events: list[EventFields]
-        if isinstance(item, FunctionCallItem):
+        if not isinstance(item, TextItem):
             events = [("response.function_call_arguments.done", _of_item(item) | {"arguments": item.text})]
         else:
             done = self._content_position(item) | {"text": item.text}

@@ -7,15 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from onward.api.engine_link.engine_client import EngineClient
-from onward.api.engine_link.load_shedder import LoadShedder
+from onward.api.engine_link.engine_client import EngineClient, LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.requests.preprocessing_executors import make_executors
 from onward.api.requests.text_processor import TextProcessor
+from onward.api.requests.unsupported_fields import UnknownFieldReporter
 from onward.api.responses.response_view import ResponseView
 from onward.api.responses.responses_adapter import ResponseRequestBuilder, ResponsesAdapter
-from onward.api.unknown_fields import UnknownFieldReporter
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.obs.metrics import Registry
