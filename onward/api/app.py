@@ -23,10 +23,9 @@ from onward.api.lifecycle.generation_runner import GenerationEndpoint, Generatio
 from onward.api.lifecycle.request_builder import ApiServices, RequestBuilder, validation_context
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.requests.request_context import RequestContextMiddleware
-from onward.api.responses.background import BackgroundResponses
 from onward.api.responses.create_endpoint import CreateResponseEndpoint
 from onward.api.responses.response_formatters import make_response_formatter
-from onward.api.responses.response_store import InstanceResponseStore
+from onward.api.responses.response_store import BackgroundResponses, InstanceResponseStore
 from onward.api.responses.responses_adapter import ResponseRequestBuilder, ResponsesAdapter
 from onward.api.responses.router_endpoint import RoutedResponseEndpoint
 from onward.api.router_registration import InstanceDescription, ProbeEndpoint

@@ -27,9 +27,8 @@ from onward.cli.ready_message import print_router_ready
 from onward.cli.serve import listen
 from onward.config import RouterConfig
 from onward.errors import StartupError
-from onward.supervisor.advertised_address import advertised_host
 from onward.supervisor.cluster_key import read_key
-from onward.supervisor.registration_config import http_url, parse_host, parse_url_list
+from onward.supervisor.registration_config import advertised_host, http_url, parse_host, parse_url_list
 from onward.transport.addresses import is_loopback
 from onward.web.auth.api_key_file import ApiKeySource
 from onward.web.server.http_server import check_tls, tls_files

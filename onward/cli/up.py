@@ -28,10 +28,9 @@ from onward.clock import SystemClock
 from onward.config import API_KEY_VARIABLE, RouterConfig, ServeConfig
 from onward.errors import StartupError
 from onward.obs.tables import print_table
-from onward.supervisor.advertised_address import LOOPBACK, loopback_for
 from onward.supervisor.cluster_key import new_key
 from onward.supervisor.local_cluster import LocalCluster, MemberSpec
-from onward.supervisor.registration_config import http_url
+from onward.supervisor.registration_config import LOOPBACK, http_url, loopback_for
 from onward.transport.addresses import tcp_address
 
 MAX_INSTANCES = 64

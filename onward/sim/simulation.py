@@ -27,8 +27,7 @@ from onward.sim.responses_client import SimResponsesClient
 from onward.sim.scenario import RunResult, Scenario, SimRequest, Violation
 from onward.sim.seeded_random import SeededRandom
 from onward.sim.tenants import IntruderClient
-from onward.sim.trace import Trace
-from onward.sim.wire import ActiveFaults, SimContext
+from onward.sim.wire import ActiveFaults, SimContext, Trace
 from onward.supervisor.restart_policy import COOL_DOWN_S
 from onward.text.prompt_tokenizer import PromptTokenizer
 from onward.text.tokenizer import Tokenizer

@@ -9,8 +9,7 @@ from typing import Literal
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.advertised_address import LOOPBACK, WILDCARDS, advertised_host, source_address_to
-from onward.supervisor.registration_config import router_hosts
+from onward.supervisor.registration_config import LOOPBACK, WILDCARDS, advertised_host, router_hosts, source_address_to
 from onward.transport.addresses import (
     check_handoff_address,
     host_and_port,

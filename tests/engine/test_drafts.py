@@ -2,8 +2,7 @@
 
 import pytest
 
-from onward.engine.draft_acceptance import DraftAcceptance
-from onward.engine.request import RequestStatus
+from onward.engine.request import DraftAcceptance, RequestStatus
 from onward.engine.scheduling.scheduling_policy import STEP_OVERHEAD_ROWS, StepLoad, choose_num_drafts
 from onward.proto.handoff import PrefillDone, PrefillRequest
 from tests.engine.harness import Harness

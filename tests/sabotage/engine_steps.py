@@ -12,7 +12,7 @@ from onward.engine.request import Request, RequestStatus
 from onward.engine.scheduling import scheduling_policy, slot_and_block_allocator, step_plan_builder
 from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.scheduler import Scheduler
-from onward.engine.slots import SlotPool
+from onward.engine.scheduling.slot_and_block_allocator import SlotPool
 from onward.engine.token_processor import TokenProcessor
 from onward.proto import block_hash
 from onward.proto.step import SlotPreempted, SlotTokens, StepPlan, StepResult, TokenLogprobs

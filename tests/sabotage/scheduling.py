@@ -10,9 +10,8 @@ from onward.engine.request import Request
 from onward.engine.scheduling import request_queue, scheduler, scheduling_policy
 from onward.engine.scheduling.block_pool import BlockPool, ReclaimEstimate
 from onward.engine.scheduling.scheduler import Scheduler
-from onward.engine.scheduling.slot_and_block_allocator import SlotAndBlockAllocator
+from onward.engine.scheduling.slot_and_block_allocator import SlotAndBlockAllocator, SlotPool
 from onward.engine.scheduling.step_plan_builder import StepPlanBuilder
-from onward.engine.slots import SlotPool
 from onward.proto.engine import Submit
 from onward.proto.step import StepPlan
 from tests.sabotage.patches import Patches, Sabotage

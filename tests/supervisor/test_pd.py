@@ -2,8 +2,8 @@ import pytest
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.advertised_address import advertised_host, source_address_to
 from onward.supervisor.pd_config import PdConfig, check_pd, handoff_port_to_open, kv_host, pd_warnings, resolve_pd
+from onward.supervisor.registration_config import advertised_host, source_address_to
 
 KEY = "ab" * 32
 HERE, THERE = "tcp://127.0.0.1:7000", "tcp://192.0.2.7:7000"

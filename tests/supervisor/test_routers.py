@@ -2,8 +2,12 @@ import pytest
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.advertised_address import source_address_to
-from onward.supervisor.registration_config import RegistrationConfig, check_routers, resolve_registration
+from onward.supervisor.registration_config import (
+    RegistrationConfig,
+    check_routers,
+    resolve_registration,
+    source_address_to,
+)
 
 HERE, THERE = "http://127.0.0.1:8080", "http://192.0.2.7:8080"
 

@@ -9,8 +9,7 @@ from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.lifecycle.resume import STREAM_UNKNOWN
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.requests.request_context import RequestContext
-from onward.api.responses.background import BackgroundResponses
-from onward.api.responses.response_store import InstanceResponseStore
+from onward.api.responses.response_store import BackgroundResponses, InstanceResponseStore
 from onward.proto.cursor import Cursor
 from onward.proto.router import StreamRecord
 from onward.web import asgi, sse

@@ -6,17 +6,19 @@ process has died is taken up by the next process that is asked for it, from the 
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
+from starlette.types import Message
 
 from onward.api.engine_link.request_tracker import MAX_ATTEMPT
 from onward.api.lifecycle.generation_runner import GenerationRunner
 from onward.api.lifecycle.request_builder import ApiServices
-from onward.api.lifecycle.stream_registry import ENDED_ELSEWHERE_CODES, StreamRegistry
+from onward.api.lifecycle.stream_registry import ENDED_ELSEWHERE_CODES, INTERNAL_ERROR, LiveStream, StreamRegistry
 from onward.api.requests.prepared_request import PreparedRequest
-from onward.api.responses.background import BackgroundResponses
-from onward.api.responses.input_items import input_items_page
+from onward.api.responses.chat_request import ResponseChatRequest
 from onward.api.responses.response_formatters import event_bytes
 from onward.api.responses.response_view import ResponseView
 from onward.errors import Conflict, OnwardError
@@ -24,8 +26,111 @@ from onward.proto.error_info import to_error_info
 from onward.proto.router import ChoiceSnapshot, StreamRecord
 from onward.web.auth.api_key_table import Caller
 from onward.web.error_format import RequestFailed
+from onward.web.json_body import field_error, short_repr
 from onward.web.openai_api.previous_response import not_finished_error
 from onward.web.openai_api.response_ids import PATH, PREFIX, request_id_of_response, response_not_found
+from onward.web.openai_api.response_items import Item, to_items
+from onward.web.task_pool import TaskPool
+
+_logger = logging.getLogger(__name__)
+
+
+class BackgroundResponses:
+    """Responses that are made although nobody waits for them."""
+
+    def __init__(self, runner: GenerationRunner, streams: StreamRegistry, tasks: TaskPool) -> None:
+        self._runner = runner
+        self._streams = streams
+        self._tasks = tasks
+
+    async def start(self, prepared: PreparedRequest) -> None:
+        """Until the engine has taken it. Raises what it is refused by."""
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = self._tasks.start(self._run(prepared, accepted), prepared.attempt.caller)
+        try:
+            await asyncio.shield(accepted)
+        except asyncio.CancelledError:
+            task.cancel()  # its client has gone before it could learn what to ask for
+            raise
+
+    async def _run(self, prepared: PreparedRequest, accepted: "asyncio.Future[None]") -> None:
+        def on_accepted(stream: LiveStream) -> None:
+            self._streams.store_started(stream)
+            accepted.set_result(None)
+
+        try:
+            await self._runner.run(prepared, _discard_messages, on_accepted)
+        except (OnwardError, RequestFailed) as refused:
+            # Later ones are a part of its record.
+            if not accepted.done():
+                accepted.set_exception(refused)
+        except Exception:
+            _logger.exception("a background response failed by a fault of ours")
+            if not accepted.done():
+                accepted.set_exception(RequestFailed(INTERNAL_ERROR))
+        finally:
+            accepted.cancel()
+
+
+async def _discard_messages(_: Message) -> None:
+    """Reads it."""
+
+
+DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+
+
+def input_items_page(request: ResponseChatRequest, request_id: str, query: Mapping[str, str]) -> dict[str, Any]:
+    """`GET /v1/responses/{id}/input_items`: what a response was made from, page by page. The latest first, unless the query
+    says otherwise."""
+    all_items = [*request.body.context, *to_items(request.body.input)]
+    items = [_listed(item, request_id, index) for index, item in enumerate(all_items)]
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise field_error("order", f"must be asc or desc, got {short_repr(order)}")
+    if order == "desc":
+        items.reverse()
+    items = items[_first(items, query.get("after")) :]
+    limit = _limit(query.get("limit"))
+    page = items[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
+        "has_more": len(items) > limit,
+    }
+
+
+def _first(items: list[Item], after: str | None) -> int:
+    if after is None:
+        return 0
+    index = next((index for index, item in enumerate(items, 1) if item["id"] == after), None)
+    if index is None:
+        raise field_error("after", f"no item has the id {short_repr(after)}")
+    return index
+
+
+def _limit(value: str | None) -> int:
+    if value is None:
+        return DEFAULT_LIMIT
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value[:9]) <= MAX_LIMIT:
+        raise field_error("limit", f"must be between 1 and {MAX_LIMIT}, got {short_repr(value)}")
+    return int(value)
+
+
+def _listed(item: Item, request_id: str, index: int) -> Item:
+    """With the id and the status that clients may leave out, or say to be null, and words as a list of parts."""
+    kind = item.get("type", "message")
+    given_fields = {name: value for name, value in item.items() if value is not None}
+    fields = {"id": f"in_{request_id}_{index}", "status": "completed"} | given_fields | {"type": kind}
+    if kind == "message" and isinstance(item.get("content"), str):
+        is_assistant = item.get("role") == "assistant"
+        part = {"type": "output_text" if is_assistant else "input_text", "text": item["content"]}
+        fields["content"] = [part | {"annotations": []} if is_assistant else part]
+    if kind == "reasoning":
+        fields.setdefault("summary", [])
+    return fields
+
 
 RESUME_WAIT_S = 1.0
 

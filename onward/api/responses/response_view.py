@@ -14,7 +14,7 @@ from onward.api.lifecycle.request_output import TokenUsage
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.responses.chat_request import ResponseChatRequest
 from onward.api.responses.event_builder import EventGroup, ResponseEvent, ResponseEventBuilder
-from onward.api.responses.response_json import ResponseJsonWriter
+from onward.api.responses.response_formatters import ResponseJsonWriter
 from onward.proto.finish_reasons import PD_RESCHEDULE
 from onward.proto.router import ChoiceSnapshot, StreamRecord
 from onward.web.openai_api.response_items import Item, to_items

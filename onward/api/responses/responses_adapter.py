@@ -11,7 +11,7 @@ from onward.api.requests.preprocessing_executors import DeferredRender
 from onward.api.requests.request_context import RequestContext
 from onward.api.requests.schemas import ChatCompletionRequest, ValidationContext
 from onward.api.responses.chat_request import ResponseChatRequest, decode_response, with_response_field_names
-from onward.api.responses.response_json import ResponseJsonWriter
+from onward.api.responses.response_formatters import ResponseJsonWriter
 from onward.errors import ClientError
 from onward.proto.cursor import Cursor
 from onward.proto.router import Attempt

@@ -22,9 +22,13 @@ from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.outgoing_pushes import OutgoingPushes
 from onward.engine.scheduling.peer_write_leases import PeerWriteLeases
 from onward.engine.scheduling.request_queue import RequestQueue
-from onward.engine.scheduling.slot_and_block_allocator import PlannedAllocation, SlotAndBlockAllocator, clear_allocation
+from onward.engine.scheduling.slot_and_block_allocator import (
+    PlannedAllocation,
+    SlotAndBlockAllocator,
+    SlotPool,
+    clear_allocation,
+)
 from onward.engine.scheduling.step_plan_builder import StepPlanBuilder
-from onward.engine.slots import SlotPool
 from onward.proto.step import StepPlan
 
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from onward.config import EngineConfig
-from onward.engine.draft_acceptance import DraftAcceptance
-from onward.engine.request import Request
+from onward.engine.request import DraftAcceptance, Request
 from onward.engine.scheduling.block_pool import ReclaimEstimate
 from onward.proto.engine import CRASHES_TO_ISOLATE
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from onward.api.responses.background import BackgroundResponses
+from onward.api.responses.response_store import BackgroundResponses
 from onward.proto.model import PreparedModel
 from onward.web.error_format import RequestFailed
 from onward.web.task_pool import TaskPool

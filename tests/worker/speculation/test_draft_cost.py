@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from onward.engine.draft_acceptance import DraftAcceptance
+from onward.engine.request import DraftAcceptance
 from onward.engine.scheduling.scheduling_policy import StepLoad, choose_num_drafts
 from onward.models.thinned import every_nth, thinned_config
 from onward.proto.model import ModelConfig
