@@ -26,7 +26,7 @@ from onward.api.requests.request_context import RequestContextMiddleware
 from onward.api.responses.create_endpoint import CreateResponseEndpoint
 from onward.api.responses.response_formatters import make_response_formatter
 from onward.api.responses.response_store import BackgroundResponses, InstanceResponseStore
-from onward.api.responses.responses_adapter import ResponseRequestBuilder, ResponsesAdapter
+from onward.api.responses.responses_adapter import ResponsesAdapter
 from onward.api.responses.router_endpoint import RoutedResponseEndpoint
 from onward.api.router_registration import InstanceDescription, ProbeEndpoint
 from onward.obs.metrics import Registry
@@ -120,7 +120,7 @@ def _generation_routes(
     }
     close_endpoint = CloseAttemptEndpoint(dict(runners), services, cluster_auth)
     responses_runner = runners[response_ids.PATH] = GenerationRunner(
-        ResponseRequestBuilder(ResponsesAdapter(text_processor), response_ids.PATH, services),
+        RequestBuilder(ResponsesAdapter(text_processor), response_ids.PATH, services),
         services,
         streams,
         make_response_formatter,

@@ -24,7 +24,19 @@ from onward.api.router_registration import InstanceDescription, OtherInstanceCou
 from onward.api.supervisor_client import SupervisorChannel, SupervisorClient
 from onward.clock import Clock
 from onward.obs.metrics import Registry
-from onward.proto.control import ChildReady, StartApi, UpdateApiKeys
+from onward.proto.control import (
+    ChildReady,
+    Drain,
+    EngineGone,
+    EngineUp,
+    StartApi,
+    StopChild,
+    StreamStoreGone,
+    StreamStoreUp,
+    ToChild,
+    Undrain,
+    UpdateApiKeys,
+)
 from onward.random_source import RandomSource
 from onward.transport.control_channel import ChannelClosed
 from onward.web.auth.api_key_table import ApiKeyTable
@@ -115,9 +127,8 @@ class ApiProcess:
     def read_control(self) -> None:
         """The supervisor has said something."""
         try:
-            self._supervisor.dispatch_messages(
-                self._client, self._stream_store, self._drain, self._undrain, self._stop, self._update_keys
-            )
+            while (message := self._supervisor.receive()) is not None:
+                self._on_control_message(message)
         except ChannelClosed:
             _logger.warning("the supervisor is gone")
             self._runtime.exit_now()
@@ -132,8 +143,28 @@ class ApiProcess:
         await self._client.close()
         await self._stream_store.close()
 
-    def _update_keys(self, message: UpdateApiKeys) -> None:
-        self._active_keys.keys = ApiKeyTable(message.keys)
+    def _on_control_message(self, message: ToChild) -> None:
+        match message:
+            case EngineUp():
+                self._client.engine_up(message)
+            case EngineGone():
+                self._client.engine_gone(message)
+            case StreamStoreUp():
+                self._stream_store.store_up(message)
+            case StreamStoreGone():
+                self._stream_store.store_gone(message)
+            case Drain():
+                self._streams.drain()
+                self._notify_routers()
+            case Undrain():
+                self._streams.undrain()
+                self._notify_routers()
+            case UpdateApiKeys():
+                self._active_keys.keys = ApiKeyTable(message.keys)
+            case StopChild():
+                self._stop(message.grace_s)
+            case _:
+                raise AssertionError(f"not a message for an api process: {type(message).__name__}")
 
     def _stop(self, grace_s: float) -> None:
         """No new connections. Streams of a router go on elsewhere at once, or, where no other instance can take them, have
@@ -153,14 +184,6 @@ class ApiProcess:
             )
         self._streams.end_routed_streams()
         self._client.fail_all()
-
-    def _drain(self) -> None:
-        self._streams.drain()
-        self._notify_routers()
-
-    def _undrain(self) -> None:
-        self._streams.undrain()
-        self._notify_routers()
 
     def _notify_routers(self) -> None:
         if self._registrar is not None:

@@ -4,24 +4,15 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from onward.api.engine_link.engine_client import EngineClient
-from onward.api.lifecycle.stream_store_client import StreamStoreClient
 from onward.errors import RETRY_SOON_S, Unavailable
 from onward.proto.control import (
-    Drain,
-    EngineGone,
-    EngineUp,
     InstanceView,
     MetricsSnapshot,
     QueryInstance,
     QueryMetrics,
     RequestDrain,
     RequestUndrain,
-    StopChild,
-    StreamStoreGone,
-    StreamStoreUp,
-    Undrain,
-    UpdateApiKeys,
+    ToChild,
 )
 from onward.proto.stats import MetricFamily
 from onward.transport.control_channel import SupervisorChannel
@@ -36,40 +27,17 @@ class SupervisorClient:
         self._query_ids = itertools.count(1)
         self._queries: dict[int, asyncio.Future[InstanceView]] = {}
 
-    def dispatch_messages(
-        self,
-        engine_client: EngineClient,
-        stream_store: StreamStoreClient,
-        drain: Callable[[], None],
-        undrain: Callable[[], None],
-        stop: Callable[[float], None],
-        update_keys: Callable[[UpdateApiKeys], None],
-    ) -> None:
-        """Acts on every message that is there. The channel raises when the supervisor has died."""
+    def receive(self) -> ToChild | None:
+        """The next message for others than this client. The channel raises when the supervisor has died."""
         while (message := self._channel.receive()) is not None:
             match message:
-                case EngineUp():
-                    engine_client.engine_up(message)
-                case EngineGone():
-                    engine_client.engine_gone(message)
-                case StreamStoreUp():
-                    stream_store.store_up(message)
-                case StreamStoreGone():
-                    stream_store.store_gone(message)
                 case QueryMetrics():
                     self._channel.send(MetricsSnapshot(message.query_id, self._snapshot()))
                 case InstanceView():
                     self._resolve_query(message)
-                case Drain():
-                    drain()
-                case Undrain():
-                    undrain()
-                case UpdateApiKeys():
-                    update_keys(message)
-                case StopChild():
-                    stop(message.grace_s)
                 case _:
-                    raise AssertionError(f"not a message for an api process: {type(message).__name__}")
+                    return message
+        return None
 
     def request_drain(self) -> None:
         """For the whole instance: the supervisor tells every api process."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from onward.api.requests.text_processor import TextProcessor
 from onward.config import ApiConfig, EngineConfig
+from onward.engine.core import EngineCore
 from onward.grammar.lazy import LazyGrammarCompiler
 from onward.proto.api_key_entry import ApiKeyEntry
 from onward.proto.control import (
@@ -345,6 +346,12 @@ class SimInstance:
         process.kill()
 
     # From outside.
+
+    @property
+    def engine_core(self) -> EngineCore | None:
+        """None while there is no engine, or no worker has said hello to it."""
+        engine = self.lifetime.engine
+        return None if engine is None else engine.core
 
     @property
     def is_up(self) -> bool:

@@ -103,9 +103,8 @@ class InvariantMonitor:
 
     def is_computed(self, request_id: str) -> bool:
         """Whether an engine works on it."""
-        engines = [instance.lifetime.engine for instance in self._simulation.instances.values()]
-        cores = [engine.core for engine in engines if engine is not None and engine.core is not None]
-        return any(name.startswith(request_id) for core in cores for name in core._live)
+        cores = [instance.engine_core for instance in self._simulation.instances.values()]
+        return any(name.startswith(request_id) for core in cores if core is not None for name in core._live)
 
     def num_resumes(self) -> int:
         return sum(
@@ -119,10 +118,10 @@ class InvariantMonitor:
     # 5.
 
     def on_write(self, instance: SimInstance, block: int, request_id: str, epoch: int) -> None:
-        engine = instance.lifetime.engine
-        if engine is None or engine.core is None or engine.core.worker is None:
+        core = instance.engine_core
+        if core is None or core.worker is None:
             return
-        problem = find_write_violation(engine.core, block, epoch)
+        problem = find_write_violation(core, block, epoch)
         if problem is not None:
             self._simulation.fail(
                 5, f"{instance.spec.name}: {request_id} (epoch {epoch}) writes block {block}: {problem}"
@@ -131,20 +130,20 @@ class InvariantMonitor:
     # 7 and 10.
 
     def on_plan(self, instance: SimInstance, plan: StepPlan) -> None:
-        engine = instance.lifetime.engine
-        if engine is None or engine.core is None or not engine.core._live:
+        core = instance.engine_core
+        if core is None or not core._live:
             return
-        self._check_order(instance, engine.core, plan)
+        self._check_order(instance, core, plan)
         if not plan.preempt:
             return
         alone = "" if plan.run else ", and runs nothing"
         self._simulation.trace.note(f"{instance.spec.name} preempts {len(plan.preempt)} in step {plan.step}{alone}")
-        first_request = min(engine.core._live.values(), key=queue_key)
+        first_request = min(core._live.values(), key=queue_key)
         if first_request.slot_epoch in {preempt.slot_epoch for preempt in plan.preempt}:
             self._simulation.fail(
                 7, f"{instance.spec.name}: {first_request.request_id} is first in line, and is preempted"
             )
-        if (victim := find_useless_preemption(engine.core, plan)) is not None:
+        if (victim := find_useless_preemption(core, plan)) is not None:
             description = f"{victim.request_id} is preempted, and no request before it has enough blocks by that"
             self._simulation.fail(10, f"{instance.spec.name}: {description}")
 
@@ -188,12 +187,13 @@ class InvariantMonitor:
 
     def after_turn(self, instance: SimInstance) -> None:
         """Between two events of an engine. Looking at everything takes longer than the turn, so not every run does."""
-        core = instance.lifetime.engine.core if instance.lifetime.engine is not None else None
-        if core is not None:
-            for request in core._live.values():
-                self._came_s.setdefault((core.incarnation, request.arrival_number), self._simulation.loop.now_s)
-                self._check_api_process(instance, core, request)
-        if core is None or self._simulation.scenario.seed % AUDIT_ONE_RUN_IN:
+        core = instance.engine_core
+        if core is None:
+            return
+        for request in core._live.values():
+            self._came_s.setdefault((core.incarnation, request.arrival_number), self._simulation.loop.now_s)
+            self._check_api_process(instance, core, request)
+        if self._simulation.scenario.seed % AUDIT_ONE_RUN_IN:
             return
         try:
             engine_audit.audit_engine(core)
@@ -235,16 +235,13 @@ class InvariantMonitor:
         return "a connection is still open" if self._simulation.http.num_serving else None
 
     def _audit(self, instance: SimInstance) -> None:
-        engine = instance.lifetime.engine
-        assert engine is not None and engine.core is not None
+        core, stream_store = instance.engine_core, instance.lifetime.stream_store
+        assert core is not None and stream_store is not None, "it is settled"
         try:
-            engine.core.audit_idle()
+            core.audit_idle()
         except AssertionError as leak:
             self._simulation.fail(4, f"{instance.spec.name}: {leak}")
-        assert instance.lifetime.stream_store is not None
-        if num_records := unexpired_records(
-            instance.lifetime.stream_store.core, instance.lifetime.stream_store.process.now_s()
-        ):
+        if num_records := unexpired_records(stream_store.core, stream_store.process.now_s()):
             self._simulation.fail(4, f"{instance.spec.name}: the stream store still has {num_records}")
 
 
@@ -281,16 +278,11 @@ def find_write_violation(core: EngineCore, block: int, epoch: int) -> str | None
 
 
 def _find_unsettled(instance: SimInstance) -> str | None:
-    lifetime = instance.lifetime
-    if (
-        lifetime.supervisor.is_dead
-        or lifetime.engine is None
-        or lifetime.engine.core is None
-        or lifetime.engine.core.worker is None
-    ):
+    lifetime, core = instance.lifetime, instance.engine_core
+    if lifetime.supervisor.is_dead or core is None or core.worker is None:
         return "it is not back"
-    if not lifetime.engine.core.idle:
-        return f"the engine is not idle: {lifetime.engine.core.stats(0.0).requests}"
+    if not core.idle:
+        return f"the engine is not idle: {core.stats(0.0).requests}"
     if lifetime.stream_store is None or lifetime.stream_store.core.num_pending_queries:
         return "the stream store is not back, or owes answers"
     kv_transfer = lifetime.worker.kv_transfer if lifetime.worker is not None else None

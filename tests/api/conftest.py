@@ -32,8 +32,8 @@ def instance(shared_instance: Instance) -> Iterator[Instance]:
     """One api process for all tests; each finds the engine as if it were new, and must leave nothing in it."""
     yield shared_instance
     engine = shared_instance.engine
-    has_refused = engine.caller_limiter is not None
-    engine.choose, engine.caller_limiter, engine.give_up, engine.paused = hashed_token, None, never, False
+    has_refused = engine.refusal is not None
+    engine.choose, engine.refusal, engine.give_up, engine.paused = hashed_token, None, never, False
     engine.is_complete = never_complete
     shared_instance.worker_ready, shared_instance.stalled_s = True, 0.0
     # What a test has left is aborted a moment later, and the next one's rules are not about it.

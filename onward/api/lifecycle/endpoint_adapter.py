@@ -2,6 +2,7 @@
 written (`OutputJsonWriter`)."""
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +103,10 @@ class EndpointAdapter(ABC):
     def reasoning_params(self, request: Any, prompts: list[list[int]], *, has_grammar: bool) -> ReasoningParams | None:
         """How a worker follows the thinking, where it must."""
         return None
+
+    def client_field_names(self) -> AbstractContextManager[None]:
+        """Within it, complaints name the fields of the client's request, where those that are checked have other names."""
+        return nullcontext()
 
     @abstractmethod
     def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream: ...

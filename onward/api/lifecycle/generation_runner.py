@@ -62,9 +62,11 @@ class GenerationRunner:
     async def prepare(
         self, caller: str, body: bytes, prepare: Callable[[], PreparedRequest | DeferredRender[PreparedRequest]]
     ) -> PreparedRequest:
-        prepared = await self._services.executors.run_preprocessing(caller, prepare, len(body))
-        self._services.unknown_fields.report(prepared.unknown_fields, self.builder.path, prepared.attempt.request_id)
-        return await self.builder.validate_grammar(prepared)
+        with self.builder.adapter.client_field_names():
+            prepared = await self._services.executors.run_preprocessing(caller, prepare, len(body))
+            path, request_id = self.builder.path, prepared.attempt.request_id
+            self._services.unknown_fields.report(prepared.unknown_fields, path, request_id)
+            return await self.builder.validate_grammar(prepared)
 
     async def run(
         self, prepared: PreparedRequest, send: Send, on_accepted: Callable[[LiveStream], None] = lambda _: None
@@ -73,7 +75,8 @@ class GenerationRunner:
         if prepared.is_routed and self._services.engine_client.worker is None:
             raise Unavailable("the engine is not there yet", retry_after_s=RETRY_SOON_S)
         limits = await self._services.engine_client.wait_worker(prepared.deadline_at_s)
-        stream = await self._streams.start(lambda: self.builder.start(prepared, limits), prepared.attempt)
+        with self.builder.adapter.client_field_names():
+            stream = await self._streams.start(lambda: self.builder.start(prepared, limits), prepared.attempt)
         try:
             if stream.request.collector is not None:
                 await self._services.load_shedder.wait_accepted(stream.request.collector)
@@ -253,6 +256,9 @@ class GenerationEndpoint:
             context.caller.name, full_body, partial(builder.prepare_client_request, context, full_body, cursor)
         )
         del body, full_body  # the attempt has it without whitespace
+        await self.run_prepared(context, prepared, send)
+
+    async def run_prepared(self, context: RequestContext, prepared: PreparedRequest, send: Send) -> None:
         await self.runner.run(prepared, send)
 
     def is_same_request(self, known_body: bytes, body: bytes) -> bool:

@@ -1,6 +1,6 @@
 """OpenAI's requests, and ours, as structs: what was asked for. What values are allowed, `request_checks` says."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -30,6 +30,10 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 class GenerationRequest(StructuredOutputFields, frozen=True, kw_only=True):
     """What the endpoints that generate share."""
 
+    has_default_limit: ClassVar[bool] = True
+    """Whether `--default-max-tokens` limits the output where the request does not; chats end by themselves."""
+    needs_full_output: ClassVar[bool] = False
+    """The answer's form is a function of all of its tokens, also of those that an earlier attempt has told."""
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -101,11 +105,6 @@ class GenerationRequest(StructuredOutputFields, frozen=True, kw_only=True):
         return "max_tokens"
 
     @property
-    def has_default_limit(self) -> bool:
-        """Whether `--default-max-tokens` limits the output where the request does not; chats end by themselves."""
-        return True
-
-    @property
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens to report beside each one; None: no logprobs."""
         return None
@@ -123,11 +122,6 @@ class GenerationRequest(StructuredOutputFields, frozen=True, kw_only=True):
     @property
     def echoes_prompt_logprobs(self) -> bool:
         """Every choice tells them, before its own."""
-        return False
-
-    @property
-    def needs_full_output(self) -> bool:
-        """The answer's form is a function of all of its tokens, also of those that an earlier attempt has told."""
         return False
 
     @property
@@ -188,6 +182,7 @@ class TextGenerationRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 class ChatCompletionRequest(TextGenerationRequest, frozen=True, kw_only=True):
+    has_default_limit: ClassVar[bool] = False
     messages: list[ChatMessage] = msgspec.field(default_factory=list)
     prompt_token_ids: list[int] | None = None
     """Instead of messages: nothing is rendered."""
@@ -221,10 +216,6 @@ class ChatCompletionRequest(TextGenerationRequest, frozen=True, kw_only=True):
     @property
     def output_limit_field(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @property
-    def has_default_limit(self) -> bool:
-        return False
 
     @property
     def num_logprobs(self) -> int | None:

@@ -5,7 +5,7 @@ back into the words of the client's fields by `with_response_field_names`.
 """
 
 import re
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 
@@ -37,12 +37,9 @@ _ITS_WORDS = (
 
 
 class ResponseChatRequest(ChatCompletionRequest, frozen=True, kw_only=True):
+    needs_full_output: ClassVar[bool] = True
     body: CreateResponseRequest
     """In the client's own form."""
-
-    @property
-    def needs_full_output(self) -> bool:
-        return True
 
     @property
     def is_stored(self) -> bool:

@@ -1,13 +1,12 @@
 """`POST /v1/responses`, as clients use it. The routes of one response are `web.openai_api.response_endpoint`."""
 
-from functools import partial
-
 from starlette.types import Send
 
 from onward.api.lifecycle.generation_runner import GenerationEndpoint, GenerationRunner
 from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.lifecycle.resume import STREAM_UNKNOWN
 from onward.api.lifecycle.stream_registry import StreamRegistry
+from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.request_context import RequestContext
 from onward.api.responses.response_store import BackgroundResponses, InstanceResponseStore
 from onward.proto.cursor import Cursor
@@ -33,20 +32,12 @@ class CreateResponseEndpoint(GenerationEndpoint):
         self._background = background
         self._max_body_bytes = services.config.max_body_bytes
 
-    async def generate(self, context: RequestContext, body: bytes, cursor: Cursor | None, send: Send) -> None:
-        if cursor is not None:
-            await super().generate(context, body, cursor, send)
-            return
-        builder, full_body = self.runner.builder, await self.with_previous_items(context, body)
-        prepared = await self.runner.prepare(
-            context.caller.name, full_body, partial(builder.prepare_client_request, context, full_body)
-        )
-        del body, full_body  # the attempt has it without whitespace
-        if not prepared.request.is_background:
-            await self.runner.run(prepared, send)
+    async def run_prepared(self, context: RequestContext, prepared: PreparedRequest, send: Send) -> None:
+        if not prepared.request.is_background or prepared.is_resumed:
+            await super().run_prepared(context, prepared, send)
             return
         await self._background.start(prepared)
-        response_id = builder.object_header(prepared.attempt).id
+        response_id = self.runner.builder.object_header(prepared.attempt).id
         if prepared.request.stream:
             await stream_stored_response(self._response_store, context.caller, response_id, -1, send)
         else:

@@ -5,18 +5,12 @@ from contextlib import contextmanager
 
 from onward.api.endpoints.chat import ChatAdapter
 from onward.api.lifecycle.choice_update import OutputTextStream
-from onward.api.lifecycle.request_builder import ActiveRequest, RequestBuilder
 from onward.api.requests.prepared_request import PreparedRequest
-from onward.api.requests.preprocessing_executors import DeferredRender
-from onward.api.requests.request_context import RequestContext
 from onward.api.requests.schemas import ChatCompletionRequest, ValidationContext
 from onward.api.responses.chat_request import ResponseChatRequest, decode_response, with_response_field_names
 from onward.api.responses.response_formatters import ResponseJsonWriter
 from onward.errors import ClientError
-from onward.proto.cursor import Cursor
-from onward.proto.router import Attempt
 from onward.proto.sampling_params import SamplingParams
-from onward.proto.step import WorkerHello
 from onward.text.message_events import ContentText, EndEvents, MessageEvent, TokenEvents
 from onward.web.openai_api.response_ids import PREFIX
 
@@ -82,34 +76,9 @@ class ResponsesAdapter(ChatAdapter):
     def json_writer(self, prepared: PreparedRequest) -> ResponseJsonWriter:
         return ResponseJsonWriter(self._text_processor, prepared)
 
-
-class ResponseRequestBuilder(RequestBuilder):
-    """Jobs whose complaints name the fields of a response, and not those of the chat that it is."""
-
-    def prepare_client_request(
-        self, context: RequestContext, body: bytes, cursor: Cursor | None = None
-    ) -> PreparedRequest | DeferredRender[PreparedRequest]:
-        with _response_field_names():
-            return super().prepare_client_request(context, body, cursor)
-
-    def prepare_attempt(
-        self, attempt: Attempt, started_at_s: float, *, is_routed: bool
-    ) -> PreparedRequest | DeferredRender[PreparedRequest]:
-        with _response_field_names():
-            return super().prepare_attempt(attempt, started_at_s, is_routed=is_routed)
-
-    async def validate_grammar(self, prepared: PreparedRequest) -> PreparedRequest:
-        with _response_field_names():
-            return await super().validate_grammar(prepared)
-
-    def start(self, prepared: PreparedRequest, limits: WorkerHello) -> ActiveRequest:
-        with _response_field_names():
-            return super().start(prepared, limits)
-
-
-@contextmanager
-def _response_field_names() -> Iterator[None]:
-    try:
-        yield
-    except ClientError as error:
-        raise with_response_field_names(error) from error
+    @contextmanager
+    def client_field_names(self) -> Iterator[None]:
+        try:
+            yield
+        except ClientError as error:
+            raise with_response_field_names(error) from error

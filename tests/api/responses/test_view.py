@@ -9,12 +9,12 @@ import pytest
 
 from onward.api.engine_link.engine_client import EngineClient, LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
-from onward.api.lifecycle.request_builder import ApiServices
+from onward.api.lifecycle.request_builder import ApiServices, RequestBuilder
 from onward.api.requests.preprocessing_executors import make_executors
 from onward.api.requests.text_processor import TextProcessor
 from onward.api.requests.unsupported_fields import UnknownFieldReporter
 from onward.api.responses.response_view import ResponseView
-from onward.api.responses.responses_adapter import ResponseRequestBuilder, ResponsesAdapter
+from onward.api.responses.responses_adapter import ResponsesAdapter
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.obs.metrics import Registry
@@ -32,7 +32,7 @@ from tests.api.small_model import EOS
 
 
 @pytest.fixture(scope="module")
-def jobs(thinker: PreparedModel) -> Iterator[ResponseRequestBuilder]:
+def jobs(thinker: PreparedModel) -> Iterator[RequestBuilder]:
     registry, clock, prompts = Registry(), SystemClock(), TextProcessor(read_tokenizer_files(thinker))
 
     def nobody(*_: object) -> None:
@@ -50,7 +50,7 @@ def jobs(thinker: PreparedModel) -> Iterator[ResponseRequestBuilder]:
         return backend
 
     with ThreadPoolExecutor(1) as threads:
-        yield ResponseRequestBuilder(ResponsesAdapter(prompts), PATH, asyncio.run(backend_of(threads)))
+        yield RequestBuilder(ResponsesAdapter(prompts), PATH, asyncio.run(backend_of(threads)))
 
 
 def record_of(kind: str, num_tokens: int | None = None) -> StreamRecord:
@@ -68,7 +68,7 @@ def record_of(kind: str, num_tokens: int | None = None) -> StreamRecord:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_however_many_tokens_come_together_the_events_are_the_same(jobs: ResponseRequestBuilder, kind: str) -> None:
+def test_however_many_tokens_come_together_the_events_are_the_same(jobs: RequestBuilder, kind: str) -> None:
     whole = ResponseView(jobs, record_of(kind))
     assert whole.is_over
     num_tokens = len(record_of(kind).attempt.choices[0].token_ids)
@@ -81,7 +81,7 @@ def test_however_many_tokens_come_together_the_events_are_the_same(jobs: Respons
         assert view.events == whole.events
 
 
-def test_one_that_has_failed_or_was_cancelled_ends_with_what_there_is(jobs: ResponseRequestBuilder) -> None:
+def test_one_that_has_failed_or_was_cancelled_ends_with_what_there_is(jobs: RequestBuilder) -> None:
     lost = ErrorInfo("crashed_worker", "the worker is down", 500, False)
     for more, name, status in (
         ({"error": lost}, "response.failed", "failed"),
@@ -95,7 +95,7 @@ def test_one_that_has_failed_or_was_cancelled_ends_with_what_there_is(jobs: Resp
         assert told["usage"]["output_tokens"] == 3
 
 
-def test_scores_that_are_behind_are_waited_for_as_long_as_somebody_may_make_them(jobs: ResponseRequestBuilder) -> None:
+def test_scores_that_are_behind_are_waited_for_as_long_as_somebody_may_make_them(jobs: RequestBuilder) -> None:
     whole = ResponseView(jobs, record_of("words, scored"))
     for is_live in (True, False):
         late = msgspec.structs.replace(record_of("words, scored", 4), logprobs=[], is_live=is_live)
@@ -106,7 +106,7 @@ def test_scores_that_are_behind_are_waited_for_as_long_as_somebody_may_make_them
         assert view.events == whole.events
 
 
-def test_scores_that_were_lost_leave_the_words(jobs: ResponseRequestBuilder) -> None:
+def test_scores_that_were_lost_leave_the_words(jobs: RequestBuilder) -> None:
     record = msgspec.structs.replace(record_of("words, scored"), logprobs=[])
     view = ResponseView(jobs, record)
     assert view.is_over
@@ -114,7 +114,7 @@ def test_scores_that_were_lost_leave_the_words(jobs: ResponseRequestBuilder) -> 
     assert (part["text"], part["logprobs"]) == ("né\n\nwö", [])
 
 
-def test_one_that_was_given_up_has_failed_although_its_record_does_not_say_why(jobs: ResponseRequestBuilder) -> None:
+def test_one_that_was_given_up_has_failed_although_its_record_does_not_say_why(jobs: RequestBuilder) -> None:
     record = record_of("words", 3)
     attempt = msgspec.structs.replace(
         record.attempt, choices=[ChoiceSnapshot(record.attempt.choices[0].token_ids, PD_RESCHEDULE)]
