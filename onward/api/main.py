@@ -3,7 +3,6 @@
 The rim around `process`: the event loop, the listening socket, the way out.
 """
 
-import argparse
 import asyncio
 import contextlib
 import ctypes
@@ -26,7 +25,7 @@ from onward.errors import OnwardError
 from onward.proto.control import StartApi, StartFailed
 from onward.random_source import SystemRandomSource
 from onward.text.prompt_tokenizer import read_tokenizer_files
-from onward.transport.control_channel import ControlChannel, join_supervisor
+from onward.transport.control_channel import ControlChannel, join_supervisor_as
 from onward.transport.stream_store_sockets import StreamStoreClientSocket
 from onward.transport.zmq_sockets import EngineClientSocket
 from onward.web.server.connection_tracker import ConnectionLimits
@@ -76,11 +75,7 @@ def _return_large_buffers() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onward.api.main")
-    parser.add_argument("--control-fd", type=int, required=True)
-    channel = join_supervisor(parser.parse_args().control_fd)
-    start = channel.wait_receive()
-    assert isinstance(start, StartApi), "the first message says what to be"
+    channel, start = join_supervisor_as(StartApi)
     log.configure(f"api-{start.index}", start.config.log_level)
     try:
         sandboxes = TemplateSandboxPool(TEMPLATE_LIMITS.running) if start.config.trust_request_chat_template else None

@@ -91,7 +91,7 @@ class ApiProcess:
         self._streams = StreamRegistry(
             self._client, runtime.clock, start.config.detach_ttl_s, self._stream_store, start.config.response_ttl_s
         )
-        admin = AdminEndpoints(start.config, start.model, self._client, self._supervisor, self._streams)
+        admin = AdminEndpoints(services, self._supervisor, self._streams)
         self._other_instances = other_instances = OtherInstanceCounts(runtime.clock)
         registry.gauge("onward_live_streams", "Streams that run", ["origin"], self._streams.counts)
         registry.gauge(
@@ -100,9 +100,7 @@ class ApiProcess:
             ["router"],
             other_instances.by_router,
         )
-        instance_description = InstanceDescription(
-            start.config, start.model, self._client, self._supervisor, self._streams, runtime.clock, other_instances
-        )
+        instance_description = InstanceDescription(services, self._supervisor, self._streams, other_instances)
         self._active_keys = ActiveKeys(ApiKeyTable(start.keys))
         self.app = build_app(services, admin, self._streams, instance_description, registry, self._active_keys)
         # Of several processes one speaks for all.

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from onward import log
-from onward.api.endpoints.admin import PROCESS_ROLES, instance_state
+from onward.api.endpoints.admin import instance_state, pids_by_role
 from onward.api.endpoints.attempts import MSGPACK, read_cluster_message
 from onward.api.endpoints.cluster_auth import ClusterAuth
-from onward.api.engine_link.engine_client import EngineClient
+from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.supervisor_client import SupervisorClient
 from onward.clock import Clock
@@ -28,10 +28,8 @@ from onward.obs.metrics import LabelValues
 from onward.proto import SCHEMA_VERSION
 from onward.proto.control import InstanceView
 from onward.proto.kv_events import KvEvents
-from onward.proto.model import PreparedModel
 from onward.proto.router import REGISTER_PATH, SIGNATURE_HEADER, InstanceLoad, Registration, RegistrationReply
 from onward.proto.stats import EngineStats
-from onward.proto.step import WorkerHello
 from onward.text.prompt_tokenizer import read_tokenizer_files, tokenizer_hash
 from onward.transport.cluster_signature import sign_request
 
@@ -121,22 +119,15 @@ class InstanceDescription:
 
     def __init__(
         self,
-        config: ApiConfig,
-        model: PreparedModel,
-        client: EngineClient,
+        services: ApiServices,
         supervisor: SupervisorClient,
         streams: StreamRegistry,
-        clock: Clock,
         other_instances: OtherInstanceCounts,
     ) -> None:
         self.others = other_instances
-        self._config = config
-        self._model = model
-        self._client = client
-        self._supervisor = supervisor
-        self._streams = streams
-        self._clock = clock
-        self._text_hash = tokenizer_hash(read_tokenizer_files(model))
+        self._config, self._model, self._client = services.config, services.model, services.engine_client
+        self._supervisor, self._streams, self._clock = supervisor, streams, services.clock
+        self._text_hash = tokenizer_hash(read_tokenizer_files(services.model))
         self._view: InstanceView | None = None
         self._viewed_at_s = 0.0
         self._view_lock = asyncio.Lock()
@@ -159,15 +150,13 @@ class InstanceDescription:
             fingerprint=self._model.fingerprint if worker is None else worker.fingerprint,
             kv_layout=None if worker is None else worker.kv_layout,
             handoff_address=self._config.handoff_address,
-            max_tokens=0 if worker is None else _max_tokens(worker),
+            max_tokens=0 if worker is None else worker.max_request_tokens,
             block_size=0 if worker is None else worker.block_size,
             engine=self._client.engine or "",
             step=0 if stats is None else stats.step,
             load=InstanceLoad() if stats is None else instance_load(stats),
             kv_events=kv_events,
-            pids_by_role={
-                role: [process.pid for process in view.processes if process.role == role] for role in PROCESS_ROLES
-            },
+            pids_by_role=pids_by_role(view),
             oom_kills=view.oom_kills,
             tokenizer_hash=self._text_hash,
         )
@@ -290,10 +279,6 @@ def _log_fault(registration_log: RegistrationLog, fault: Exception) -> None:
         registration_log.refused(cause)
     else:
         registration_log.unreachable(cause)
-
-
-def _max_tokens(worker: WorkerHello) -> int:
-    return min(worker.max_model_len, worker.num_blocks * worker.block_size)
 
 
 def instance_load(stats: EngineStats) -> InstanceLoad:

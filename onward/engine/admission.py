@@ -16,16 +16,12 @@ from onward.proto.handoff import PrefillRequest
 
 @dataclass(slots=True, frozen=True)
 class EngineLimits:
-    max_model_len: int
+    max_tokens: int
+    """See `WorkerHello.max_request_tokens`."""
     num_blocks: int
     block_size: int
-    num_drafts: int = 0
+    num_drafts: int
     """Of one request and step."""
-
-    @property
-    def max_tokens(self) -> int:
-        """The longest prompt plus output that can ever run here."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
 
 
 def create_request(submit: Submit, api_id: str, limits: EngineLimits, now_s: float) -> Request:

@@ -67,7 +67,7 @@ class EngineCore:
         self.registry = Registry()
         self.step_log = StepLog()
         self._limits = admission.EngineLimits(
-            worker.max_model_len, worker.num_blocks, worker.block_size, config.num_draft_tokens
+            worker.max_request_tokens, worker.num_blocks, worker.block_size, config.num_draft_tokens
         )
         self._live = LiveRequests()
         self._outbox = ApiOutbox()

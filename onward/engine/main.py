@@ -3,7 +3,6 @@
 drain the inbox; commit a result; plan a step
 """
 
-import argparse
 import gc
 import logging
 from collections.abc import Callable
@@ -36,7 +35,7 @@ from onward.proto.control import (
 )
 from onward.proto.engine import Submit, ToEngine
 from onward.proto.step import StepResult, WorkerHello
-from onward.transport.control_channel import ChannelClosed, ControlChannel, join_supervisor
+from onward.transport.control_channel import ChannelClosed, ControlChannel, join_supervisor_as
 from onward.transport.zmq_sockets import SocketPoller
 
 logger = logging.getLogger(__name__)
@@ -260,11 +259,7 @@ def _isolated_id_of(message: ToEngine) -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onward.engine.main")
-    parser.add_argument("--control-fd", type=int, required=True)
-    channel = join_supervisor(parser.parse_args().control_fd)
-    start = channel.wait_receive()
-    assert isinstance(start, StartEngine), "the first message says what to be"
+    channel, start = join_supervisor_as(StartEngine)
     log.configure("engine", start.config.log_level)
     try:
         process = EngineProcess(start, channel, SocketPoller(), SystemClock(), before_ready=freeze_heap)

@@ -177,3 +177,8 @@ class WorkerHello(msgspec.Struct, frozen=True, rename={"kv_layout": "layout"}):
     """Of the CPU; 0 where a device computes."""
     draft_cost: Factor = 0.0
     """Of guessing one token for each slot: a share of what the model's own pass over them takes."""
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The longest prompt plus output that can ever run: within the context, and within the KV pool."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)

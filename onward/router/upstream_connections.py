@@ -65,7 +65,7 @@ class UpstreamConnectionPool:
         for waiting in self._idle.values():
             for _, connection in waiting:
                 connection.close()
-        self._idle.clear()
+        self._idle, self._num_idle = {}, 0
 
     def _take_idle(self, server: ServerUrl) -> "UpstreamConnection | None":
         waiting = self._idle.get(server)

@@ -4,7 +4,6 @@ One per instance. What it keeps dies with it: then a client's reconnect is answe
 repeats its POST.
 """
 
-import argparse
 import logging
 from typing import Protocol
 
@@ -23,7 +22,7 @@ from onward.proto.control import (
 )
 from onward.proto.stream_store import FromStreamStore, ToStreamStore
 from onward.stream_store.store_core import OutgoingMessages, StreamStoreCore
-from onward.transport.control_channel import ChannelClosed, SupervisorChannel, join_supervisor
+from onward.transport.control_channel import ChannelClosed, SupervisorChannel, join_supervisor_as
 from onward.transport.zmq_sockets import SocketPoller
 
 TICK_MS = 50
@@ -84,11 +83,7 @@ class StreamStoreProcess:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="onward.stream_store.main")
-    parser.add_argument("--control-fd", type=int, required=True)
-    channel = join_supervisor(parser.parse_args().control_fd)
-    start = channel.wait_receive()
-    assert isinstance(start, StartStreamStore), "the first message says what to be"
+    channel, start = join_supervisor_as(StartStreamStore)
     log.configure("stream_store", start.log_level)
     poller = SocketPoller()
     poller.watch_fd(channel.fileno())

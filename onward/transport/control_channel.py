@@ -7,13 +7,14 @@ A message that is too large for what a kernel may grant a socket lies in anonymo
 descriptor of that.
 """
 
+import argparse
 import ctypes
 import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -29,6 +30,8 @@ MAX_FDS = 4
 PR_SET_PDEATHSIG = 1
 _IN_MEMORY = b"\xc1"
 """Begins no msgpack: the message is in the memory whose descriptor comes first."""
+
+StartT = TypeVar("StartT")
 
 
 class ChannelClosed(Exception):
@@ -142,6 +145,16 @@ def join_supervisor(fd: int) -> ControlChannel:
         signal.signal(number, signal.SIG_IGN)
     exit_with_parent()
     return ControlChannel(fd)
+
+
+def join_supervisor_as(start_type: type[StartT]) -> tuple[ControlChannel, StartT]:
+    """The channel that the command line names with `--control-fd`, and the first message, which says what to be."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control-fd", type=int, required=True)
+    channel = join_supervisor(parser.parse_args().control_fd)
+    start = channel.wait_receive()
+    assert isinstance(start, start_type), f"the first message is {start_type.__name__}"
+    return channel, start
 
 
 def exit_with_parent(parent_pid: int | None = None) -> None:

@@ -55,7 +55,7 @@ LAYOUT = KvLayout("f", "float32", 16, 2, 2, 8)
 ENDPOINT = KvEndpoint("tcp", "tcp:127.0.0.1:5", "d")
 ERROR = ErrorInfo(code="aborted", message="m", status=409, retryable=False)
 TIMES = HandoffTimeouts(lease_s=5.0, offer_hold_s=1.0, handoff_timeout_s=30.0)
-LIMITS = EngineLimits(max_model_len=64, num_blocks=16, block_size=16)
+LIMITS = EngineLimits(max_tokens=64, num_blocks=16, block_size=16, num_drafts=0)
 PREFILL = pd.PrefillRequest(1, LAYOUT, "r", [1, 2, 3], 3, SamplingParams(seed=5))
 
 

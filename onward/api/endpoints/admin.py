@@ -8,11 +8,11 @@ from starlette.responses import Response
 
 from onward.api.endpoints.cluster_auth import ClusterAuth
 from onward.api.engine_link.engine_client import EngineClient
+from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.supervisor_client import SupervisorClient
-from onward.config import ApiConfig
 from onward.errors import NotFound, Unavailable
-from onward.proto.model import PreparedModel
+from onward.proto.control import InstanceView
 from onward.proto.stats import EngineStats, MetricFamily
 from onward.version import __version__
 from onward.web.auth import audit_log
@@ -27,19 +27,9 @@ PROCESS_ROLES = ("supervisor", "stream_store", "api", "engine", "worker")
 
 
 class AdminEndpoints:
-    def __init__(
-        self,
-        config: ApiConfig,
-        model: PreparedModel,
-        client: EngineClient,
-        supervisor: SupervisorClient,
-        streams: StreamRegistry,
-    ) -> None:
-        self._config = config
-        self._model = model
-        self._client = client
-        self._supervisor = supervisor
-        self._streams = streams
+    def __init__(self, services: ApiServices, supervisor: SupervisorClient, streams: StreamRegistry) -> None:
+        self._config, self._model, self._client = services.config, services.model, services.engine_client
+        self._supervisor, self._streams = supervisor, streams
 
     def routes(self, cluster_auth: ClusterAuth) -> list[GuardedRoute]:
         """`cluster_auth`: who may take the instance out of service where there are no keys."""
@@ -119,7 +109,6 @@ class AdminEndpoints:
 
     async def info(self, _: Request) -> Response:
         view = await self._supervisor.query_instance()
-        pids = {role: [process.pid for process in view.processes if process.role == role] for role in PROCESS_ROLES}
         return json_response(
             {
                 "version": __version__,
@@ -129,7 +118,7 @@ class AdminEndpoints:
                 "role": self._config.role,
                 "state": instance_state(self._client, self._streams, view.engine),
                 "incarnation": view.incarnation,
-                "pids": pids,
+                "pids": pids_by_role(view),
                 "processes": view.processes,
                 "restarts": view.restarts,
                 "oom_kills": view.oom_kills,
@@ -166,6 +155,10 @@ class AdminEndpoints:
             "owned_by": "onward",
             "max_model_len": worker.max_model_len if worker else self._model.config.max_position_embeddings,
         }
+
+
+def pids_by_role(view: InstanceView) -> dict[str, list[int]]:
+    return {role: [process.pid for process in view.processes if process.role == role] for role in PROCESS_ROLES}
 
 
 def live_stream_counts(families: Iterable[MetricFamily]) -> dict[str, Any]:

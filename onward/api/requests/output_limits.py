@@ -18,9 +18,8 @@ def output_limit(
 ) -> int:
     """How many tokens the output may have. Refuses what can never fit, before any work is done, by the names of the fields
     that prompt and limit were given in. `default`: where no limit was asked for; 0: what fits. It refuses nothing."""
-    pool_tokens = worker.num_blocks * worker.block_size
-    max_len = min(worker.max_model_len, pool_tokens)
-    limit_name = "the context" if worker.max_model_len <= pool_tokens else "the KV pool"
+    max_len = worker.max_request_tokens
+    limit_name = "the context" if max_len == worker.max_model_len else "the KV pool"
     if num_prompt_tokens >= max_len:
         raise _too_long(
             prompt_param,
@@ -46,7 +45,7 @@ def output_limit(
 
 def check_fits(num_tokens: int, worker: WorkerHello, param: str) -> None:
     """A text of which nothing is generated may fill all there is."""
-    max_len = min(worker.max_model_len, worker.num_blocks * worker.block_size)
+    max_len = worker.max_request_tokens
     if num_tokens > max_len:
         raise _too_long(
             param, f"it has {num_tokens} tokens, {num_tokens - max_len} more than the {max_len} that fit here"

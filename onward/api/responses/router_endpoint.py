@@ -28,24 +28,25 @@ class RoutedResponseEndpoint:
         )
         check_schema(query.record.attempt)
         record = query.record
-        if query.action == "keep":
-            stored_record = await self._response_store.store(record)
-            return Response(msgspec.msgpack.encode(stored_record), media_type=MSGPACK)
-        if query.action == "delete":
-            await self._response_store.delete(record)
-            return json_response({})
-        if query.action == "take_up":
-            await self._response_store.resume(record)
-            return json_response({})
-        if query.action == "events":
-            events = await self._response_store.reader().events(record, query.after_event)
-            return Response(events, media_type=EVENTS)
-        if query.action == "rest":
-            return Response(await self._response_store.rest(record, query.num_told), media_type=EVENTS)
-        if query.action == "whole":
-            return Response(await self._response_store.whole(record), media_type=JSON)
-        if query.action == "input_items":
-            return Response(await self._response_store.input_items(record, query.query), media_type=JSON)
-        if query.action == "context":
-            return Response(await self._response_store.context(record), media_type=JSON)
-        return Response(await self._response_store.show(record), media_type=JSON)
+        store = self._response_store
+        match query.action:
+            case "keep":
+                return Response(msgspec.msgpack.encode(await store.store(record)), media_type=MSGPACK)
+            case "delete":
+                await store.delete(record)
+                return json_response({})
+            case "take_up":
+                await store.resume(record)
+                return json_response({})
+            case "events":
+                return Response(await store.reader().events(record, query.after_event), media_type=EVENTS)
+            case "rest":
+                return Response(await store.rest(record, query.num_told), media_type=EVENTS)
+            case "whole":
+                return Response(await store.whole(record), media_type=JSON)
+            case "input_items":
+                return Response(await store.input_items(record, query.query), media_type=JSON)
+            case "context":
+                return Response(await store.context(record), media_type=JSON)
+            case _:
+                return Response(await store.show(record), media_type=JSON)

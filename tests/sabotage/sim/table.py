@@ -1,8 +1,8 @@
 """The table of deliberate bugs for the simulator: where each shows, and within how many seeds it must."""
 
 from onward.sim.catalogue import SCENARIOS
+from onward.sim.invariants import CLIENT_ONLY_FAULTS
 from onward.sim.scenario import Shape
-from onward.sim.unneeded_repairs import CLIENT_ONLY_FAULTS
 from tests.sabotage.sim import bugs
 from tests.sabotage.sim import draft_bugs as drafts
 from tests.sabotage.sim.search import Row
