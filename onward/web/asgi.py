@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from onward.errors import ClientError, TooLarge
+from onward.errors import ClientError, InvalidRequest, TooLarge
 from onward.proto.engine import ErrorInfo
 from onward.web.error_format import error_body, error_headers
 
@@ -33,6 +33,14 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
         return await asyncio.wait_for(_read_body(receive, max_bytes), BODY_TIMEOUT_S)
     except TimeoutError:
         raise ClientError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="body_timeout") from None
+
+
+async def read_connected_body(receive: Receive, max_bytes: int) -> bytes:
+    """For Starlette's endpoints, which answer also a client that has gone."""
+    try:
+        return await read_body(receive, max_bytes)
+    except ClientDisconnected:
+        raise InvalidRequest("the client has disconnected") from None
 
 
 async def _read_body(receive: Receive, max_bytes: int) -> bytes:

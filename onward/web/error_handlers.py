@@ -16,6 +16,7 @@ from onward.web import asgi
 from onward.web.error_format import RequestFailed, error_body, error_headers
 
 INTERNAL_ERROR = to_error_info(InternalError("internal error"))
+"""By a fault of ours, which the next attempt would meet again."""
 
 _logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from onward.clock import Clock
-from onward.errors import InvalidRequest
 from onward.proto.engine import ErrorInfo
 from onward.proto.router import SIGNATURE_HEADER
 from onward.transport.cluster_signature import verify_signature
@@ -24,11 +23,8 @@ class ClusterAuth:
         self._clock = clock
 
     async def authenticated_body(self, request: Request, max_bytes: int) -> bytes:
-        """What somebody says who may."""
-        try:
-            message = await asgi.read_body(request.receive, max_bytes)
-        except asgi.ClientDisconnected:
-            raise InvalidRequest("whoever asked has gone") from None
+        """The authenticated body."""
+        message = await asgi.read_connected_body(request.receive, max_bytes)
         self.check(request.scope, message)
         return message
 

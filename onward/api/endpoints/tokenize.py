@@ -16,7 +16,6 @@ from onward.api.lifecycle.request_builder import ApiServices, validation_context
 from onward.api.requests.decoding import check_model
 from onward.api.requests.preprocessing_executors import DeferredRender
 from onward.api.requests.validation import check_chat_template, check_messages, check_token_ids
-from onward.errors import InvalidRequest
 from onward.proto.router import CALLER_HEADER
 from onward.text.prompt_tokenizer import ChatMessage
 from onward.web import asgi
@@ -53,33 +52,32 @@ class TokenizeEndpoints:
         self._validation_context = validation_context(services)
 
     async def tokenize(self, request: Request) -> Response:
-        return await self._run(get_caller(request.scope).name, self._handle_tokenize, await self._body(request))
+        return await self._run(request, self._handle_tokenize)
 
     async def detokenize(self, request: Request) -> Response:
-        return await self._run(get_caller(request.scope).name, self._handle_detokenize, await self._body(request))
+        return await self._run(request, self._handle_detokenize)
 
     async def tokenize_for_router(self, request: Request) -> Response:
-        return await self._run(
-            _caller_of_router(request), self._handle_tokenize, await self._authenticated_body(request)
-        )
+        return await self._run(request, self._handle_tokenize, is_routed=True)
 
     async def detokenize_for_router(self, request: Request) -> Response:
-        return await self._run(
-            _caller_of_router(request), self._handle_detokenize, await self._authenticated_body(request)
-        )
-
-    async def _body(self, request: Request) -> bytes:
-        try:
-            return await asgi.read_body(request.receive, self._services.config.max_body_bytes)
-        except asgi.ClientDisconnected:
-            raise InvalidRequest("whoever asked has gone") from None
-
-    async def _authenticated_body(self, request: Request) -> bytes:
-        return await self._cluster_auth.authenticated_body(request, self._services.config.max_body_bytes)
+        return await self._run(request, self._handle_detokenize, is_routed=True)
 
     async def _run(
-        self, caller: str, handle: Callable[[bytes], dict[str, Any] | DeferredRender[dict[str, Any]]], body: bytes
+        self,
+        request: Request,
+        handle: Callable[[bytes], dict[str, Any] | DeferredRender[dict[str, Any]]],
+        *,
+        is_routed: bool = False,
     ) -> Response:
+        max_bytes = self._services.config.max_body_bytes
+        if is_routed:
+            body = await self._cluster_auth.authenticated_body(request, max_bytes)
+            # Whose work it is. That decides about turns and nothing else, so the proof need not cover it.
+            caller = request.headers.get(CALLER_HEADER, CLUSTER.name)
+        else:
+            body = await asgi.read_connected_body(request.receive, max_bytes)
+            caller = get_caller(request.scope).name
         return json_response(await self._services.executors.run_preprocessing(caller, lambda: handle(body), len(body)))
 
     def _handle_tokenize(self, body: bytes) -> dict[str, Any] | DeferredRender[dict[str, Any]]:
@@ -137,8 +135,3 @@ class TokenizeEndpoints:
     def _max_model_len(self) -> int:
         worker = self._services.engine_client.worker
         return self._services.model.config.max_position_embeddings if worker is None else worker.max_model_len
-
-
-def _caller_of_router(request: Request) -> str:
-    """Whose work it is. That decides about turns and nothing else, so the proof need not cover it."""
-    return request.headers.get(CALLER_HEADER, CLUSTER.name)

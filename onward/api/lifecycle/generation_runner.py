@@ -18,7 +18,7 @@ from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.request_builder import ActiveRequest, ApiServices, RequestBuilder
 from onward.api.lifecycle.resume import STREAM_UNKNOWN, resumed_attempt
 from onward.api.lifecycle.stream_formatters import BodyCollector, StreamFormatter, make_formatter
-from onward.api.lifecycle.stream_registry import INTERNAL_ERROR, LiveStream, StreamRegistry
+from onward.api.lifecycle.stream_registry import LiveStream, StreamRegistry
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.preprocessing_executors import DeferredRender
 from onward.api.requests.request_context import RequestContext, get_request_context
@@ -31,7 +31,7 @@ from onward.proto.router import Attempt, StreamRecord
 from onward.web import asgi, sse
 from onward.web.auth.owned_request_ids import owns_request_id
 from onward.web.error_format import RequestFailed
-from onward.web.error_handlers import handle_errors
+from onward.web.error_handlers import INTERNAL_ERROR, handle_errors
 from onward.web.json_body import compact_json
 from onward.web.request_id_middleware import bypass_middleware_for_body
 from onward.web.sse import parse_last_event_id

@@ -10,12 +10,12 @@ from onward.api.lifecycle.choice_update import ChoiceUpdate, join_updates
 from onward.api.lifecycle.chunk_encoder import ChunkEncoder
 from onward.api.lifecycle.request_builder import ActiveRequest
 from onward.api.lifecycle.request_output import TokenUsage
-from onward.api.lifecycle.stream_registry import INTERNAL_ERROR
 from onward.api.requests.schemas import GenerationRequest
 from onward.proto.cursor import ChoiceCursor, format_cursor_head, format_cursor_tail
 from onward.proto.engine import ErrorInfo
 from onward.proto.router import Attempt, PromptUsage
 from onward.web import sse
+from onward.web.error_handlers import INTERNAL_ERROR
 
 
 class CursorTracker:

@@ -16,14 +16,14 @@ from onward.api.engine_link.request_tracker import ABORTED, MAX_ATTEMPT, PD_PREE
 from onward.api.lifecycle.request_builder import ActiveRequest
 from onward.api.lifecycle.stream_store_client import StreamStoreClient
 from onward.clock import Clock
-from onward.errors import RETRY_SOON_S, Conflict, InternalError
+from onward.errors import RETRY_SOON_S, Conflict
 from onward.obs.metrics import LabelValues
 from onward.proto.engine import ErrorInfo
-from onward.proto.error_info import to_error_info
 from onward.proto.finish_reasons import PD_RESCHEDULE
 from onward.proto.router import Attempt, StreamRecord
 from onward.proto.stream_store import EntryKind, EntryStatus, StoreEntry
 from onward.web.error_format import RequestFailed
+from onward.web.error_handlers import INTERNAL_ERROR
 
 DRAINING = ErrorInfo(
     "draining", "this instance is being drained; try another one", 503, True, retry_after_s=RETRY_SOON_S
@@ -38,8 +38,6 @@ MAX_CLAIM_TRIES = 3
 REPLACED = ErrorInfo("stale_attempt", "a later attempt at this request has taken its place", 409)
 ENDED_ELSEWHERE_CODES = (REPLACED.code, ABORTED.code)
 """Whoever ends it so says what became of it: it goes on elsewhere, was cancelled, or is forgotten."""
-INTERNAL_ERROR = to_error_info(InternalError("internal error"))
-"""By a fault of ours, which the next attempt would meet again."""
 
 
 @dataclass(slots=True, eq=False)

@@ -300,7 +300,7 @@ def check_range(name: str, value: Any) -> None:
         if value < bounds["minimum"]:
             raise field_error(name, f"must be at least {bounds['minimum']}, got {short_repr(value)}")
     else:
-        low = bounds.get("minimum", bounds.get("exclusiveMinimum"))
+        low = bounds["minimum"] if "minimum" in bounds else bounds["exclusiveMinimum"]
         check_number(name, value, low, bounds["maximum"])
         if "exclusiveMinimum" in bounds and value == low:
             raise field_error(name, f"must be above {low} ({_ABOVE_MINIMUM[name]})")

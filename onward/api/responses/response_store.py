@@ -16,7 +16,7 @@ from starlette.types import Message
 from onward.api.engine_link.request_tracker import MAX_ATTEMPT
 from onward.api.lifecycle.generation_runner import GenerationRunner
 from onward.api.lifecycle.request_builder import ApiServices
-from onward.api.lifecycle.stream_registry import ENDED_ELSEWHERE_CODES, INTERNAL_ERROR, LiveStream, StreamRegistry
+from onward.api.lifecycle.stream_registry import ENDED_ELSEWHERE_CODES, LiveStream, StreamRegistry
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.responses.chat_request import ResponseChatRequest
 from onward.api.responses.response_formatters import event_bytes
@@ -26,6 +26,7 @@ from onward.proto.error_info import to_error_info
 from onward.proto.router import ChoiceSnapshot, StreamRecord
 from onward.web.auth.api_key_table import Caller
 from onward.web.error_format import RequestFailed
+from onward.web.error_handlers import INTERNAL_ERROR
 from onward.web.json_body import field_error, short_repr
 from onward.web.openai_api.previous_response import not_finished_error
 from onward.web.openai_api.response_ids import PATH, PREFIX, request_id_of_response, response_not_found

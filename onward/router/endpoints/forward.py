@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward.errors import RETRY_SOON_S, InvalidRequest, Unavailable
+from onward.errors import RETRY_SOON_S, Unavailable
 from onward.proto.router import DETOKENIZE_PATH, TOKENIZE_PATH
 from onward.router.stream_runner import StreamRunner
 from onward.router.upstream_errors import parse_error_info
@@ -27,10 +27,7 @@ class RouterForwardEndpoint:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, request: Request) -> Response:
-        try:
-            body = await asgi.read_body(request.receive, self._max_body_bytes)
-        except asgi.ClientDisconnected:
-            raise InvalidRequest("whoever asked has gone") from None
+        body = await asgi.read_connected_body(request.receive, self._max_body_bytes)
         runner = self._runner
         for instance in runner.core.serving_instances(runner.clock.now_s())[:MAX_TRIES]:
             path, caller = INTERNAL_PATH_BY_CLIENT_PATH[request.scope["path"]], get_caller(request.scope).name
