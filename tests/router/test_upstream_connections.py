@@ -61,24 +61,6 @@ async def read_all(answer: UpstreamConnection) -> bytes:
     return b"".join([piece async for piece in answer.iter_any()])
 
 
-def test_a_closed_pool_has_no_idle_connections() -> None:
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                await request(reader)
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-
-    async def client(url: str, poster: UpstreamConnectionPool) -> None:
-        await read_all(await poster.post(url, "/a", b"", {}))
-        assert poster._num_idle == 1
-        poster.close()
-        assert poster._num_idle == 0
-        await read_all(await poster.post(url, "/b", b"", {}))
-        assert poster._num_idle == 1
-
-    asyncio.run(served(handler, client))
-
-
 def test_pieces_are_there_as_they_come_and_the_connection_is_used_again() -> None:
     heard: list[tuple[bytes, bytes]] = []
     go_on = asyncio.Event()
