@@ -20,8 +20,7 @@ from onward.engine.outbox import ApiOutbox
 from onward.engine.request import FinishReason, Request, RequestStatus
 from onward.engine.scheduler_stats import SchedulerStatLogger, SchedulerStats
 from onward.engine.scheduling import scheduling_policy
-from onward.engine.scheduling.block_pool import BlockPool
-from onward.engine.scheduling.kv_event_log import KvEventLog
+from onward.engine.scheduling.block_pool import BlockPool, KvEventLog
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from onward.errors import DeadlineExceeded, OnwardError

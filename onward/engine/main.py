@@ -16,9 +16,9 @@ from onward.engine.handoff.peer_links import PeerLinks
 from onward.engine.recording.recorder import RecordingEngineCore
 from onward.engine.recording.recording_file import open_recording
 from onward.engine.scheduling import scheduling_policy
-from onward.engine.worker_link import WorkerLink
-from onward.errors import OnwardError
+from onward.errors import OnwardError, StartupError
 from onward.obs.step_log import StepLogFile
+from onward.proto import SCHEMA_VERSION
 from onward.proto.control import (
     ApiGone,
     ChildReady,
@@ -34,9 +34,54 @@ from onward.proto.control import (
     WorkerStarting,
 )
 from onward.proto.engine import Submit, ToEngine
-from onward.proto.step import StepResult, WorkerHello
+from onward.proto.kv_transfer import KvCommand, KvReport
+from onward.proto.step import StepPlan, StepResult, WorkerHello
 from onward.transport.control_channel import ChannelClosed, ControlChannel, join_supervisor_as
+from onward.transport.worker_wire import open_engine_wire_end
 from onward.transport.zmq_sockets import SocketPoller
+
+
+class WorkerLink:
+    """The engine's side of the wire to its worker. The stream is in order and complete, or the worker is dead: a result
+    whose number is not the next one, or a worker of another version, ends the process, and both start anew."""
+
+    def __init__(self, wires: SocketPoller, starting: WorkerStarting, fds: list[int], engine_incarnation: str) -> None:
+        self.incarnation = starting.incarnation
+        self._engine_incarnation = engine_incarnation
+        self._wires = wires
+        self._port = open_engine_wire_end(wires, starting.wire, fds)
+        self._kv = wires.engine_kv_wire_end(starting.kv_address) if starting.kv_address else None
+        self.replacement_requested = False
+        """The supervisor was asked to end this worker."""
+
+    def send(self, plan: StepPlan) -> None:
+        self._port.send(plan)
+
+    def receive(self) -> WorkerHello | StepResult | None:
+        message = self._port.receive()
+        if isinstance(message, WorkerHello):
+            self._check(message)
+        return message
+
+    def send_kv(self, commands: list[KvCommand]) -> None:
+        for command in commands:
+            assert self._kv is not None, "only a worker with a data plane is spoken to about it"
+            self._kv.send(command)
+
+    def receive_kv(self) -> KvReport | None:
+        return self._kv.receive() if self._kv is not None else None
+
+    def close(self) -> None:
+        self._wires.drop(self._port)
+        if self._kv is not None:
+            self._wires.drop(self._kv)
+
+    def _check(self, hello: WorkerHello) -> None:
+        if hello.schema_version != SCHEMA_VERSION:
+            raise StartupError(f"the worker speaks schema {hello.schema_version}, the engine {SCHEMA_VERSION}")
+        assert hello.worker_incarnation == self.incarnation, "the wire is known to one worker only"
+        assert hello.engine_incarnation == self._engine_incarnation, "a worker serves one engine"
+
 
 logger = logging.getLogger(__name__)
 

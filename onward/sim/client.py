@@ -18,7 +18,7 @@ from onward.sim import embedding_check, tenants
 from onward.sim.completion_check import CompletionChecker
 from onward.sim.http import SimHttpNetwork, SimHttpResponse, SimHttpSession
 from onward.sim.invariants import InvariantMonitor
-from onward.sim.output_structures import STRUCTURES
+from onward.sim.oracle import STRUCTURES
 from onward.sim.process import SimProcess
 from onward.sim.reply_check import InvariantError, ReplyChecker
 from onward.sim.scenario import SimRequest, common_fields

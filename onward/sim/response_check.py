@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from onward.sim.oracle import expected_choice, shown_text
-from onward.sim.output_structures import STRUCTURES
+from onward.sim.oracle import STRUCTURES, expected_choice, shown_text
 from onward.sim.reply_check import InvariantError, ReplyChecker
 from onward.sim.scenario import SimRequest, common_fields
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from onward.sim.fault_kinds import FAULT_KINDS, kinds_of
-from onward.sim.output_structures import STRUCTURES
+from onward.sim.oracle import STRUCTURES
 from onward.sim.response_check import SCHEMAS
 from onward.sim.scenario import FaultSpec, MessageTrigger, Path, Scenario, Shape, SimInstanceSpec, SimRequest
 from onward.sim.seeded_random import SeededRandom

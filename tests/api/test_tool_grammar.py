@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from onward.api.requests.tool_grammar import tool_call_grammar
+from onward.api.requests.structured_outputs import tool_call_grammar
 from onward.errors import InvalidRequest
 from onward.web.openai_api.tools import MAX_SCHEMA_BYTES, ResolvedTools, Tool, ToolChoice, resolve_tools
 

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.engine.scheduling import kv_event_log
-from onward.engine.scheduling.kv_event_log import KvEventLog
+from onward.engine.scheduling import block_pool
+from onward.engine.scheduling.block_pool import KvEventLog
 from onward.proto.engine import KvEventsReply, QueryKvEvents
 from onward.proto.kv_events import KvEvents
 from tests.engine.harness import API, Harness
@@ -72,7 +72,7 @@ def test_an_engine_answers_what_its_cache_has_learnt_and_forgotten() -> None:
 
 
 def test_a_long_answer_comes_in_parts(monkeypatch) -> None:
-    monkeypatch.setattr(kv_event_log, "MAX_CHANGES_PER_ANSWER", 3)
+    monkeypatch.setattr(block_pool, "MAX_CHANGES_PER_ANSWER", 3)
     log, reader = KvEventLog(), Reader()
     reader.next_number = 0
     for number in range(8):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from onward.sim.output_structures import STRUCTURES
+from onward.sim.oracle import STRUCTURES
 from tests.worker import spoken
 from tests.worker.spoken import AtOnce, resumed, sampling, text_of
 

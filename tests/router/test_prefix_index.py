@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.engine.scheduling.kv_event_log import KvEventLog
+from onward.engine.scheduling.block_pool import KvEventLog
 from onward.proto.kv_events import KvEvents
 from onward.router.prefix_index import RESEND_ALL, PrefixIndex
 

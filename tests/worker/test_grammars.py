@@ -9,7 +9,7 @@ from onward.grammar.matcher import TokenBitmask
 from onward.proto.sampling_params import Grammar
 from onward.proto.step import PreemptSlot, RunSlot, SlotAdvanced, SlotFailed, SlotPreempted, SlotTokens, StepPlan
 from onward.sim import vocabulary
-from onward.sim.output_structures import STRUCTURES
+from onward.sim.oracle import STRUCTURES
 from onward.worker.logits_processors.slot_grammar import SlotGrammarError
 from tests.worker.cuda.small_model import SPOKEN
 from tests.worker.devices import DEVICES, NewDriver, spoken

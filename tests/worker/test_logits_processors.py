@@ -10,7 +10,7 @@ from onward.grammar.lazy import LazyGrammarCompiler
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.sampling_params import Grammar, SamplingParams
 from onward.sim import vocabulary
-from onward.sim.output_structures import STRUCTURES
+from onward.sim.oracle import STRUCTURES
 from onward.text.reasoning.reasoning_tracker import ReasoningTracker
 from onward.worker.logits_processors import constraints
 from onward.worker.logits_processors.slot_grammar import SlotGrammar

@@ -4,7 +4,7 @@ import pytest
 
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.step import SlotFailed
-from onward.sim.output_structures import STRUCTURES
+from onward.sim.oracle import STRUCTURES
 from tests.worker import spoken
 from tests.worker.spoken import END, PROMPT, AtOnce, resumed, sampling, text_of
 

@@ -32,8 +32,8 @@ from onward.api.requests.preprocessing_executors import DeferredRender, Preproce
 from onward.api.requests.request_context import RequestContext
 from onward.api.requests.sampling_builder import build_sampling_params, end_token_ids
 from onward.api.requests.schemas import GenerationRequest, ValidationContext
+from onward.api.requests.structured_outputs import output_grammar
 from onward.api.requests.text_processor import TextProcessor
-from onward.api.requests.tool_grammar import output_grammar
 from onward.api.requests.unsupported_fields import UnknownFieldReporter, reject_unknown_fields
 from onward.api.requests.validation import check_prompt_ids, check_token_ids
 from onward.clock import Clock

@@ -8,7 +8,7 @@ import pytest
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.sampling_params import Grammar, SamplingParams
 from onward.proto.step import RunSlot, SlotAdvanced, SlotEmbedding, SlotTokens, StepPlan
-from onward.sim.output_structures import STRUCTURES
+from onward.sim.oracle import STRUCTURES
 from tests.worker.cuda.small_model import DeviceDriver, spoken_driver
 from tests.worker.cuda.test_on_device import WIDE, on_device
 from tests.worker.spoken import END, PROMPT, AtOnce, InThreads, resumed, sampling, text_of

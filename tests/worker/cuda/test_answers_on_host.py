@@ -17,7 +17,7 @@ from onward.proto.step import (
     SlotTokens,
     StepPlan,
 )
-from onward.sim.output_structures import STRUCTURES
+from onward.sim.oracle import STRUCTURES
 from onward.worker.logits_processors.mask_executor import MaskExecutor
 from tests.worker.cuda.small_model import DeviceDriver, cpu_driver, random_weights, spoken_cpu_driver, spoken_driver
 from tests.worker.driver import Driver

@@ -5,7 +5,7 @@ import pytest
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import RunSlot, SlotTokens
-from onward.sim.output_structures import STRUCTURES
+from onward.sim.oracle import STRUCTURES
 from onward.worker.logits_processors.mask_executor import MaskExecutor
 from tests.worker import spoken
 from tests.worker.speculation.proposers import Injected, knowing, right_until
