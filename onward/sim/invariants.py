@@ -25,7 +25,6 @@ from onward.supervisor.restart_policy import MAX_DEATHS
 if TYPE_CHECKING:
     from onward.sim.simulation import Simulation
 
-
 CLIENT_ONLY_FAULTS = frozenset({"abort", "leave", "disconnect", "deadline", "doom", "pry", "detach", "cancel"})
 """Kinds of faults that are one request's own business."""
 REPAIR_COUNTERS: dict[str, frozenset[str] | None] = {
@@ -41,7 +40,6 @@ REPAIR_COUNTERS: dict[str, frozenset[str] | None] = {
 COUNTED_WITHOUT_ABORTS = frozenset({"pd_transfer_failed"})
 """Labels that count as well where nobody has left or aborted: a lease that is taken back breaks its transfer off."""
 
-
 IGNORED_AFTER_DROPPED_RESPONSE = frozenset({"epoch"})
 """Labels that do not count where a response was cut off: who follows it takes it up before that was noticed, and the last
 word of the earlier attempt comes late."""
@@ -54,12 +52,10 @@ RECORD_SAFE_FAULTS = frozenset(
 AUDIT_ONE_RUN_IN = 16
 """One run in so many has its engines' books checked at every turn."""
 
-
 OVERTAKING_S = 1.0
 """A request has overtaken another if its client sent it so much later than the other came to the engine."""
 MAX_OVERTAKEN = 4
 """By how many of the same priority a request may be overtaken while it waits in one engine."""
-
 
 ORPHAN_S = 10.0
 """How long an engine may hold a request whose api process is gone: faults may delay the announcement."""

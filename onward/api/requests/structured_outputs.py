@@ -250,7 +250,8 @@ def tool_call_grammar(plan: ResolvedTools) -> Grammar | None:
     """The grammar of an answer that must call tools. None if the model may say what it likes.
 
     A JSON Schema of a list of calls: `[{"name": "get_weather", "parameters": {"city": "Paris"}}]`. Each tool's own schema
-    stands in `$defs` as it came, and what refers to its own parts is turned to where they are now. The text of such an answer is read by the `json` format."""
+    stands in `$defs` as it came, and what refers to its own parts is turned to where they are now. The text of
+    such an answer is read by the `json` format."""
     if not plan.is_forced:
         return None
     tools = plan.callable_tools
