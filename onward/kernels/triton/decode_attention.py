@@ -57,6 +57,8 @@ _WIDE = Splits(0, 0, 0, tile=64)
 """One split, for programs of two warps."""
 _SHORT_SPLITS = Splits(fine=64, num_fine=32, coarse=256)
 """For few pairs, where no other batch has to give the same bits."""
+_LONG_SPLITS = Splits(fine=256, num_fine=8, coarse=256)
+"""For more pairs that still share out their rows, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,10 @@ class DecodePlan:
             if not fixed_order and programs < _WIDE_BELOW and num_warps == 1:
                 return cls(_WIDE, num_warps=2, num_stages=3)
             return cls(FIXED_SPLITS if fixed_order else WHOLE, num_warps=num_warps)
-        splits = FIXED_SPLITS if fixed_order or programs > _FOUR_WARPS_UP_TO else _SHORT_SPLITS
+        if fixed_order:
+            splits = FIXED_SPLITS
+        else:
+            splits = _SHORT_SPLITS if programs <= _FOUR_WARPS_UP_TO else _LONG_SPLITS
         parts = min(splits.count(max_length), -(-_WANTED_PROGRAMS // programs))
         return cls(splits, parts, num_warps, num_stages=3 if num_warps > 1 else 4)
 
@@ -119,7 +124,7 @@ class DecodeScratch:
     ) -> "DecodeScratch":
         """Room for every batch whose programs share rows, of any length."""
         rows = min(max_batch, -(-_ONE_PROGRAM_FROM // heads.num_kv_heads))
-        kinds = (FIXED_SPLITS,) if fixed_order else (FIXED_SPLITS, _SHORT_SPLITS)
+        kinds = (FIXED_SPLITS,) if fixed_order else (_SHORT_SPLITS, _LONG_SPLITS)
         num_splits = max(splits.count(max_length) for splits in kinds)
         return cls.allocate(rows, heads.num_heads, heads.num_kv_heads, heads.dim, num_splits, device)
 
