@@ -26,6 +26,8 @@ ToolCallParser = Literal[
     "auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "deepseek_v3", "deepseek_v31", "json"
 ]
 ReasoningParser = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral"]
+MetricsNames = Literal["onward", "vllm"]
+LogFormat = Literal["text", "json"]
 SimdLevel = Literal["native", "avx2", "plain"]
 """Vector instructions that the CPU kernels are compiled for; see `kernels.cpu.target`."""
 
@@ -139,6 +141,9 @@ class ServeConfig:
     api_keys: str | None = flag_field(None, "file with names, hashes, roles and limits of keys; see `onward keys`")
     insecure: bool = flag_field(False, "listen beyond this machine although there are no API keys")
     open_metrics: bool = flag_field(False, "whether /metrics is shown without a key")
+    metrics_names: MetricsNames = flag_field(
+        "onward", "vllm: /metrics also shows the names that vLLM's dashboards and autoscalers read"
+    )
     tls_cert: str | None = flag_field(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
     tls_key: str | None = flag_field(None, "private key of --tls-cert, as PEM")
     cors_origin: tuple[str, ...] = flag_field((), "origin that browsers may call from (may be given several times)")
@@ -159,6 +164,7 @@ class ServeConfig:
     stall_timeout_s: float = flag_field(120.0, "a worker that has work and completes no step for so long is killed")
     drain_s: float = flag_field(5.0, "how long running streams may finish after SIGTERM")
     log_level: str = flag_field("info", "debug, info, warning or error")
+    log_format: LogFormat = flag_field("text", "text: key=value lines; json: one JSON object for each line")
     log_interval_s: float = flag_field(5.0, "time between two log lines of the scheduler; none while idle (0: never)")
     step_log: str | None = flag_field(None, "file that gets one JSON line for each step")
     record: str | None = flag_field(
@@ -222,6 +228,7 @@ class RouterConfig:
     max_body_bytes: int = flag_field(8 << 20, "largest request body")
     max_connections: int = flag_field(4096, "connections with a request under way that one process has; more get a 503")
     log_level: str = flag_field("info", "debug, info, warning or error")
+    log_format: LogFormat = flag_field("text", "text: key=value lines; json: one JSON object for each line")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +256,7 @@ class EngineConfig:
     record: str | None = None
     record_tokens: bool = False
     log_level: str = "info"
+    log_format: LogFormat = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +278,7 @@ class WorkerConfig:
     speculative: str | None = None
     """Who drafts, as `proto.speculative_config` reads it. None: nobody."""
     log_level: str = "info"
+    log_format: LogFormat = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,9 +306,11 @@ class ApiConfig:
     detach_ttl_s: float = 60.0
     response_ttl_s: float = 3600.0
     open_metrics: bool = False
+    metrics_names: MetricsNames = "onward"
     tls_cert: str | None = None
     tls_key: str | None = None
     log_level: str = "info"
+    log_format: LogFormat = "text"
     serve_config: dict[str, Any] = field(default_factory=dict)
     """The instance's `ServeConfig`, as `/info` shows it."""
 
@@ -348,6 +359,11 @@ def environment_with(overrides: dict[str, str]) -> dict[str, str]:
 def terminal_is_dumb() -> bool:
     """It understands no escape sequences."""
     return os.environ.get("TERM", "dumb") == "dumb"
+
+
+def wants_no_color() -> bool:
+    """As https://no-color.org defines it."""
+    return bool(os.environ.get("NO_COLOR"))
 
 
 def hub_endpoint() -> str | None:

@@ -1,13 +1,17 @@
-"""One line per event, key=value, to standard error. Numbers go to metrics, and nothing is logged per token.
+"""One line per event, to standard error: key=value, or one JSON object. Numbers go to metrics, and nothing is logged per
+token.
 
 Values come from clients and peers too (labels, names of instances, error texts). Quotes, line breaks and control characters
 are escaped, so that no value can end its field, begin a line or command a terminal.
 """
 
+import json
 import logging
 import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
 
-from onward.config import terminal_is_dumb
+from onward.config import LogFormat, terminal_is_dumb, wants_no_color
 
 CONTINUATION_INDENT = "    "
 """In front of every line but the first one of an event, such as those of a traceback. No event begins so."""
@@ -16,33 +20,111 @@ CONTINUATION_INDENT = "    "
 ERASE_LINE = "\r\x1b[2K"
 """On a terminal another process may have a progress bar in the line of the cursor. It is drawn again below the event."""
 
+LEVEL_COLORS = {"WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[1;31m"}
+DIM, RESET = "\x1b[2m", "\x1b[0m"
+
+RESERVED_FIELDS = frozenset({"time", "level", "process", "event", "traceback"})
+"""Keys of a JSON line that every event has, or that hold a traceback; a field of that name gets an underscore."""
+
+
+class LogEvent(str):
+    """An event as its key=value line, which also keeps its name and fields for lines of JSON."""
+
+    __slots__ = ("fields", "name")
+    name: str
+    fields: Mapping[str, object]
+
 
 class LineFormatter(logging.Formatter):
-    """Escapes what other libraries and exceptions bring, and marks every further line as one. `before` is written in front
-    of each event."""
-
-    def __init__(self, format_string: str, before: str = "") -> None:
-        super().__init__(format_string)
-        self._before = before
+    """Escapes what other libraries and exceptions bring, and marks every further line as one."""
 
     def format(self, record: logging.LogRecord) -> str:
         lines = super().format(record).splitlines()
-        return self._before + ("\n" + CONTINUATION_INDENT).join(map(_printable, lines))
+        return ("\n" + CONTINUATION_INDENT).join(map(_printable, lines))
 
 
-def configure(process: str, level: str = "INFO") -> None:
+class TerminalFormatter(logging.Formatter):
+    """Short lines for a person: the time of day, the process, the event; a level only where it is not INFO, in colour."""
+
+    def __init__(self, process: str, *, color: bool) -> None:
+        super().__init__("%(message)s")
+        self._process, self._color = process, color
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = [_printable(line) for line in super().format(record).splitlines()]
+        level = "" if record.levelname == "INFO" else record.levelname
+        prefix = [
+            self._in_color(f"{self.formatTime(record, '%H:%M:%S')} {self._process:<10}", DIM),
+            *([self._in_color(level, LEVEL_COLORS.get(level, ""))] if level else []),
+        ]
+        return ERASE_LINE + " ".join([*prefix, ("\n" + CONTINUATION_INDENT).join(lines)])
+
+    def _in_color(self, text: str, color: str) -> str:
+        return f"{color}{text}{RESET}" if self._color and color else text
+
+
+class JsonFormatter(logging.Formatter):
+    """One object for each event. Numbers and booleans stay what they are; everything else is text."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+        }
+        event = record.msg
+        if isinstance(event, LogEvent):
+            line["event"] = event.name
+            for key, value in event.fields.items():
+                line[f"{key}_" if key in RESERVED_FIELDS else key] = _json_value(value)
+        else:
+            line["event"] = record.getMessage()
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def configure(process: str, level: str = "INFO", format: LogFormat = "text") -> None:
     """Gives this process's root logger one handler whose lines name the process."""
     handler = logging.StreamHandler(sys.stderr)
-    erase = ERASE_LINE if sys.stderr.isatty() and not terminal_is_dumb() else ""
-    handler.setFormatter(LineFormatter(f"%(asctime)s {process:<10} %(levelname)-7s %(message)s", erase))
+    handler.setFormatter(_formatter(process, format))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
 
 
-def event(name: str, **fields: object) -> str:
+def _formatter(process: str, format: LogFormat) -> logging.Formatter:
+    if format == "json":
+        return JsonFormatter(process)
+    if sys.stderr.isatty() and not terminal_is_dumb():
+        return TerminalFormatter(process, color=not wants_no_color())
+    return LineFormatter(f"%(asctime)s {process:<10} %(levelname)-7s %(message)s")
+
+
+def event(name: str, **fields: object) -> LogEvent:
     """`event("worker lost", pid=3, cause="signal 9")` -> `worker lost pid=3 cause="signal 9"`."""
-    return " ".join([name, *(f"{key}={_quoted(value)}" for key, value in fields.items())])
+    line = LogEvent(" ".join([name, *(f"{key}={_quoted(value)}" for key, value in fields.items())]))
+    line.name, line.fields = name, fields
+    return line
+
+
+def request_fields(request_id: str, label: str) -> dict[str, str]:
+    """The fields of every event about one request: its id, and the client's own name for it if it has one."""
+    return {"id": request_id, "label": label} if label else {"id": request_id}
+
+
+def _json_value(value: object) -> object:
+    if isinstance(value, float):
+        return round(value, 6) if value - value == 0 else str(value)  # JSON has no infinity and no NaN
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    return str(value)
 
 
 def _quoted(value: object) -> str:

@@ -1,5 +1,6 @@
 """One event is one line, whatever its values are: a value cannot start a line or a field of its own."""
 
+import json
 import logging
 import os
 import pty
@@ -7,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -99,3 +101,84 @@ def test_on_a_terminal_a_line_replaces_the_progress_bar_of_another_process(monke
 def test_in_a_pipe_a_line_has_no_escape_sequences() -> None:
     logged = subprocess.run([sys.executable, "-c", LOGGED], stderr=subprocess.PIPE, timeout=60, check=True).stderr
     assert logged.endswith(b" engine up\n") and b"\x1b" not in logged and b"\r" not in logged
+
+
+def lines_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *levels: str, **environment: str) -> list[str]:
+    ours, theirs = pty.openpty()
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    for name, value in ({"TERM": "xterm", "NO_COLOR": ""} | environment).items():
+        monkeypatch.setenv(name, value)
+    with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        log.configure("api-0", logging.getLevelName(root.level))
+        for level in levels:
+            root.handlers[0].handle(logging.makeLogRecord({"msg": log.event("seen", id="a\x1b"), "levelname": level}))
+        return terminal.read(4096).decode().split("\r\n")[:-1]
+
+
+def test_a_terminal_gets_short_lines_and_a_colour_for_what_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, warning = lines_on_a_terminal(monkeypatch, "INFO", "WARNING")
+    shape = r"\r\x1b\[2K\x1b\[2m\d\d:\d\d:\d\d api-0     \x1b\[0m "
+    assert re.fullmatch(shape + r'seen id="a\\x1b"', plain), plain
+    assert re.fullmatch(shape + r'\x1b\[33mWARNING\x1b\[0m seen id="a\\x1b"', warning), warning
+
+
+def test_without_colour_a_terminal_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    [warning] = lines_on_a_terminal(monkeypatch, "WARNING", NO_COLOR="1")
+    assert re.fullmatch(r'\r\x1b\[2K\d\d:\d\d:\d\d api-0      WARNING seen id="a\\x1b"', warning), warning
+
+
+def as_json(event: str, **fields: object) -> dict:
+    record = logging.makeLogRecord({"msg": event, "levelname": "WARNING", "created": 0.25} | fields)
+    line = log.JsonFormatter("api-0").format(record)
+    assert len(line.splitlines()) == 1 and line.isprintable()
+    return json.loads(line)
+
+
+def test_a_line_of_json_has_the_fields_as_they_are() -> None:
+    fields = {
+        "pid": 3,
+        "cause": "signal 9",
+        "s": 0.25,
+        "none": None,
+        "is_new": True,
+        "places": [1, "x"],
+        "path": Path("/x"),
+    }
+    assert as_json(log.event("worker lost", **fields)) == {
+        "time": "1970-01-01T00:00:00.250+00:00",
+        "level": "warning",
+        "process": "api-0",
+        "event": "worker lost",
+        **fields,
+        "path": "/x",
+    }
+
+
+def test_a_field_replaces_nothing_that_every_line_has() -> None:
+    line = as_json(log.event("seen", level="x", process="y", time="z", traceback="t"))
+    assert (line["level"], line["process"], line["level_"], line["process_"]) == ("warning", "api-0", "x", "y")
+    assert line["time"].startswith("1970") and line["traceback_"] == "t"
+
+
+@given(st.text(), st.floats())
+def test_any_value_is_json_that_every_parser_reads(text: str, number: float) -> None:
+    line = as_json(log.event("seen", id=text, number=number))
+    assert line["id"] == text
+    assert "NaN" not in json.dumps(line["number"]) or isinstance(line["number"], str)
+
+
+def test_texts_of_other_libraries_and_tracebacks_are_json_too() -> None:
+    assert as_json("of %s", args=(FORGED,))["event"] == f"of {FORGED}"
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        line = as_json(log.event("a fault"), exc_info=sys.exc_info())
+    assert line["event"] == "a fault"
+    assert line["traceback"].startswith("Traceback") and FORGED in line["traceback"]
+
+
+def test_a_request_s_events_name_its_label_if_it_has_one() -> None:
+    assert log.event("x", **log.request_fields("r-1", "")) == "x id=r-1"
+    assert log.event("x", **log.request_fields("r-1", "my own")) == 'x id=r-1 label="my own"'

@@ -10,6 +10,8 @@ import urllib.request
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from benchmarks.harness.metrics_text import parse_metrics
+
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 30.0
 
@@ -50,8 +52,7 @@ class ServeProcess:
         return json.loads(self._get("/info"))
 
     def metric(self, name: str) -> float:
-        found = re.search(rf"^{re.escape(name)} (\S+)$", self._get("/metrics"), re.MULTILINE)
-        return float(found.group(1)) if found else 0.0
+        return parse_metrics(self._get("/metrics")).get(name, 0.0)
 
     def stop(self) -> None:
         if self._process.poll() is None:

@@ -29,6 +29,7 @@ from rich.console import Console
 
 from benchmarks import ROOT
 from benchmarks.harness import benchmark_command
+from benchmarks.harness.metrics_text import parse_metrics
 from benchmarks.harness.processes import BenchProcess, ServerProcess
 from benchmarks.isolation import isolation_figures, tenant_figures
 from benchmarks.isolation.hostile_tenant import KINDS, WELL_BEHAVED
@@ -302,9 +303,8 @@ class OverloadBenchmark:
 
     def metrics(self, name: str) -> dict[str, float]:
         """Of one family, by labels."""
-        text = self._server.get("/metrics").decode()
-        pairs = [line.rsplit(" ", 1) for line in text.splitlines() if line.partition("{")[0].partition(" ")[0] == name]
-        return {key.removeprefix(name): float(value) for key, value in pairs}
+        values = parse_metrics(self._server.get("/metrics").decode())
+        return {key.removeprefix(name): value for key, value in values.items() if key.partition("{")[0] == name}
 
     def memory_mb(self) -> dict[str, float]:
         """What is resident and its own, of every process."""

@@ -23,6 +23,7 @@ from rich.table import Table
 from benchmarks import ROOT
 from benchmarks.harness import benchmark_command
 from benchmarks.harness.calibration import Calibration, calibrate
+from benchmarks.harness.metrics_text import parse_metrics
 from benchmarks.harness.processes import BackgroundLoad, ServerProcess, free_port
 from benchmarks.pd import transfer_rate
 from benchmarks.pd.pd_figures import (
@@ -51,7 +52,7 @@ SPLIT, MIXED = "1 prefill + 1 decode", "1 mixed"
 IDLE_TIMEOUT_S = 30.0
 POLL_S = 0.1
 STREAM_WORDS, STREAM_TOKENS, PROMPT_OUTPUT_TOKENS = 12, 4000, 4
-HANDED_OVER = ("onward_pd_handovers_total", "onward_pd_prefill_fallbacks_total")
+HANDED_OVER = ("onward_pd_handoffs_total", "onward_pd_prefill_fallbacks_total")
 
 FIGURES: dict[str, Callable[[PdRound], float]] = {
     "between tokens, p50 (ms)": lambda r: spread(r.gaps_s).p50 * 1000,
@@ -83,8 +84,8 @@ class PdDeployment:
     def metrics(self, *names: str) -> dict[str, float]:
         """Of the server that takes requests: those of these names, by name and labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10.0) as response:
-            pairs = [line.rsplit(" ", 1) for line in response.read().decode().splitlines() if line[:1] != "#"]
-        return {key: float(value) for key, value in pairs if key.partition("{")[0] in names}
+            values = parse_metrics(response.read().decode())
+        return {key: value for key, value in values.items() if key.partition("{")[0] in names}
 
     def wait_idle(self) -> None:
         """Until the streams that were cut off are gone."""

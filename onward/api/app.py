@@ -43,6 +43,7 @@ from onward.proto.router import (
     TOKENIZER_FILES_PATH,
 )
 from onward.web import docs_page, root_page
+from onward.web.access_log import AccessLog
 from onward.web.auth.allowed_hosts import AllowedHosts
 from onward.web.auth.authenticator import (
     ActiveKeys,
@@ -97,7 +98,12 @@ def build_app(
     # A browser is shown refusals too, or its page learns nothing but that something has failed.
     checks = (authenticator.check, check_content_type)
     return RequestIdMiddleware(
-        with_cors(app, origins), request_counter, paths, first_refusal(*checks), with_cors(respond_refusal, origins)
+        with_cors(app, origins),
+        request_counter,
+        paths,
+        first_refusal(*checks),
+        with_cors(respond_refusal, origins),
+        AccessLog(services.clock),
     )
 
 

@@ -76,7 +76,7 @@ def _return_large_buffers() -> None:
 
 def main() -> None:
     channel, start = join_supervisor_as(StartApi)
-    log.configure(f"api-{start.index}", start.config.log_level)
+    log.configure(f"api-{start.index}", start.config.log_level, start.config.log_format)
     try:
         sandboxes = TemplateSandboxPool(TEMPLATE_LIMITS.running) if start.config.trust_request_chat_template else None
         config = start.config

@@ -15,6 +15,7 @@ from onward.api.endpoints.admin import AdminEndpoints
 from onward.api.engine_link.engine_client import EngineClient, EngineTransport, LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.request_builder import ApiServices
+from onward.api.lifecycle.request_metrics import RequestLatencyMetrics
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.lifecycle.stream_store_client import StreamStoreClient, StreamStoreTransport
 from onward.api.requests.preprocessing_executors import ExecutorFactory, make_executors
@@ -85,6 +86,7 @@ class ApiProcess:
             unknown_fields=UnknownFieldReporter(unknown_fields),
             random=runtime.random,
             load_shedder=LoadShedder(runtime.clock, registry),
+            latency=RequestLatencyMetrics(registry),
             tasks=self._tasks,
         )
         self._stream_store = StreamStoreClient(runtime.connect_stream_store, runtime.exit_now, registry)

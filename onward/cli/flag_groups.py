@@ -77,7 +77,9 @@ SERVE: Groups = {
         "drain_s",
         "stall_timeout_s",
         "log_level",
+        "log_format",
         "log_interval_s",
+        "metrics_names",
         "step_log",
         "record",
         "record_tokens",
@@ -93,6 +95,7 @@ ROUTER: Groups = {
         "cluster_key_file",
         "drain_s",
         "log_level",
+        "log_format",
     ),
     "routing": ("prefill_policy", "decode_policy", "max_queue", "request_timeout_s"),
     "resuming streams": (

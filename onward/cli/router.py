@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     config, keys = replace(config, api_key=()), key_source.read()
     check_exposure(config, keys)
     cluster_key = read_key(config.cluster_key_file)
-    log.configure("router", config.log_level)
+    log.configure("router", config.log_level, config.log_format)
     for warning in exposure_warnings(config, keys):
         logging.getLogger(__name__).warning(warning)
     signal.signal(signal.SIGTERM, _leave_quietly)

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     keys = key_source.read()
     check_exposure(config, keys)
     cluster_key = read_key(config.cluster_key_file)
-    log.configure("supervisor", config.log_level)
+    log.configure("supervisor", config.log_level, config.log_format)
     for warning in exposure_warnings(config, keys):
         logging.getLogger(__name__).warning(warning)
     signal.signal(signal.SIGTERM, _leave_quietly)

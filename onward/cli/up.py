@@ -6,6 +6,7 @@ of it. With a router in front only the router is reached from outside, and it is
 
 import argparse
 import contextlib
+import json
 import os
 import socket
 import sys
@@ -81,6 +82,7 @@ SHARED_FLAGS = (
     "max_connections",
     "default_max_tokens",
     "log_level",
+    "log_format",
 )
 
 
@@ -130,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     check_kv_ports(config.kv_port, counts)
     check_router_flags(args)
     frontend_keys = frontend_keys_from_args(args, config.host)
-    log.configure("cluster", config.log_level)
+    log.configure("cluster", config.log_level, config.log_format)
     with ProgressDisplay(Console(stderr=True)) as progress:
         model_name = prepare_model(config, progress).name
     with (
@@ -150,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
             inherit_fds=(key_fd,),
             ready_prefix=READY_LINE_PREFIX,
             drain_s=config.drain_s,
-            on_line=lambda name, line: print(f"{name:<9} | {line}", file=sys.stderr, flush=True),
+            on_line=lambda name, line: print(member_line(name, line), file=sys.stderr, flush=True),
             on_ready=lambda cluster: print_cluster(
                 Console(highlight=False),
                 cluster,
@@ -161,6 +163,13 @@ def run(args: argparse.Namespace) -> int:
         )
         cluster.run()
     return 0
+
+
+def member_line(name: str, line: str) -> str:
+    """A line of one process group as the cluster prints it: a line of JSON stays one, with a key more."""
+    if line.startswith('{"'):
+        return f'{{"instance": {json.dumps(name)}, {line[1:]}'
+    return f"{name:<9} | {line}"
 
 
 @dataclass(slots=True, frozen=True)

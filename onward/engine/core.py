@@ -13,7 +13,7 @@ from onward.bounded_dict import BoundedDict
 from onward.config import EngineConfig
 from onward.engine import admission
 from onward.engine.caller_limiter import CallerLimiter
-from onward.engine.engine_metrics import EngineMetrics
+from onward.engine.engine_metrics import CacheConfigLabels, EngineMetrics
 from onward.engine.handoff.handoff_manager import HandoffManager, HandoffOutbox
 from onward.engine.live_requests import CallerInFlight, LiveRequests
 from onward.engine.outbox import ApiOutbox
@@ -25,6 +25,7 @@ from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from onward.errors import DeadlineExceeded, OnwardError
 from onward.log import event as log_event
+from onward.log import request_fields
 from onward.obs.metrics import Registry
 from onward.obs.step_log import StepLog
 from onward.proto.engine import (
@@ -78,6 +79,9 @@ class EngineCore:
             live=lambda: self._live.values(),
             kv_blocks=lambda: self.scheduler.pool.count_by_state(),
             waiting_tokens=lambda: self._waiting_tokens,
+            cache_config=CacheConfigLabels(
+                str(worker.block_size), str(worker.num_blocks), "true" if config.prefix_caching else "false"
+            ),
         )
         self._callers = CallerLimiter()
         self._tokens = TokenProcessor(self.scheduler, self._live, self._outbox, self.metrics, self._callers)
@@ -160,8 +164,10 @@ class EngineCore:
         plan = self.scheduler.plan(now_s)
         if plan is not None:
             self._worker_due_s = self._worker_due_s if overlapped else now_s
-            self.step_log.record_plan(plan, now_s, overlapped=overlapped)
+            record = self.step_log.record_plan(plan, now_s, overlapped=overlapped)
             self.metrics.steps.inc("true" if overlapped else "false")
+            self.metrics.step_tokens.observe(record.num_tokens)
+            self.metrics.record_recomputed(self.scheduler.take_recomputed())
         return plan
 
     @property
@@ -182,7 +188,8 @@ class EngineCore:
         self._handoffs.on_worker_lost(now_s)
         for request in [*self.scheduler.running, *self.scheduler.preempting]:
             self.metrics.resubmissions.inc("worker_restart")
-            log.info(log_event("request restarts", id=request.request_id, output=request.num_generated))
+            fields = request_fields(request.request_id, request.spec.client_request_id)
+            log.info(log_event("request restarts", **fields, output=request.num_generated))
         self._kv_events.reset()
         in_flight = self.scheduler.reset(self._new_pool())
         for request in in_flight:
@@ -365,7 +372,8 @@ class EngineCore:
     def _reject(self, api_id: str, message: Submit, reason: FinishReason, error: OnwardError | None) -> None:
         self.metrics.finished.inc(reason.value)
         code = error.code if error else "-"
-        log.info(log_event("request refused", id=message.request_id, reason=reason.value, error=code))
+        fields = request_fields(message.request_id, message.client_request_id)
+        log.info(log_event("request refused", **fields, reason=reason.value, error=code))
         delta = TokenDelta(
             message.request_id,
             message.epoch,

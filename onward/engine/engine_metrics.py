@@ -2,10 +2,18 @@
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from onward.engine.request import Request, RequestStatus
-from onward.obs.metrics import LabelValues, Registry
+from onward.engine.caller_limiter import AdmissionLimit
+from onward.engine.request import FinishReason, RecomputeCause, Request, RequestStatus
+from onward.obs.metrics import REQUEST_BOUNDS_S, TOKEN_BOUNDS, LabelValues, Registry
 from onward.obs.shared_counters import resubmissions_counter, stale_events_counter
+
+
+class CacheConfigLabels(NamedTuple):
+    block_size: str
+    num_kv_blocks: str
+    prefix_caching: str
 
 
 class EngineMetrics:
@@ -15,6 +23,7 @@ class EngineMetrics:
         live: Callable[[], Iterable[Request]],
         kv_blocks: Callable[[], dict[str, int]],
         waiting_tokens: Callable[[], int],
+        cache_config: CacheConfigLabels,
     ) -> None:
         def requests_by_state() -> dict[LabelValues, float]:
             tally = Tally(request.status for request in live())
@@ -26,6 +35,18 @@ class EngineMetrics:
         )
         registry.gauge(
             "onward_waiting_tokens", "Prompt tokens of requests that wait.", [], lambda: {(): waiting_tokens()}
+        )
+        registry.gauge(
+            "onward_kv_cache_usage_ratio",
+            "KV blocks that are neither free nor merely cached, as a share of all.",
+            [],
+            lambda: {(): kv_usage_ratio(kv_blocks())},
+        )
+        registry.gauge(
+            "onward_cache_config_info",
+            "Always 1; its labels describe the KV cache.",
+            CacheConfigLabels._fields,
+            lambda: {cache_config: 1},
         )
         counter, histogram = registry.counter, registry.histogram
         self.finished = counter("onward_requests_finished_total", "Requests that have ended, by reason.", ["reason"])
@@ -42,13 +63,72 @@ class EngineMetrics:
         self.isolated_errors = counter("onward_isolated_faults_total", "Faults that ended one request and no other.")
         self.worker_losses = counter("onward_worker_losses_total", "Workers that died under this engine.")
         self.drafts = SpecDecodeMetrics(registry)
-        self.prefill_time = histogram("onward_ttft_seconds", "From the first scheduling to the first token.")
-        self.time_to_first_token = histogram(
-            "onward_ttft_s_seconds", "From arrival to the first token, queue included."
+        self.recomputed = counter(
+            "onward_recomputed_tokens_total", "Tokens computed again since their KV was lost, by cause.", ["cause"]
         )
-        self.inter_token = histogram("onward_inter_token_seconds", "Between tokens of one request.")
-        self.queue_time = histogram("onward_queue_seconds", "From arrival to the first scheduling.")
+        # A rate needs a first sample before the first event.
+        for cause in RecomputeCause:
+            self.recomputed.inc(cause.value, by=0)
+        for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR):
+            self.finished.inc(reason.value, by=0)
+        for limit in AdmissionLimit:
+            self.refusals.inc(limit.value, by=0)
+        self.prefill_time = histogram(
+            "onward_request_prefill_time_seconds", "From the first scheduling to the first token.", REQUEST_BOUNDS_S
+        )
+        self.time_to_first_token = histogram(
+            "onward_engine_time_to_first_token_seconds",
+            "The engine's share: from arrival in the engine to the first token, its queue included.",
+        )
+        self.inter_token = histogram("onward_inter_token_latency_seconds", "Between tokens of one request.")
+        self.queue_time = histogram(
+            "onward_request_queue_time_seconds", "From arrival in the engine to the first scheduling.", REQUEST_BOUNDS_S
+        )
         self.step_time = histogram("onward_step_seconds", "Time a worker spends on a step.")
+        self.step_tokens = histogram("onward_step_tokens", "Tokens that a step computes.", TOKEN_BOUNDS)
+        self.ended = EndedRequestMetrics(registry)
+
+    def record_recomputed(self, tokens: Iterable[tuple[RecomputeCause, int]]) -> None:
+        for cause, num_tokens in tokens:
+            self.recomputed.inc(cause.value, by=num_tokens)
+
+
+def kv_usage_ratio(blocks: dict[str, int]) -> float:
+    num_blocks = sum(blocks.values())
+    return 1 - (blocks.get("free", 0) + blocks.get("cached", 0)) / num_blocks if num_blocks else 0.0
+
+
+class EndedRequestMetrics:
+    """What is known of a request when it has ended. Each is observed once for a request, never for a token."""
+
+    def __init__(self, registry: Registry) -> None:
+        histogram = registry.histogram
+        self._prompt_tokens = histogram("onward_request_prompt_tokens", "Prompt length.", TOKEN_BOUNDS)
+        self._output_tokens = histogram("onward_request_generation_tokens", "Output length.", TOKEN_BOUNDS)
+        self._max_tokens = histogram("onward_request_max_tokens", "Longest output that was allowed.", TOKEN_BOUNDS)
+        self._decode_time = histogram(
+            "onward_request_decode_time_seconds", "From the first token to the last.", REQUEST_BOUNDS_S
+        )
+        self._inference_time = histogram(
+            "onward_request_inference_time_seconds", "From the first scheduling to the last token.", REQUEST_BOUNDS_S
+        )
+        self._time_per_token = histogram(
+            "onward_request_time_per_output_token_seconds", "Mean time between the tokens of a request."
+        )
+
+    def record(self, request: Request) -> None:
+        """Times are those of requests that began here: of one that came with tokens, the beginning is not known."""
+        self._prompt_tokens.observe(request.num_prompt)
+        self._output_tokens.observe(request.num_generated)
+        self._max_tokens.observe(request.max_output_tokens)
+        first_s, last_s, scheduled_s = request.first_token_s, request.last_token_s, request.scheduled_s
+        if first_s is None or last_s is None:
+            return
+        self._decode_time.observe(last_s - first_s)
+        if scheduled_s is not None:
+            self._inference_time.observe(last_s - scheduled_s)
+        if request.num_generated > 1:
+            self._time_per_token.observe((last_s - first_s) / (request.num_generated - 1))
 
 
 class SpecDecodeMetrics:

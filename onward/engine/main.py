@@ -305,7 +305,7 @@ def _isolated_id_of(message: ToEngine) -> str | None:
 
 def main() -> None:
     channel, start = join_supervisor_as(StartEngine)
-    log.configure("engine", start.config.log_level)
+    log.configure("engine", start.config.log_level, start.config.log_format)
     try:
         process = EngineProcess(start, channel, SocketPoller(), SystemClock(), before_ready=freeze_heap)
     except OnwardError as error:

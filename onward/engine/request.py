@@ -98,6 +98,20 @@ class FinishReason(Enum):
     """Of a prompt that we compute for a peer: its first token is drawn, and the rest is the peer's."""
 
 
+class RecomputeCause(Enum):
+    """Why KV that was computed once is computed again."""
+
+    PREEMPTION = "preemption"
+    WORKER = "worker"
+    """Our worker died."""
+    ENGINE = "engine"
+    """The engine that had it died; its api process has submitted it again."""
+    LOST = "lost"
+    """A message between api process and engine was lost."""
+    RESUME = "resume"
+    """It began elsewhere: a router or a client goes on with its tokens here."""
+
+
 @dataclass(slots=True, frozen=True)
 class PlannedRun:
     """This request's part in a step whose result has not come yet."""
@@ -163,6 +177,10 @@ class Request:
     """Tokens of the output that the layer above has, or is about to get."""
     finish_sent: bool = False
     num_preemptions: int = 0
+    num_lost_tokens: int = 0
+    """Leading tokens whose KV was computed, by whichever engine, and is lost: computed again unless they are cached."""
+    recompute_cause: RecomputeCause | None = None
+    """Why it was lost."""
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -173,6 +191,10 @@ class Request:
         assert self.num_prompt <= len(self.token_ids), "the tokens begin with the prompt"
         assert self.max_output_tokens > 0, "a request that may produce nothing is refused by admission"
         self.num_sent_tokens = self.num_generated
+        if cause := self.spec.restart_cause or (self.num_generated and "resume"):
+            # It has run before: the KV of all but the newest token was computed. Without tokens that is not known.
+            self.num_lost_tokens = len(self.token_ids) - 1 if self.num_generated else 0
+            self.recompute_cause = RecomputeCause(cause)
 
     @property
     def request_id(self) -> str:
@@ -253,6 +275,10 @@ class Request:
     def first_logits_row(self) -> int | None:
         """From this one on every row's logits are wanted, and a step has few such rows. A mean is made without logits."""
         return None if self.spec.sampling_params.pooling is not None else self.first_scored_row
+
+    def lose_kv(self, cause: RecomputeCause) -> None:
+        """Its slot and blocks go, and with them what was computed."""
+        self.num_lost_tokens, self.recompute_cause = self.num_computed, cause
 
     def set_status(self, status: RequestStatus) -> None:
         assert status in ALLOWED_TRANSITIONS[self.status], f"{self.request_id}: {self.status} -> {status}"

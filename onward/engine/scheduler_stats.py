@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from onward.engine.request import FinishReason, Request
 from onward.log import event as log_event
+from onward.log import request_fields
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,15 +102,15 @@ def format_request_line(
 ) -> str:
     first_s, scheduled_s = request.first_token_s, request.scheduled_s
     fields: dict[str, object] = {
-        "id": request.request_id,
+        **request_fields(request.request_id, request.spec.client_request_id),
         "role": role,
         "reason": reason.value,
         "prompt": request.num_prompt,
         "output": request.num_generated,
         "cached": request.num_cached_tokens or 0,
         # From its scheduling, and from its arrival. A request that came with tokens had its first one elsewhere.
-        "ttft": "-" if first_s is None or scheduled_s is None else first_s - scheduled_s,
-        "ttft_s": "-" if first_s is None else first_s - request.submitted_s,
+        "prefill": "-" if first_s is None or scheduled_s is None else first_s - scheduled_s,
+        "ttft": "-" if first_s is None else first_s - request.submitted_s,
         "seconds": now_s - request.submitted_s,
         "preemptions": request.num_preemptions,
     }

@@ -20,6 +20,7 @@ from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.service_rates import ServiceRates
 from onward.errors import CrashedWorker
 from onward.log import event as log_event
+from onward.log import request_fields
 from onward.proto.engine import ErrorInfo, WorkerCrashReport
 from onward.proto.error_info import to_error_info
 from onward.proto.step import SlotAdvanced, SlotEmbedding, SlotEvent, SlotFailed, SlotPreempted, SlotTokens, StepResult
@@ -94,6 +95,8 @@ class TokenProcessor:
         self, request: Request, reason: FinishReason, now_s: float, error_code: str | None = None
     ) -> None:
         self._metrics.finished.inc(reason.value)
+        if reason not in (FinishReason.HANDED_OFF, FinishReason.PD_RESCHEDULE):
+            self._metrics.ended.record(request)
         log.info(format_request_line(request, reason, now_s, self._scheduler.config.role, error_code))
 
     def fail(self, request: Request, error: ErrorInfo, now_s: float) -> None:
@@ -244,7 +247,8 @@ class TokenProcessor:
         request.last_token_s = now_s
 
     def _fail_isolated(self, request: Request, fault: Exception, now_s: float) -> None:
-        log.exception(log_event("request failed", id=request.request_id, fault=repr(fault)))
+        fields = request_fields(request.request_id, request.spec.client_request_id)
+        log.exception(log_event("request failed", **fields, fault=repr(fault)))
         self._metrics.isolated_errors.inc()
         if request.status is RequestStatus.FINISHED:
             return

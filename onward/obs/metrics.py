@@ -15,12 +15,16 @@ from prometheus_client.registry import Collector
 from onward.proto.stats import MetricFamily, MetricSeries
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+REQUEST_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
+"""For times of whole requests: a long answer takes minutes."""
+TOKEN_BOUNDS = tuple(mantissa * 10.0**exponent for exponent in range(6) for mantissa in (1, 2, 5))
+"""For lengths of prompts and outputs: 1, 2, 5, 10, ... 500,000."""
 
 MAX_VALUE = 2.0**53
 """Of one process, so that the sum over all of them is a number too."""
 
 LabelValues = tuple[str, ...]
-MetricT = TypeVar("MetricT", "Counter", "Gauge", "Histogram")
+MetricT = TypeVar("MetricT", "Counter", "DerivedCounter", "Gauge", "Histogram", "LabelledHistogram")
 
 
 class Counter:
@@ -41,6 +45,19 @@ class Counter:
 
     def family(self) -> MetricFamily:
         return MetricFamily(self.name, "counter", self.help, _series(self.labels, self._values))
+
+
+class DerivedCounter:
+    """Read from what another object has counted, when asked for."""
+
+    def __init__(
+        self, name: str, help: str, labels: Sequence[str], read: Callable[[], dict[LabelValues, float]]
+    ) -> None:
+        assert name.endswith("_total"), name
+        self.name, self.help, self.labels, self._read = name, help, tuple(labels), read
+
+    def family(self) -> MetricFamily:
+        return MetricFamily(self.name, "counter", self.help, _series(self.labels, self._read()))
 
 
 class Gauge:
@@ -65,25 +82,58 @@ class Histogram:
         self._buckets[bisect_left(self.bounds, value)] += 1
         self._sum += value
 
+    def series(self, labels: dict[str, str]) -> MetricSeries:
+        return MetricSeries(labels, buckets=list(self._buckets), sum=self._sum)
+
     def family(self) -> MetricFamily:
-        series = MetricSeries({}, buckets=list(self._buckets), sum=self._sum)
-        return MetricFamily(self.name, "histogram", self.help, [series], self.bounds)
+        return MetricFamily(self.name, "histogram", self.help, [self.series({})], self.bounds)
+
+
+class LabelledHistogram:
+    """One histogram for each combination of label values. For observations per request, not per token."""
+
+    def __init__(self, name: str, help: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        self.name, self.help, self.labels, self.bounds = name, help, tuple(labels), list(bounds)
+        self._by_labels: dict[LabelValues, Histogram] = {}
+
+    def observe(self, value: float, *labels: str) -> None:
+        histogram = self._by_labels.get(labels)
+        if histogram is None:
+            histogram = self._by_labels[labels] = Histogram(self.name, self.help, self.bounds)
+        histogram.observe(value)
+
+    def family(self) -> MetricFamily:
+        series = [
+            histogram.series(dict(zip(self.labels, values, strict=True)))
+            for values, histogram in self._by_labels.items()
+        ]
+        return MetricFamily(self.name, "histogram", self.help, series, self.bounds)
 
 
 class Registry:
     """All that one process counts. Names are unique."""
 
     def __init__(self) -> None:
-        self._metrics: dict[str, Counter | Gauge | Histogram] = {}
+        self._metrics: dict[str, Counter | DerivedCounter | Gauge | Histogram | LabelledHistogram] = {}
 
     def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Counter:
         return self._add(Counter(name, help, labels))
+
+    def derived_counter(
+        self, name: str, help: str, labels: Sequence[str], read: Callable[[], dict[LabelValues, float]]
+    ) -> DerivedCounter:
+        return self._add(DerivedCounter(name, help, labels, read))
 
     def gauge(self, name: str, help: str, labels: Sequence[str], read: Callable[[], dict[LabelValues, float]]) -> Gauge:
         return self._add(Gauge(name, help, labels, read))
 
     def histogram(self, name: str, help: str, bounds: Sequence[float] = LATENCY_BOUNDS_S) -> Histogram:
         return self._add(Histogram(name, help, bounds))
+
+    def labelled_histogram(
+        self, name: str, help: str, labels: Sequence[str], bounds: Sequence[float] = LATENCY_BOUNDS_S
+    ) -> LabelledHistogram:
+        return self._add(LabelledHistogram(name, help, labels, bounds))
 
     def snapshot(self) -> list[MetricFamily]:
         return [metric.family() for metric in self._metrics.values()]

@@ -33,13 +33,14 @@ class StepLog:
         self._open: dict[int, StepRecord] = {}
         self._finished: deque[StepRecord] = deque(maxlen=MAX_STEP_RECORDS)
 
-    def record_plan(self, plan: StepPlan, now_s: float, *, overlapped: bool) -> None:
+    def record_plan(self, plan: StepPlan, now_s: float, *, overlapped: bool) -> StepRecord:
         num_tokens = sum(run.num_tokens for run in plan.run)
         record = StepRecord(
             plan.step, now_s, overlapped, len(plan.run), num_tokens, len(plan.assign), len(plan.preempt)
         )
         self.records.append(record)
         self._open[plan.step] = record
+        return record
 
     def record_result(self, step: int, now_s: float) -> None:
         record = self._open.pop(step, None)

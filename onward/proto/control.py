@@ -6,7 +6,7 @@ a new incarnation, and only then tells the others. That announcement, never a ti
 
 import msgspec
 
-from onward.config import ApiConfig, EngineConfig, WorkerConfig
+from onward.config import ApiConfig, EngineConfig, LogFormat, WorkerConfig
 from onward.proto.api_key_entry import ApiKeyEntry
 from onward.proto.field_types import Count, Duration, FileDescriptor, Serial, UnitInterval
 from onward.proto.model import PreparedModel
@@ -52,6 +52,7 @@ class StartStreamStore(msgspec.Struct, frozen=True, tag="start_shelf"):
     address: str
     """Where it shall listen for api processes, with the key that only it holds."""
     log_level: str = "info"
+    log_format: LogFormat = "text"
 
 
 class WorkerStarting(msgspec.Struct, frozen=True, tag="worker_starting"):

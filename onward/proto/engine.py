@@ -5,6 +5,8 @@ index in the whole output. Anything may be lost here: `HeldRequestsReport`, once
 has.
 """
 
+from typing import Literal
+
 import msgspec
 
 from onward.proto.field_types import Count, Duration, HttpError, Priority, Serial, SerialOrNone, TimeLeft
@@ -82,6 +84,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     client's cursor says so, which nobody can prove."""
     max_draft_tokens: Count | None = None
     """Tokens that it may draft in a step. None: as many as the instance does."""
+    restart_cause: Literal["", "engine", "lost"] = ""
+    """Why an api process submits the request again, for metrics: its engine died, or a message was lost."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):

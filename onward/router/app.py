@@ -20,6 +20,7 @@ from onward.router.response_store import ClusterResponseStore
 from onward.router.routing_tokenizer import RoutingTokenizer
 from onward.router.stream_runner import StreamRunner
 from onward.web import docs_page, root_page
+from onward.web.access_log import AccessLog
 from onward.web.auth.allowed_hosts import AllowedHosts
 from onward.web.auth.authenticator import (
     ActiveKeys,
@@ -69,7 +70,12 @@ def build_app(runner: StreamRunner, registry: Registry, cluster_key: str, keyrin
     inner_app = with_cors(ConnectionLimitMiddleware(ThrottleMiddleware(app, runner.clock, registry)), origins)
     refusal = first_refusal(callers.check, check_content_type)
     return RequestIdMiddleware(
-        inner_app, runner.core.metrics.requests, paths, refusal, with_cors(respond_refusal, origins)
+        inner_app,
+        runner.core.metrics.requests,
+        paths,
+        refusal,
+        with_cors(respond_refusal, origins),
+        AccessLog(runner.clock),
     )
 
 

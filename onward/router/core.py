@@ -288,6 +288,8 @@ class RouterCore:
         stream = routed.stream
         assert stream.instance_id is not None, "tokens come from an instance"
         self.instances.record_success(stream.instance_id, now_s)
+        if routed.first_token_at_s is None:
+            routed.first_token_at_s = now_s
         routed.overloaded_since_s = None
         for reservation in routed.prefill_reservations:
             reservation.release()

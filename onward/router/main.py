@@ -11,6 +11,7 @@ from onward import log
 from onward.clock import Clock, SystemClock
 from onward.config import RouterConfig
 from onward.errors import StartupError
+from onward.obs.process_usage import register_own_usage
 from onward.random_source import SystemRandomSource
 from onward.router import client_writer
 from onward.router.router import Router
@@ -49,6 +50,7 @@ class RouterProcess:
             settle_s=settle_s,
             keep_alive_s=keep_alive_s,
         )
+        register_own_usage(router.registry, "router")
         self._keyring = router.keyring
         self.stream_runner = router.stream_runner
         self._drain_s = config.drain_s
@@ -117,5 +119,5 @@ def run(
 ) -> None:
     """Serves until told to stop. `on_started`: called once connections are taken. `key_source`: read again on SIGHUP;
     else what the configuration says."""
-    log.configure("router", config.log_level)
+    log.configure("router", config.log_level, config.log_format)
     uvloop.run(_run(config, cluster_key, listening, on_started, key_source))

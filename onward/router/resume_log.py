@@ -37,7 +37,6 @@ class ResumeLog:
         if outcome != "failed":
             self._metrics.pause.observe(pause_s)
         entry = {
-            "request_id": stream.request_id,
             "cause": pending.cause.value,
             "outcome": outcome,
             "from": pending.from_instance,
@@ -46,8 +45,9 @@ class ResumeLog:
             "pause_s": round(pause_s, 4),
         }
         level = logging.INFO if outcome == "exact" else logging.WARNING
-        _logger.log(level, log.event("stream resumed", **entry))
-        self._last.append(entry | {"at_s": now_s})
+        request_fields = log.request_fields(stream.request_id, stream.request.client_request_id)
+        _logger.log(level, log.event("stream resumed", **request_fields, **entry))
+        self._last.append({"request_id": stream.request_id} | entry | {"at_s": now_s})
 
     def recent(self, now_s: float) -> list[dict[str, Any]]:
         """Oldest first."""

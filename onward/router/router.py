@@ -7,6 +7,7 @@ import aiohttp
 
 from onward.clock import Clock
 from onward.config import RouterConfig
+from onward.obs.build_info import register_build_info
 from onward.obs.metrics import Registry
 from onward.random_source import RandomSource
 from onward.router import client_writer
@@ -37,6 +38,7 @@ class Router:
         """`keys`: those that clients show; else the plain ones of the configuration."""
         self.keyring = ActiveKeys(merge_tables(admin_entries(config.api_key)) if keys is None else keys)
         self.registry = Registry()
+        register_build_info(self.registry)
         core = RouterCore(config, f"router-{random.hex_token()}", self.registry, random.below)
         upstream = UpstreamClient(cluster_key, clock, session, post)
         self.stream_runner = StreamRunner(core, upstream, clock, random, settle_s, keep_alive_s)

@@ -24,6 +24,7 @@ class RouterStreamState:
     opened_at_s: float
     last_write_at_s: float
     """When the client was last sent something."""
+    first_token_at_s: float | None = None
     final_error: ErrorInfo | None = None
     """How it ends, once that is settled. Set once."""
     final_error_body: bytes | None = None

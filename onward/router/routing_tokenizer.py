@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from onward import log
 from onward.errors import OnwardError, Overloaded
 from onward.obs.metrics import Registry
 from onward.router.client_stream import ClientRequest
@@ -170,6 +171,7 @@ def _timed(
     except (OnwardError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         token_ids = None
     except Exception:
-        _logger.exception("a prompt could not be tokenized by a fault of ours")
+        fields = log.request_fields(client_request.request_id, client_request.client_request_id)
+        _logger.exception(log.event("a prompt could not be tokenized by a fault of ours", **fields))
         token_ids = None
     return token_ids, time.thread_time() - began_s

@@ -79,7 +79,7 @@ class StreamRunner:
             raise
         except Exception:
             self.core.close_stream(routed, self.clock.now_s(), keep=False)
-            _logger.exception("a stream failed by a fault of ours")
+            _logger.exception(log.event("a stream failed by a fault of ours", **_request_fields(routed)))
             await writer.fail(to_error_info(InternalError("internal error")), None)
         else:
             self.core.close_stream(routed, self.clock.now_s(), keep=True)
@@ -275,7 +275,7 @@ class StreamRunner:
                 _logger.info(
                     log.event(
                         "attempt ended",
-                        request=routed.stream.request_id,
+                        **_request_fields(routed),
                         cause=failure.cause.value,
                         why=failure.error.message,
                     )
@@ -310,6 +310,10 @@ class StreamRunner:
         for task in self._probe_tasks:
             task.cancel()
         await self.upstream.close()
+
+
+def _request_fields(routed: RouterStreamState) -> dict[str, str]:
+    return log.request_fields(routed.stream.request_id, routed.stream.request.client_request_id)
 
 
 def log_instance_state(registration: Registration, instance: InstanceInfo | None) -> None:

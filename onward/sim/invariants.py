@@ -32,7 +32,7 @@ REPAIR_COUNTERS: dict[str, frozenset[str] | None] = {
     "onward_isolated_faults_total": None,
     "onward_worker_losses_total": None,
     "onward_stale_events_total": frozenset({"duplicate", "epoch", "incarnation", "position"}),
-    "onward_pd_handovers_total": frozenset({"pd_lease_expired"}),
+    "onward_pd_handoffs_total": frozenset({"pd_lease_expired"}),
     "onward_router_attempts_total": frozenset({"refused", "lost", "stall", "restart", "gone", "protocol"}),
     "onward_router_resumes_total": frozenset({"lost", "stall", "restart", "gone", "protocol"}),
 }

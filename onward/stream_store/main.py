@@ -84,7 +84,7 @@ class StreamStoreProcess:
 
 def main() -> None:
     channel, start = join_supervisor_as(StartStreamStore)
-    log.configure("stream_store", start.log_level)
+    log.configure("stream_store", start.log_level, start.log_format)
     poller = SocketPoller()
     poller.watch_fd(channel.fileno())
     try:

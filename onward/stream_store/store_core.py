@@ -69,7 +69,7 @@ class StreamStoreCore:
         """Requests that somebody has ended and will put: under which epoch, and until when they are waited for."""
         self._pending_ids = itertools.count(1)
         self._next_expiry_s = 0.0
-        self._evicted = self.registry.counter("onward_shelf_evicted_total", "Records that made room for others")
+        self._evicted = self.registry.counter("onward_stream_store_evicted_total", "Records that made room for others")
         self._register_metrics(self.registry)
 
     @property
@@ -240,13 +240,13 @@ class StreamStoreCore:
     def _register_metrics(self, registry: Registry) -> None:
         entries = self.entries
         registry.gauge(
-            "onward_shelf_records",
+            "onward_stream_store_records",
             "Records of streams whose client has gone",
             ["kind"],
             lambda: {(kind,): float(count) for kind, count in entries.count().items()},
         )
         registry.gauge(
-            "onward_shelf_bytes",
+            "onward_stream_store_bytes",
             "Their size",
             ["kind"],
             lambda: {(kind,): float(count) for kind, count in entries.num_bytes().items()},

@@ -16,7 +16,9 @@ from onward import log
 from onward.clock import Clock
 from onward.config import ApiConfig, EngineConfig, ServeConfig, WorkerConfig, derive_config
 from onward.errors import StartupError
+from onward.obs.build_info import register_build_info
 from onward.obs.metrics import Registry, merge, usable
+from onward.obs.process_usage import ProcessUsage
 from onward.proto.control import (
     ChildReady,
     FromChild,
@@ -96,15 +98,27 @@ class Supervisor:
         self._next_oom_sample_s = 0.0
         self._metrics = Registry()
         self._oom_kills = self._metrics.counter(
-            "onward_oom_kills_total", "processes that the kernel killed for lack of memory", ["role", "evidence"]
+            "onward_oom_kills_total", "processes that the kernel killed for lack of memory", ["process", "evidence"]
         )
+        for role in ProcessRole:  # a rate needs a first sample before the first event
+            for evidence in OomEvidence:
+                self._oom_kills.inc(role.value, evidence.name.lower(), by=0)
         self._metrics_unusable = self._metrics.counter(
-            "onward_metrics_unusable_total", "series left out, since a number of theirs is not finite", ["role"]
+            "onward_metrics_unusable_total", "series left out, since a number of theirs is not finite", ["process"]
         )
         self._unusable_names: set[tuple[ProcessRole, str]] = set()
         self._messages_dropped = self._metrics.counter(
-            "onward_control_messages_dropped_total", "messages of children that could not be decoded", ["role"]
+            "onward_control_messages_dropped_total", "messages of children that could not be decoded", ["process"]
         )
+        self._metrics.derived_counter(
+            "onward_process_restarts_total",
+            "processes that were started again after a death, by process",
+            ["process"],
+            lambda: {(role.value,): count for role, count in self._core.restarts.items()},
+        )
+        register_build_info(self._metrics)
+        self._usage = ProcessUsage()
+        self._usage.register(self._metrics)
         self._num_kv_blocks = config.num_kv_blocks
         self._has_announced_readiness = False
         self._num_stop_signals = self._num_handled_signals = 0
@@ -156,6 +170,7 @@ class Supervisor:
         if now_s >= self._next_oom_sample_s:
             self._next_oom_sample_s = now_s + SNAPSHOT_INTERVAL_S
             self._oom_watch.sample(now_s)
+            self._sample_usage()
         self._execute(self._core.tick(now_s))
 
     def _execute(self, actions: Iterable[SupervisorAction]) -> None:
@@ -198,7 +213,7 @@ class Supervisor:
         incarnation = new_incarnation(ProcessRole.STREAM_STORE.value)
         to_bind, to_connect = make_private_address(incarnation)
         process = spawn(ProcessRole.STREAM_STORE)
-        process.send(StartStreamStore(incarnation, to_bind, self._config.log_level))
+        process.send(StartStreamStore(incarnation, to_bind, self._config.log_level, self._config.log_format))
         self._on_started(ProcessRole.STREAM_STORE, 0, incarnation, process, to_connect)
 
     def _start_engine(self) -> None:
@@ -345,7 +360,12 @@ class Supervisor:
             self._processes[api].send(UpdateApiKeys(list(self._keys.entries)))
         audit_log.log_key_reload(len(self._keys))
 
+    def _sample_usage(self) -> None:
+        children = {child: (child.role.value, process.process.pid) for child, process in self._processes.items()}
+        self._usage.sample({None: ("supervisor", os.getpid()), **children})
+
     def _instance_view(self, query_id: int) -> InstanceView:
+        self._sample_usage()
         supervisor_view = ProcessView("supervisor", os.getpid(), self._incarnation, "ready")
         children = sorted(self._processes.items(), key=lambda item: (item[0].role.value, item[0].index))
         views = [

@@ -7,12 +7,14 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Send
+from starlette.types import Scope, Send
 
+from onward import log
 from onward.errors import InternalError, OnwardError
 from onward.proto.engine import ErrorInfo
 from onward.proto.error_info import to_error_info
 from onward.web import asgi
+from onward.web.access_log import access_record
 from onward.web.error_format import RequestFailed, error_body, error_headers
 
 INTERNAL_ERROR = to_error_info(InternalError("internal error"))
@@ -21,7 +23,7 @@ INTERNAL_ERROR = to_error_info(InternalError("internal error"))
 _logger = logging.getLogger(__name__)
 
 
-async def handle_errors(send: Send, coroutine: Coroutine[Any, Any, None]) -> None:
+async def handle_errors(scope: Scope, send: Send, coroutine: Coroutine[Any, Any, None]) -> None:
     """Runs what answers a request. Whatever it raises becomes an answer too."""
     try:
         await coroutine
@@ -32,8 +34,13 @@ async def handle_errors(send: Send, coroutine: Coroutine[Any, Any, None]) -> Non
     except RequestFailed as failure:
         await asgi.respond_error(send, failure.info, error_body(failure.info, failure.partial))
     except Exception:
-        _logger.exception("a request failed by a fault of ours")
+        _logger.exception(_fault_event(scope))
         await asgi.respond_error(send, INTERNAL_ERROR)
+
+
+def _fault_event(scope: Scope) -> log.LogEvent:
+    record = access_record(scope)
+    return log.event("a request failed by a fault of ours", **log.request_fields(record.request_id, record.label))
 
 
 async def _on_onward_error(_: Request, error: OnwardError) -> Response:
@@ -56,7 +63,8 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
     return response
 
 
-async def _on_fault(_: Request, __: Exception) -> Response:
+async def _on_fault(request: Request, _: Exception) -> Response:
+    _logger.error(_fault_event(request.scope))
     return _response(INTERNAL_ERROR)
 
 

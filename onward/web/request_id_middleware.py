@@ -8,6 +8,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onward.obs.metrics import Counter
 from onward.proto.engine import ErrorInfo
 from onward.web import asgi
+from onward.web.access_log import AccessLog
+from onward.web.auth.authenticator import caller_name
 from onward.web.server.half_closed import note_response_start
 
 MAX_CLIENT_REQUEST_ID_LENGTH = 256
@@ -77,6 +79,7 @@ class RequestIdMiddleware:
         paths: Collection[str],
         check: RequestCheck = _accept_all,
         refusal_app: ASGIApp = respond_refusal,
+        access_log: AccessLog | None = None,
     ) -> None:
         self.app = app
         """What is inside."""
@@ -84,6 +87,7 @@ class RequestIdMiddleware:
         self._paths = frozenset(paths)
         self._refusal = check
         self._refusal_app = refusal_app
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,21 +99,33 @@ class RequestIdMiddleware:
         is_wrong = client_id is not None and not _is_valid(client_id)
         if client_id is not None and not is_wrong:
             set_response_request_id(scope, client_id)
+        record = None
+        if self._access_log is not None:
+            record = self._access_log.begin(scope, (client_id or "")[:MAX_CLIENT_REQUEST_ID_LENGTH])
 
         async def send_with_request_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 shown_id = scope.get(_SHOWN_ID) or secrets.token_hex(16)
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", shown_id.encode())]
                 self._counter.inc(path, str(message["status"]))
+                if record is not None:
+                    record.status, record.error_code = message["status"], message.get(asgi.ERROR_CODE)
+                    record.request_id = record.request_id or shown_id
                 note_response_start(scope, message)
             await send(message)
 
-        check = self._refusal(scope) or (_INVALID_REQUEST_ID if is_wrong else None)
-        if check is not None:
-            scope[_REFUSAL] = check
-            await self._refusal_app(scope, receive, send_with_request_id)
-        else:
-            await self.app(scope, receive, send_with_request_id)
+        try:
+            check = self._refusal(scope) or (_INVALID_REQUEST_ID if is_wrong else None)
+            if check is not None:
+                scope[_REFUSAL] = check
+                await self._refusal_app(scope, receive, send_with_request_id)
+            else:
+                await self.app(scope, receive, send_with_request_id)
+        finally:
+            # A stream has ended by now: its events go past this middleware, but its application returns after the last.
+            if record is not None and self._access_log is not None:
+                record.key_name = record.key_name or caller_name(scope)
+                self._access_log.write(record)
 
 
 def _is_valid(client_id: str) -> bool:

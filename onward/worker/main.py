@@ -103,7 +103,7 @@ def main() -> None:
     channel = join_supervisor(parser.parse_args().control_fd)
     start = channel.wait_receive()
     assert isinstance(start, StartWorker), "the first message is StartWorker"
-    log.configure("worker", start.config.log_level)
+    log.configure("worker", start.config.log_level, start.config.log_format)
     try:
         process = WorkerProcess(start, channel)
     except OnwardError as error:

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 import onward
+from benchmarks.harness.metrics_text import parse_metrics
 from onward.api.endpoints.admin import MAX_STALL_S
 from tests.api.instance import NUM_BLOCKS, Instance
 
@@ -71,7 +72,9 @@ def test_the_metrics_are_in_prometheus_form(http: httpx.Client) -> None:
     response = http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert "# TYPE onward_http_requests_total counter" in response.text
-    assert 'onward_http_requests_total{path="/version",status="200"}' in response.text
+    assert 'onward_http_requests_total{path="/version",status="200"}' in parse_metrics(response.text)
+    labels = 'model_name="small-model",path="/version",role="mixed",status="200"'
+    assert f"onward_http_requests_total{{{labels}}}" in response.text
 
 
 def test_paths_that_strangers_make_up_do_not_become_metrics(http: httpx.Client) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.harness.metrics_text import parse_metrics
 from tests.api.conftest import MAX_BODY_BYTES
 from tests.api.instance import Instance
 
@@ -409,8 +410,7 @@ def test_unsupported_fields_that_ask_for_nothing_are_fine(http: httpx.Client) ->
 
 def test_unknown_fields_are_ignored_and_counted(http: httpx.Client) -> None:
     def count() -> float:
-        lines = http.get("/metrics").text.splitlines()
-        return sum(float(line.split()[1]) for line in lines if line.startswith("onward_unknown_fields_total "))
+        return parse_metrics(http.get("/metrics").text)["onward_unknown_fields_total"]
 
     before = count()
     fields = {"model": "small-model", "messages": MESSAGES, "max_tokens": 1, "frobnicate": 1, "x": {}}

@@ -11,6 +11,7 @@ from onward.api.engine_link.engine_client import EngineClient, LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.generation_runner import MAX_OPEN_HTTP_REQUESTS, GenerationEndpoint, GenerationRunner
 from onward.api.lifecycle.request_builder import ApiServices, RequestBuilder
+from onward.api.lifecycle.request_metrics import RequestLatencyMetrics
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.lifecycle.stream_store_client import StreamStoreClient
 from onward.api.requests.preprocessing_executors import make_executors
@@ -34,7 +35,16 @@ def test_open_requests_have_a_bound_and_those_that_leave_make_room(model: Prepar
         with ThreadPoolExecutor(1) as threads:
             queues, fullness = make_executors(lambda *_: threads, clock), LoadShedder(clock, registry)
             backend = ApiServices(
-                ApiConfig(), model, prompts, client, clock, queues, unknown, SystemRandomSource(), fullness
+                ApiConfig(),
+                model,
+                prompts,
+                client,
+                clock,
+                queues,
+                unknown,
+                SystemRandomSource(),
+                fullness,
+                RequestLatencyMetrics(registry),
             )
             streams = StreamRegistry(client, clock, 60.0, StreamStoreClient(_no_engine, _no_fault, registry))
             generator = GenerationRunner(

@@ -13,6 +13,7 @@ from onward.api.engine_link.engine_client import EngineClient, LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.generation_runner import GenerationRunner
 from onward.api.lifecycle.request_builder import ApiServices, RequestBuilder
+from onward.api.lifecycle.request_metrics import RequestLatencyMetrics
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.lifecycle.stream_store_client import StreamStoreClient
 from onward.api.requests.preprocessing_executors import (
@@ -94,6 +95,7 @@ def generator_of(model: PreparedModel, new_threads: Callable[[int, str], Executo
         UnknownFieldReporter(registry.counter("onward_unknown_fields_total", "")),
         SystemRandomSource(),
         LoadShedder(clock, registry),
+        RequestLatencyMetrics(registry),
     )
     streams = StreamRegistry(client, clock, 60.0, StreamStoreClient(nobody, nobody, registry))
     return GenerationRunner(RequestBuilder(ChatAdapter(prompts), PATH, backend), backend, streams)

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from benchmarks.harness.metrics_text import parse_metrics
 from onward.config import ApiConfig
 from onward.proto.engine import ErrorInfo, FromEngine, HeldRequestsReport, RequestAccepted
 from onward.proto.model import PreparedModel
@@ -35,8 +36,8 @@ def stream(client: openai.OpenAI, max_tokens: int = 40, **more: Any) -> Iterator
 
 
 def metric(instance: Instance, name: str) -> float:
-    lines = httpx.get(f"{instance.url}/metrics").text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+    values = parse_metrics(httpx.get(f"{instance.url}/metrics").text)
+    return sum(value for key, value in values.items() if key.startswith(name))
 
 
 def resubmitted(instance: Instance, cause: str) -> float:

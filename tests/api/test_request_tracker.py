@@ -145,6 +145,7 @@ def test_another_engine_gets_everything_unfinished_with_the_tokens_so_far(
         worker_crashes=2,
         engine_crashes=1,
         num_cached_tokens=2,
+        restart_cause="engine",
     )
     assert counts(registry) == {"engine_restart": 1}
 

@@ -121,7 +121,7 @@ def test_each_name_is_logged_once_and_only_so_many(caplog: pytest.LogCaptureFixt
     counter = Registry().counter("onward_unknown_fields_total", "")
     noted = UnknownFieldReporter(counter, max_logged=2)
     for names in (("a",), ("a", "b"), ("c",), ("d", "e")):
-        noted.report(names, "/v1/chat/completions", "id")
+        noted.report(names, "/v1/chat/completions", {"id": "id"})
     assert [record.message.split("fields=")[1].split()[0] for record in caplog.records] == ["a", "b"]
     assert counter.value() == 6
 

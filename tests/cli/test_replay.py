@@ -73,7 +73,7 @@ def test_a_real_server_records_itself_and_the_recording_replays(
     assert run(["replay", str(path)]) == 0
     assert "answers are equal" in capsys.readouterr().out
     assert log.count("request finished") == 6
-    assert " ttft_s=" in log
+    assert " ttft=" in log
     assert "scheduler running=" in log
 
 

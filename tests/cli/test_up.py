@@ -1,4 +1,5 @@
 import argparse
+import json
 import socket
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from onward.cli.up import (
     check_router_flags,
     counts_of,
     instance_flags,
+    member_line,
     plan,
     plan_router,
     threads_each,
@@ -276,3 +278,9 @@ def test_a_hangup_is_for_whoever_has_the_file_of_keys(tmp_path: Path) -> None:
     assert [told.reloads_on_sighup for told in behind] == [False, False]
     alone = plan(InstanceCounts(1, 1, 0), instance_flags(args), "127.0.0.1", 1, ReservedPorts((1, 2), (3,)), "k", front)
     assert [told.reloads_on_sighup for told in alone] == [False, True]
+
+
+def test_a_line_of_json_stays_one_and_says_of_which_instance_it_is() -> None:
+    line = member_line('decode-"0"', '{"time": "t", "event": "x"}')
+    assert json.loads(line) == {"instance": 'decode-"0"', "time": "t", "event": "x"}
+    assert member_line("router", "worker lost pid=3") == "router    | worker lost pid=3"

@@ -131,11 +131,11 @@ def wait_for(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -
 
 
 def handovers(server: Server, side: str, state: str) -> float:
-    return server.metrics().get(f'onward_pd_handovers{{side="{side}",state="{state}"}}', 0.0)
+    return server.metrics().get(f'onward_pd_handoffs{{side="{side}",state="{state}"}}', 0.0)
 
 
 def ended(server: Server, outcome: str, side: str = "decode") -> float:
-    return server.metrics().get(f'onward_pd_handovers_total{{outcome="{outcome}",side="{side}"}}', 0.0)
+    return server.metrics().get(f'onward_pd_handoffs_total{{outcome="{outcome}",side="{side}"}}', 0.0)
 
 
 def backend_of(pair: Pair) -> str:
@@ -151,9 +151,7 @@ def total(server: Server, name: str) -> float:
     return sum(value for key, value in server.metrics().items() if key.split("{")[0] == name)
 
 
-HELD = re.compile(
-    r'onward_requests\{|onward_pd_handovers\{|onward_pd_leases\{|onward_kv_blocks\{state="(?!free|cached)'
-)
+HELD = re.compile(r'onward_requests\{|onward_pd_handoffs\{|onward_pd_leases\{|onward_kv_blocks\{state="(?!free|cached)')
 
 
 def held(server: Server) -> dict[str, Any]:

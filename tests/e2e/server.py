@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from benchmarks.harness.metrics_text import parse_metrics
+
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
 
@@ -75,8 +77,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         with urllib.request.urlopen(self.url + "/metrics", timeout=30) as response:
-            lines = response.read().decode().splitlines()
-        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+            return parse_metrics(response.read().decode())
 
     def pid(self, role: str) -> int:
         [pid] = self.get("/info")["pids"][role]

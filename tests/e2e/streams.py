@@ -68,13 +68,14 @@ def run_streams(
     bodies: list[dict[str, Any]],
     on_tokens: Callable[[list[Stream]], None] = lambda _: None,
     path: str = "/v1/chat/completions",
+    headers: dict[str, str] | None = None,
 ) -> list[Stream]:
     """Reads all streams to their end. `on_tokens` is called at each event that carries tokens."""
     streams = [Stream(body, path) for body in bodies]
 
     async def run() -> None:
         limits = httpx.Limits(max_connections=len(bodies) + 1)
-        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, headers=headers) as client:
             await asyncio.gather(*(stream.read(client, lambda: on_tokens(streams)) for stream in streams))
 
     asyncio.run(run())

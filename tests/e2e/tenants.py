@@ -95,7 +95,7 @@ class Estate:
 
         def count() -> float:
             metrics = self.instance.server.metrics()
-            kinds = [f'onward_shelf_records{{kind="{kind}"}}' for kind in ("detached", "ended")]
+            kinds = [f'onward_stream_store_records{{kind="{kind}"}}' for kind in ("detached", "ended")]
             return sum(metrics.get(kind, 0.0) for kind in kinds)
 
         wait_for(lambda: count() == 1, "a record")

@@ -289,7 +289,7 @@ def test_padded_bodies_of_one_tenant_remove_nothing_of_another(
         await asyncio.to_thread(estate.wait_for_record)
         async with client_of(url, "bob") as bob, client_of(url, "ann") as ann:
             made = (await ann.post("/v1/responses", json=RESPONSE)).json()
-            before_kb, evicted = memory_kb(store, "VmRSS"), stored(estate, "onward_shelf_evicted_total")
+            before_kb, evicted = memory_kb(store, "VmRSS"), stored(estate, "onward_stream_store_evicted_total")
             for _ in range(NUM_PADDED):
                 asked = await bob.post("/v1/responses", content=json.dumps(RESPONSE).encode() + PADDING, headers=JSON)
                 assert asked.status_code == 200, asked.text
@@ -297,8 +297,8 @@ def test_padded_bodies_of_one_tenant_remove_nothing_of_another(
             found = await ann.get(f"/v1/responses/{made['id']}")
             assert (found.status_code, found.json()) == (200, made)
         assert await rest_of(url, "ann", OTHER, hearing) == expected[OTHER.name]
-        assert stored(estate, "onward_shelf_evicted_total") == evicted
-        assert stored(estate, "onward_shelf_bytes") < len(PADDING)
+        assert stored(estate, "onward_stream_store_evicted_total") == evicted
+        assert stored(estate, "onward_stream_store_bytes") < len(PADDING)
         assert (memory_kb(store, "VmHWM") - before_kb) << 10 < 4 * len(PADDING)
 
     asyncio.run(scenario())

@@ -1,6 +1,5 @@
 """Deliberate bugs in how input is read (requests, messages of peers, log fields, key files), and the tests that notice."""
 
-import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -49,11 +48,7 @@ CHILD_NUMBERS = "tests/supervisor/test_child_numbers.py::"
 
 
 def _log_into_the_progress_bar(patch: Patches) -> None:
-    def set_up(self: log.LineFormatter, form: str, before: str = "") -> None:
-        logging.Formatter.__init__(self, form)
-        self._before = "" if before else before
-
-    patch.put(log.LineFormatter, "__init__", set_up)
+    patch.put(log, "ERASE_LINE", "")
 
 
 def _print_tables_as_wide_as_the_console(patch: Patches) -> None:

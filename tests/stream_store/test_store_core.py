@@ -204,5 +204,7 @@ def test_it_tells_how_much_it_keeps() -> None:
     core = shelf_of("a")
     core.receive("a", PutEntry(record_of("r", data=b"x" * 100)), 0.0)
     shown = {(one.name, *s.labels.values()): s.value for one in core.registry.snapshot() for s in one.series}
-    assert shown["onward_shelf_records", "detached"] == 1 and shown["onward_shelf_bytes", "detached"] > 100
-    assert shown["onward_shelf_evicted_total",] == 0
+    assert (
+        shown["onward_stream_store_records", "detached"] == 1 and shown["onward_stream_store_bytes", "detached"] > 100
+    )
+    assert shown["onward_stream_store_evicted_total",] == 0

@@ -29,7 +29,7 @@ def plainly(raised: Exception) -> Client:
         raise raised
 
     async def app(_: Scope, __: Receive, send: Send) -> None:
-        await handle_errors(send, work())
+        await handle_errors({}, send, work())
 
     return asyncio.run(exchanged(app, request_scope()))
 

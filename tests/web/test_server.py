@@ -115,7 +115,7 @@ async def _read_and_answer(scope: Scope, receive: Receive, send: Send) -> None:
         await asgi.read_body(receive, 1000)
         await asgi.respond(send, 200, b"whole")
 
-    await handle_errors(send, work())
+    await handle_errors({}, send, work())
 
 
 def test_a_body_that_has_not_come_when_the_grace_is_over_is_refused_and_is_no_fault(

@@ -21,6 +21,7 @@ from onward.proto.router import Attempt, FindStream, QueryTokenizerFiles
 from onward.text.prompt_tokenizer import read_tokenizer_files
 from onward.transport.message_decoding import decode_message
 from onward.web import asgi
+from onward.web.access_log import AccessRecord, access_record
 from onward.web.auth.authenticator import CLUSTER
 from onward.web.error_handlers import handle_errors
 from onward.web.request_id_middleware import bypass_middleware_for_body
@@ -76,7 +77,7 @@ class AttemptEndpoint:
         self._num_open += 1
         send = bypass_middleware_for_body(scope, send)
         try:
-            await handle_errors(send, self._serve(scope, receive, send))
+            await handle_errors(scope, send, self._serve(scope, receive, send))
         finally:
             self._num_open -= 1
 
@@ -84,13 +85,14 @@ class AttemptEndpoint:
         check_open_requests(self._num_open)
         started_at_s = self._services.clock.now_s()
         attempt = await read_attempt(scope, receive, self._services.config.max_body_bytes, self._cluster_auth)
+        access = access_record(scope)
         self._streams.check_not_draining()
         self._streams.check_attempt(attempt)
         if not attempt.was_accepted:
             self._services.load_shedder.check()
-        await asgi.run_until_disconnect(receive, self._run(attempt, started_at_s, send))
+        await asgi.run_until_disconnect(receive, self._run(attempt, started_at_s, access, send))
 
-    async def _run(self, attempt: Attempt, started_at_s: float, send: Send) -> None:
+    async def _run(self, attempt: Attempt, started_at_s: float, access: AccessRecord, send: Send) -> None:
         if not self._runners:
             raise WRONG_ROLE
         runner = self._runners.get(attempt.path)
@@ -102,7 +104,7 @@ class AttemptEndpoint:
             lambda: runner.builder.prepare_attempt(attempt, started_at_s, is_routed=True),
         )
         self._streams.check_not_draining()
-        await runner.run(prepared, send)
+        await runner.run(prepared, send, access=access)
 
 
 class FindStreamEndpoint:
@@ -129,6 +131,7 @@ async def read_attempt(scope: Scope, receive: Receive, max_body_bytes: int, clus
     cluster_auth.check(scope, message)
     attempt = decode_cluster_message(_attempt_decoder, message)
     check_schema(attempt)
+    access_record(scope).describe(attempt.request_id, attempt.client_request_id, attempt.caller)
     if len(attempt.body) > max_body_bytes:
         raise TooLarge(f"the body is larger than {max_body_bytes} bytes, the limit of this server")
     return attempt

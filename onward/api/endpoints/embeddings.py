@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from onward import log
 from onward.api.endpoints.attempts import read_attempt
 from onward.api.endpoints.cluster_auth import ClusterAuth
 from onward.api.engine_link.request_tracker import base_epoch
@@ -29,6 +30,7 @@ from onward.proto.engine import Submit
 from onward.proto.router import Attempt
 from onward.proto.sampling_params import SamplingParams
 from onward.web import asgi
+from onward.web.access_log import AccessRecord, access_record
 from onward.web.error_format import RequestFailed
 from onward.web.error_handlers import handle_errors
 
@@ -65,7 +67,7 @@ class EmbeddingService:
         """`cluster_auth`: a router asks, in the form of an attempt."""
         self._num_open += 1
         try:
-            await handle_errors(send, self._serve(scope, receive, send, cluster_auth))
+            await handle_errors(scope, send, self._serve(scope, receive, send, cluster_auth))
         finally:
             self._num_open -= 1
 
@@ -80,16 +82,23 @@ class EmbeddingService:
         else:
             started_at_s = self._services.clock.now_s()
             attempt = await read_attempt(scope, receive, self._services.config.max_body_bytes, cluster_auth)
+        access = access_record(scope)
+        if cluster_auth is None:
+            access.describe(attempt.request_id, attempt.client_request_id, attempt.caller)
         is_routed = cluster_auth is not None
-        await asgi.run_until_disconnect(receive, self._respond(attempt, started_at_s, is_routed, send))
+        await asgi.run_until_disconnect(receive, self._respond(attempt, started_at_s, is_routed, access, send))
 
-    async def _respond(self, attempt: Attempt, started_at_s: float, is_routed: bool, send: Send) -> None:
+    async def _respond(
+        self, attempt: Attempt, started_at_s: float, is_routed: bool, access: AccessRecord, send: Send
+    ) -> None:
+        request_fields = log.request_fields(attempt.request_id, attempt.client_request_id)
         self._streams.check_not_draining()
         executor, caller = self._services.executors.text, attempt.caller
         prepared = await executor.run(
             caller, lambda: self._prepare(attempt, started_at_s, is_routed), len(attempt.body)
         )
-        self._services.unknown_fields.report(prepared.unknown_fields, PATH, prepared.attempt.request_id)
+        self._services.unknown_fields.report(prepared.unknown_fields, PATH, request_fields)
+        access.prompt_tokens = sum(map(len, prepared.prompts))
         vectors = await self._compute(prepared)
         headers = {**asgi.JSON_HEADERS, **ignored_fields_header(prepared.unknown_fields)}
         await asgi.respond(send, 200, await executor.run(caller, lambda: _embeddings_body(prepared, vectors)), headers)

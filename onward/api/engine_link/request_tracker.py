@@ -9,6 +9,7 @@ asked carries on elsewhere. Knows nothing of sockets, text or HTTP.
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -136,6 +137,8 @@ class TrackedChoice:
     waiting_since_s: float | None = None
     """Since when no engine is known to hold it."""
     retry_at_s: float | None = None
+    restart_cause: Literal["", "engine", "lost"] = ""
+    """Why it was last submitted again."""
 
     base_epoch: int = 0
     """All of its own are higher."""
@@ -284,6 +287,7 @@ class RequestTracker:
         for tracked in self._requests.values():
             if tracked.was_submitted:
                 self._resubmissions.inc("engine_restart")
+                tracked.restart_cause = "engine"
             actions.send += self._resubmit(tracked, now_s)
         return actions
 
@@ -458,6 +462,7 @@ class RequestTracker:
             self._fail(tracked, ENGINE_LOST_REQUEST, actions)
             return
         self._resubmissions.inc(cause)
+        tracked.restart_cause = "lost"
         actions.send += self._resubmit(tracked, now_s)
 
     def _wait_and_retry(self, tracked: TrackedChoice, error: ErrorInfo, now_s: float) -> None:
@@ -497,6 +502,7 @@ class RequestTracker:
                 num_cached_tokens=tracked.num_cached_tokens,
                 rescore_from=tracked.rescore_from,
                 admit_as_new=tracked.spec.admit_as_new and tracked.epoch == tracked.base_epoch + 1,
+                restart_cause=tracked.restart_cause,
             )
         ]
 

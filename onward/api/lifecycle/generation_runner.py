@@ -13,12 +13,13 @@ from typing import Any
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
+from onward import log
 from onward.api.engine_link.request_tracker import EngineOutput
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.request_builder import ActiveRequest, ApiServices, RequestBuilder
 from onward.api.lifecycle.resume import STREAM_UNKNOWN, resumed_attempt
 from onward.api.lifecycle.stream_formatters import BodyCollector, StreamFormatter, make_formatter
-from onward.api.lifecycle.stream_registry import LiveStream, StreamRegistry
+from onward.api.lifecycle.stream_registry import LiveStream, StreamRegistry, finish_reason_of
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.preprocessing_executors import DeferredRender
 from onward.api.requests.request_context import RequestContext, get_request_context
@@ -29,6 +30,7 @@ from onward.proto.engine import ErrorInfo
 from onward.proto.finish_reasons import PD_RESCHEDULE
 from onward.proto.router import Attempt, StreamRecord
 from onward.web import asgi, sse
+from onward.web.access_log import AccessRecord
 from onward.web.auth.owned_request_ids import owns_request_id
 from onward.web.error_format import RequestFailed
 from onward.web.error_handlers import INTERNAL_ERROR, handle_errors
@@ -64,14 +66,19 @@ class GenerationRunner:
     ) -> PreparedRequest:
         with self.builder.adapter.client_field_names():
             prepared = await self._services.executors.run_preprocessing(caller, prepare, len(body))
-            path, request_id = self.builder.path, prepared.attempt.request_id
-            self._services.unknown_fields.report(prepared.unknown_fields, path, request_id)
+            attempt = prepared.attempt
+            request_fields = log.request_fields(attempt.request_id, attempt.client_request_id)
+            self._services.unknown_fields.report(prepared.unknown_fields, self.builder.path, request_fields)
             return await self.builder.validate_grammar(prepared)
 
     async def run(
-        self, prepared: PreparedRequest, send: Send, on_accepted: Callable[[LiveStream], None] = lambda _: None
+        self,
+        prepared: PreparedRequest,
+        send: Send,
+        on_accepted: Callable[[LiveStream], None] = lambda _: None,
+        access: AccessRecord | None = None,
     ) -> None:
-        """`on_accepted` is called once the engine has accepted the request."""
+        """`on_accepted` is called once the engine has accepted the request. `access` gets its tokens and times."""
         if prepared.is_routed and self._services.engine_client.worker is None:
             raise Unavailable("the engine is not there yet", retry_after_s=RETRY_SOON_S)
         limits = await self._services.engine_client.wait_worker(prepared.deadline_at_s)
@@ -84,7 +91,7 @@ class GenerationRunner:
             if prepared.request.stream or prepared.is_routed:
                 await self._stream(stream, send)
             else:
-                await self._collect(stream.request, send)
+                await self._collect(stream, send)
         except RequestFailed as failure:
             stream.failure = failure.info
             raise
@@ -93,13 +100,37 @@ class GenerationRunner:
             raise
         finally:
             self._streams.end_stream(stream)
+            self._record_end(stream, access)
 
-    async def _collect(self, active: ActiveRequest, send: Send) -> None:
+    def _record_first_token(self, stream: LiveStream) -> None:
+        stream.first_token_at_s = now_s = self._services.clock.now_s()
+        active = stream.request
+        # A request that came with tokens, or whose client has seen some, had its first one elsewhere.
+        is_resumed = any(choice.start_position for choice in active.output.choices)
+        if not is_resumed and not stream.attempt.reader_positions:
+            self._services.latency.record_first_token(active.prepared.arrived_at_s, now_s)
+
+    def _record_end(self, stream: LiveStream, access: AccessRecord | None) -> None:
+        self._services.latency.record_end(
+            finish_reason_of(stream), stream.request.prepared.arrived_at_s, self._services.clock.now_s()
+        )
+        if access is not None:
+            usage = stream.request.output.usage()
+            access.prompt_tokens, access.output_tokens = usage.prompt_tokens, usage.completion_tokens
+            access.cached_tokens = usage.cached_tokens
+            access.finish_reason = finish_reason_of(stream)
+            access.first_token_at_s = stream.first_token_at_s
+            access.error_code = access.error_code or (None if stream.failure is None else stream.failure.code)
+
+    async def _collect(self, stream: LiveStream, send: Send) -> None:
+        active = stream.request
         collector = BodyCollector(active)
         collector.add(active.replayed_updates)
         while not active.output.is_finished:
             updates, error = self._advance(active, await _next_outputs(active))
             collector.add(updates)
+            if stream.first_token_at_s is None and _has_tokens(updates):
+                self._record_first_token(stream)
             if error is not None:
                 raise RequestFailed(error.info, collector.partial_body(error.info))
         headers = {**asgi.JSON_HEADERS, **ignored_fields_header(active.prepared.unknown_fields)}
@@ -117,14 +148,20 @@ class GenerationRunner:
         if not (formatter.has_sequence_numbers and active.prepared.attempt.reader_positions):
             await event_stream.start()
         try:
-            await self._stream_events(active, formatter, updates, error, event_stream.write)
+            await self._stream_events(stream, formatter, updates, error, event_stream.write)
         except RequestFailed as failure:
             stream.failure = failure.info
             if not event_stream.has_started:
                 raise
             await send(asgi.body_message(b"".join(formatter.format_error(failure.info))))
         except Exception:
-            _logger.exception("a stream failed by a fault of ours")
+            attempt = stream.attempt
+            _logger.exception(
+                log.event(
+                    "a stream failed by a fault of ours",
+                    **log.request_fields(attempt.request_id, attempt.client_request_id),
+                )
+            )
             stream.failure = INTERNAL_ERROR
             if not event_stream.has_started:
                 raise RequestFailed(INTERNAL_ERROR) from None
@@ -134,14 +171,17 @@ class GenerationRunner:
 
     async def _stream_events(
         self,
-        active: ActiveRequest,
+        stream: LiveStream,
         formatter: StreamFormatter,
         updates: list[ChoiceUpdate],
         error: RequestFailed | None,
         write: Callable[[bytes], Awaitable[None]],
     ) -> None:
-        events = formatter.format_opening()
+        active, events, awaits_first = stream.request, formatter.format_opening(), True
         while True:
+            if awaits_first and _has_tokens(updates):
+                awaits_first = False
+                self._record_first_token(stream)
             events += formatter.format_updates(updates)
             if data := b"".join(events):
                 await write(data)
@@ -195,6 +235,11 @@ class _LazyEventStream:
         await self._send(asgi.body_message(events))
 
 
+def _has_tokens(updates: list[ChoiceUpdate]) -> bool:
+    """The engine's word that it has accepted a request is an update too."""
+    return any(update.token_ids for update in updates)
+
+
 def _next_outputs(active: ActiveRequest) -> Coroutine[Any, Any, list[EngineOutput]]:
     assert active.collector is not None, "an unfinished answer has work under way"
     return active.collector.next_outputs()
@@ -218,7 +263,7 @@ class GenerationEndpoint:
         self._num_open += 1
         send = bypass_middleware_for_body(scope, send)
         try:
-            await handle_errors(send, self._serve(scope, receive, send))
+            await handle_errors(scope, send, self._serve(scope, receive, send))
         finally:
             self._num_open -= 1
 
@@ -259,7 +304,7 @@ class GenerationEndpoint:
         await self.run_prepared(context, prepared, send)
 
     async def run_prepared(self, context: RequestContext, prepared: PreparedRequest, send: Send) -> None:
-        await self.runner.run(prepared, send)
+        await self.runner.run(prepared, send, access=context.access)
 
     def is_same_request(self, known_body: bytes, body: bytes) -> bool:
         """Whether a client has sent the request again that these are known by."""
@@ -311,7 +356,7 @@ class GenerationEndpoint:
         )
         if not prepared.request.stream:
             raise STREAM_UNKNOWN
-        await self.runner.run(prepared, send)
+        await self.runner.run(prepared, send, access=context.access)
 
 
 def check_open_requests(num_open: int) -> None:

@@ -15,6 +15,7 @@ from onward.api.lifecycle import resume_fields
 from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.endpoint_adapter import EndpointAdapter, ObjectHeader, OutputJsonWriter
+from onward.api.lifecycle.request_metrics import RequestLatencyMetrics
 from onward.api.lifecycle.request_output import RequestOutput
 from onward.api.lifecycle.resume import (
     STREAM_UNKNOWN,
@@ -66,6 +67,7 @@ class ApiServices:
     unknown_fields: UnknownFieldReporter
     random: RandomSource
     load_shedder: LoadShedder
+    latency: RequestLatencyMetrics
     tasks: TaskPool = field(default_factory=TaskPool)
 
 

@@ -19,7 +19,7 @@ from onward.clock import Clock
 from onward.errors import RETRY_SOON_S, Conflict
 from onward.obs.metrics import LabelValues
 from onward.proto.engine import ErrorInfo
-from onward.proto.finish_reasons import PD_RESCHEDULE
+from onward.proto.finish_reasons import ABORT, PD_RESCHEDULE
 from onward.proto.router import Attempt, StreamRecord
 from onward.proto.stream_store import EntryKind, EntryStatus, StoreEntry
 from onward.web.error_format import RequestFailed
@@ -47,6 +47,7 @@ class LiveStream:
     request: ActiveRequest
     failure: ErrorInfo | None = None
     """Why it has ended, if not by itself."""
+    first_token_at_s: float | None = None
 
     @property
     def attempt(self) -> Attempt:
@@ -303,6 +304,22 @@ class StreamRegistry:
             error=_final_error(stream),
             is_cancelled=stream.request.prepared.request.is_stored and _was_aborted(stream),
         )
+
+
+def finish_reason_of(stream: LiveStream) -> str:
+    """`stop`, `length`, `abort` (also a client that has gone), `error`, or `rescheduled`: another attempt goes on."""
+    failure, choices = stream.failure, stream.request.output.choices
+    if failure is not None:
+        if failure.code == ABORTED.code:
+            return ABORT
+        is_carried_on = failure.code == REPLACED.code or (failure.retryable and stream.request.prepared.is_routed)
+        return "rescheduled" if is_carried_on else "error"
+    reasons = {choice.finish_reason for choice in choices}
+    if PD_RESCHEDULE in reasons:
+        return "rescheduled"
+    if None in reasons or ABORT in reasons:
+        return ABORT
+    return "length" if "length" in reasons else "stop"
 
 
 def _entry_kind(stream: LiveStream) -> EntryKind | None:

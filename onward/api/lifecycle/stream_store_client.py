@@ -84,7 +84,9 @@ class StreamStoreClient:
         self, connect: Callable[[str], StreamStoreTransport], on_fault: Callable[[], None], registry: Registry
     ) -> None:
         self._connect, self._on_fault = connect, on_fault
-        self._lost = registry.counter("onward_shelf_lost_total", "Records that no stream store was there to take")
+        self._lost = registry.counter(
+            "onward_stream_store_lost_total", "Records that no stream store was there to take"
+        )
         self._source: LiveStreamSource | None = None
         self._transport: StreamStoreTransport | None = None
         self._was_connected = asyncio.Event()

@@ -1,11 +1,12 @@
 """Who a request is: fixed when it comes in, before its first attempt, and the same for all of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onward.clock import Clock
 from onward.random_source import RandomSource
+from onward.web.access_log import AccessRecord, access_record
 from onward.web.auth.api_key_table import ANONYMOUS, Caller
 from onward.web.auth.authenticator import get_caller
 from onward.web.auth.owned_request_ids import make_owned_id
@@ -24,6 +25,8 @@ class RequestContext:
     client_request_id: str = ""
     """The client's own name for its request: its `X-Request-Id`, if it sent one."""
     caller: Caller = ANONYMOUS
+    access: AccessRecord = field(default_factory=AccessRecord)
+    """Gets what the access log says of the request."""
 
 
 def get_request_context(scope: Scope) -> RequestContext:
@@ -41,8 +44,10 @@ class RequestContextMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = get_caller(scope)
         request_id = make_owned_id(self._random.hex_token(), caller.name)
+        access = access_record(scope)
+        access.request_id = request_id
         context = RequestContext(
-            request_id, int(self._clock.wall_s()), self._clock.now_s(), client_request_id(scope), caller
+            request_id, int(self._clock.wall_s()), self._clock.now_s(), client_request_id(scope), caller, access
         )
         scope[_KEY] = context
         set_response_request_id(scope, context.client_request_id or context.request_id)

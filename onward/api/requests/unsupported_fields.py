@@ -5,7 +5,7 @@ not is accepted. Any other name is unknown: it is reported to the client and to 
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -277,7 +277,8 @@ class UnknownFieldReporter:
         self._max_logged = max_logged
         self._logged: set[str] = set()
 
-    def report(self, names: tuple[str, ...], path: str, request_id: str) -> None:
+    def report(self, names: tuple[str, ...], path: str, request_fields: Mapping[str, str]) -> None:
+        """`request_fields`: id and label of the request, for the log."""
         if not names:
             return
         self._counter.inc(by=len(names))
@@ -289,7 +290,7 @@ class UnknownFieldReporter:
                     "request has unknown fields",
                     fields=format_names(new),
                     path=path,
-                    request=request_id,
                     action="ignored",
+                    **request_fields,
                 )
             )

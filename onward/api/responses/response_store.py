@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from starlette.types import Message
 
+from onward import log
 from onward.api.engine_link.request_tracker import MAX_ATTEMPT
 from onward.api.lifecycle.generation_runner import GenerationRunner
 from onward.api.lifecycle.request_builder import ApiServices
@@ -66,7 +67,13 @@ class BackgroundResponses:
             if not accepted.done():
                 accepted.set_exception(refused)
         except Exception:
-            _logger.exception("a background response failed by a fault of ours")
+            attempt = prepared.attempt
+            _logger.exception(
+                log.event(
+                    "a background response failed by a fault of ours",
+                    **log.request_fields(attempt.request_id, attempt.client_request_id),
+                )
+            )
             if not accepted.done():
                 accepted.set_exception(RequestFailed(INTERNAL_ERROR))
         finally:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 from onward.log import event as log_event
+from onward.log import request_fields
 from onward.obs.metrics import LabelValues, Registry
 from onward.proto.engine import ErrorInfo
 
@@ -19,7 +20,7 @@ class HandoffMetrics:
             return decode | {("prefill", state): float(n) for state, n in prefill_states().items()}
 
         registry.gauge(
-            "onward_pd_handovers", "Handoffs under way, by our side of them.", ["side", "state"], handoff_states
+            "onward_pd_handoffs", "Handoffs under way, by our side of them.", ["side", "state"], handoff_states
         )
         registry.gauge(
             "onward_pd_leases",
@@ -34,7 +35,7 @@ class HandoffMetrics:
             "onward_pd_refusals_total", "Handoffs that were refused, by side and reason.", ["side", "reason"]
         )
         self.ended = counter(
-            "onward_pd_handovers_total", "Handoffs that have ended, by side and outcome.", ["side", "outcome"]
+            "onward_pd_handoffs_total", "Handoffs that have ended, by side and outcome.", ["side", "outcome"]
         )
         self.fallbacks = counter(
             "onward_pd_prefill_fallbacks_total", "Prompts that another peer, or we, computed instead.", ["to"]
@@ -47,10 +48,11 @@ class HandoffMetrics:
             "onward_pd_stray_reports_total", "Reports of transfers that nobody waits for any more."
         )
         self.latency = registry.histogram(
-            "onward_pd_handover_seconds", "From asking a peer to having the KV and the first token."
+            "onward_pd_handoff_seconds", "From asking a peer to having the KV and the first token."
         )
 
 
-def log_failed_handoff(side: str, request_id: str, peer: str | None, error: ErrorInfo) -> None:
-    fields = {"id": request_id, "peer": peer, "code": error.code, "stage": error.stage or "-", "error": error.message}
-    log.info(log_event("handoff failed", side=side, **fields))
+def log_failed_handoff(side: str, request_id: str, peer: str | None, error: ErrorInfo, label: str = "") -> None:
+    """`label`: the client's, where it is known here."""
+    fields = {"peer": peer, "code": error.code, "stage": error.stage or "-", "error": error.message}
+    log.info(log_event("handoff failed", side=side, **request_fields(request_id, label), **fields))

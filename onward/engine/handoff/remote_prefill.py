@@ -251,7 +251,7 @@ class RemotePrefillClient:
     def _on_handoff_failed(self, task: RemotePrefillTask, error: ErrorInfo, now_s: float) -> None:
         """A handoff has failed; the request goes on with another peer or locally."""
         request = task.request
-        log_failed_handoff("decode", request.request_id, task.peer_address, error)
+        log_failed_handoff("decode", request.request_id, task.peer_address, error, label=request.spec.client_request_id)
         self._metrics.ended.inc("decode", error.code)
         self.tasks.end_handoff(task)
         self._leases.withdraw_request(request)

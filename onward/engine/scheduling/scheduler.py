@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onward.config import EngineConfig
-from onward.engine.request import Request, RequestStatus
+from onward.engine.request import RecomputeCause, Request, RequestStatus
 from onward.engine.scheduling import scheduling_policy
 from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.outgoing_pushes import OutgoingPushes
@@ -60,6 +60,12 @@ class Scheduler:
         """Of guessing one token, see `WorkerHello`."""
         self.steps_in_flight: deque[StepInFlight] = deque()
         self._next_step = 1
+        self._recomputed: list[tuple[RecomputeCause, int]] = []
+
+    def take_recomputed(self) -> list[tuple[RecomputeCause, int]]:
+        """Tokens of requests admitted since the last call whose KV was computed before and is computed again."""
+        recomputed, self._recomputed = self._recomputed, []
+        return recomputed
 
     @property
     def pool(self) -> BlockPool:
@@ -78,6 +84,7 @@ class Scheduler:
         Returns the requests that a step in flight ran. One that was only preempted by it cannot have caused the death."""
         in_flight = list(dict.fromkeys(r for step in self.steps_in_flight for r in step.runs))
         for request in [*self.running, *self.preempting]:
+            request.lose_kv(RecomputeCause.WORKER)
             clear_allocation(request)
             request.set_status(RequestStatus.WAITING)
             self.enqueue(request)
@@ -342,6 +349,10 @@ class Scheduler:
         self.waiting.remove(request)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(start, request.num_prompt)
+        if request.recompute_cause is not None:
+            if request.num_lost_tokens > start:
+                self._recomputed.append((request.recompute_cause, request.num_lost_tokens - start))
+            request.recompute_cause = None
         if request.handoff is not None:
             self.pushes.offer(request.handoff, request, allocation, now_s)
             return True
@@ -425,6 +436,7 @@ class Scheduler:
             draft.add_preempt(victim)
 
     def _requeue(self, request: Request) -> None:
+        request.lose_kv(RecomputeCause.PREEMPTION)
         self.allocator.release(request, fence_step=None)
         request.num_preemptions += 1
         request.set_status(RequestStatus.WAITING)

@@ -36,7 +36,7 @@ class RouterEmbeddingsEndpoint:
         self._runner, self._max_body_bytes = runner, max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await handle_errors(send, self._serve(scope, receive, send))
+        await handle_errors(scope, send, self._serve(scope, receive, send))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await asgi.read_body(receive, self._max_body_bytes)

@@ -21,6 +21,7 @@ from onward.router.router_stream_state import RouterStreamState
 from onward.router.routing_tokenizer import RoutingTokenizer
 from onward.router.stream_runner import StreamRunner
 from onward.web import asgi
+from onward.web.access_log import AccessRecord, access_record
 from onward.web.auth.api_key_table import Caller
 from onward.web.auth.authenticator import get_caller, may_access
 from onward.web.auth.owned_request_ids import make_owned_id, owns_request_id
@@ -43,7 +44,7 @@ class RouterGenerationEndpoint:
         self._config = runner.core.config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await handle_errors(send, self._handle(scope, receive, send))
+        await handle_errors(scope, send, self._handle(scope, receive, send))
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         cursor = parse_last_event_id(scope)
@@ -65,7 +66,10 @@ class RouterGenerationEndpoint:
             body = await asgi.read_body(receive, self._config.max_body_bytes)
             routed = await self._open_or_resume(scope, body, cursor)
         set_response_request_id(scope, routed.stream.request.client_request_id or routed.stream.request_id)
-        await self.stream_to_client(routed, get_caller(scope), receive, send)
+        try:
+            await self.stream_to_client(routed, get_caller(scope), receive, send)
+        finally:
+            _describe(access_record(scope), routed)
 
     async def resolve_body(self, caller: Caller, body: bytes) -> bytes:
         """With whatever must be known before the first attempt."""
@@ -158,3 +162,16 @@ class RouterGenerationEndpoint:
 
 def _num_tokens(attempt: Attempt) -> int:
     return sum(len(choice.token_ids) for choice in attempt.choices)
+
+
+def _describe(access: AccessRecord, routed: RouterStreamState) -> None:
+    """What the access log says of a stream that has ended, or whose client has gone."""
+    stream, error = routed.stream, routed.final_error
+    access.request_id = stream.request_id
+    access.prompt_tokens, access.cached_tokens = stream.num_prompt_tokens, stream.num_cached_tokens
+    access.output_tokens = sum(len(choice.token_ids) for choice in stream.choices)
+    access.first_token_at_s = routed.first_token_at_s
+    access.num_resumes = stream.num_resumes
+    if stream.all_finished:
+        access.finish_reason = "/".join(dict.fromkeys(choice.finish_reason or "-" for choice in stream.choices))
+    access.error_code = access.error_code or (None if error is None else error.code)

@@ -139,6 +139,12 @@ def get_caller(scope: Scope) -> Caller:
     return scope[_CALLER]
 
 
+def caller_name(scope: Scope) -> str:
+    """The name of the key; empty where there is none, or none was valid."""
+    caller: Caller | None = scope.get(_CALLER)
+    return "" if caller is None else caller.name
+
+
 def is_authenticated(scope: Scope) -> bool:
     """Whether the caller of an open route has shown a valid key, or none is needed: then it may see details."""
     return scope[_CALLER] is not UNAUTHENTICATED

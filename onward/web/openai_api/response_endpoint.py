@@ -89,7 +89,7 @@ class StoredResponseEndpoint:
         self._store = store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await handle_errors(send, self._serve(scope, receive, send))
+        await handle_errors(scope, send, self._serve(scope, receive, send))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         await asgi.read_body(receive, MAX_IGNORED_BYTES)

@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 from onward.errors import RETRY_SOON_S
 from onward.proto.engine import ErrorInfo
 from onward.proto.router import INTERNAL_PREFIX
+from onward.web.access_log import log_refused_connection
 from onward.web.error_format import error_body, error_headers
 from onward.web.server.close_delimited import CloseDelimitedCycle
 from onward.web.server.connection_tracker import ConnectionTracker
@@ -280,6 +281,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _send_final_error(self, info: ErrorInfo, timeout_s: float) -> None:
         """The last word on this connection. Whoever works for it hears that the client has gone."""
+        if self._read_state in (_ReadState.NOTHING, _ReadState.HEAD):
+            # From the end of its head on a request has its line from the application.
+            url = self.url if self._read_state is _ReadState.HEAD else b""
+            log_refused_connection(self.parser.get_method() if url else b"", url, info.status, info.code)
         self._read_state, self._num_pending_bytes = _ReadState.DISCARDING, 0
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started:

@@ -32,7 +32,7 @@ class BreaksAtOnce:
 def test_a_fault_before_the_engine_has_taken_it_is_an_error_in_our_words() -> None:
     async def begin() -> None:
         nobody = cast(Any, None)
-        prepared = cast(Any, SimpleNamespace(attempt=SimpleNamespace(caller="")))
+        prepared = cast(Any, SimpleNamespace(attempt=SimpleNamespace(caller="", request_id="r", client_request_id="")))
         await BackgroundResponses(cast(Any, BreaksAtOnce()), nobody, TaskPool()).start(prepared)
 
     with pytest.raises(RequestFailed) as failure:

@@ -10,6 +10,7 @@ import pytest
 from onward.api.engine_link.engine_client import EngineClient, LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.request_builder import ApiServices, RequestBuilder
+from onward.api.lifecycle.request_metrics import RequestLatencyMetrics
 from onward.api.requests.preprocessing_executors import make_executors
 from onward.api.requests.text_processor import TextProcessor
 from onward.api.requests.unsupported_fields import UnknownFieldReporter
@@ -44,7 +45,16 @@ def jobs(thinker: PreparedModel) -> Iterator[RequestBuilder]:
         fullness = LoadShedder(clock, registry)
         queues = make_executors(lambda *_: threads, clock)
         backend = ApiServices(
-            ApiConfig(), thinker, prompts, client, clock, queues, unknown, SystemRandomSource(), fullness
+            ApiConfig(),
+            thinker,
+            prompts,
+            client,
+            clock,
+            queues,
+            unknown,
+            SystemRandomSource(),
+            fullness,
+            RequestLatencyMetrics(registry),
         )
         await client.close()
         return backend
