@@ -57,6 +57,12 @@ def test_earlier_names_show_the_same_numbers_and_say_which_name_is_better() -> N
     assert not set(DEPRECATED_NAMES) & set(DEPRECATED_NAMES.values())
 
 
+def test_earlier_names_are_shown_beside_today_s() -> None:
+    lines = shown(MetricsView("onward", {}))
+    for name in ("onward_inter_token_seconds", "onward_inter_token_latency_seconds"):
+        assert f"{name}_count 1.0" in lines
+
+
 def test_vllm_s_names_are_shown_only_where_they_are_asked_for() -> None:
     assert not [line for line in shown(MetricsView("onward", LABELS)) if "vllm" in line]
     lines = shown(MetricsView("vllm", {"model_name": "m"}))
