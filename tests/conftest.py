@@ -20,6 +20,7 @@ LONGEST_FIRST = (
     "worker/speculation/test_default_model.py",
     "models/test_decoder_default_model.py",
     "e2e/test_speculation.py",
+    "e2e/test_observability.py",
     "api/test_attempts.py",
     "api/responses/test_behind_router.py",
     "e2e/test_drafts_of_models.py",

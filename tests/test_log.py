@@ -114,7 +114,10 @@ def lines_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *levels: str, **environ
         log.configure("api-0", logging.getLevelName(root.level))
         for level in levels:
             root.handlers[0].handle(logging.makeLogRecord({"msg": log.event("seen", id="a\x1b"), "levelname": level}))
-        return terminal.read(4096).decode().split("\r\n")[:-1]
+        shown = b""
+        while shown.count(b"\r\n") < len(levels):
+            shown += terminal.read(4096)
+    return shown.decode().split("\r\n")[:-1]
 
 
 def test_a_terminal_gets_short_lines_and_a_colour_for_what_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
