@@ -58,6 +58,7 @@ from onward.web.openai_api.response_endpoint import StoredResponseEndpoint
 from onward.web.request_id_middleware import RequestIdMiddleware, first_refusal, respond_refusal
 from onward.web.starlette_app import make_starlette_app
 from onward.web.throttle_middleware import ThrottleMiddleware
+from onward.web.ui.ui_routes import UiServerInfo, session_route, static_routes
 
 
 def build_app(
@@ -78,6 +79,8 @@ def build_app(
         GuardedRoute(root_page.PATH, root_page.show, methods=["GET"], access=RouteAccess.OPEN),
     ]
     routes.append(openapi.route(routes, validation_context(services)))
+    # A new list: the document of the API leaves out what is for our own pages.
+    routes = [*routes, *static_routes(), session_route(lambda: UiServerInfo(config.role, serves_clients))]
     origins = config.cors_origin
     own_host = urlsplit(config.url).hostname or ""
     cross_site_guard = CrossSiteGuard(AllowedHosts.for_server(config.host, (*config.allowed_host, own_host)), origins)

@@ -35,6 +35,7 @@ from onward.web.openai_api.response_endpoint import StoredResponseEndpoint
 from onward.web.request_id_middleware import RequestIdMiddleware, first_refusal, respond_refusal
 from onward.web.starlette_app import make_starlette_app
 from onward.web.throttle_middleware import ThrottleMiddleware
+from onward.web.ui.ui_routes import UiServerInfo, session_route, static_routes
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/generate", response_ids.PATH)
 GENERATION_METHODS = ("GET", "POST")
@@ -129,6 +130,8 @@ def build_routes(
             GuardedRoute(path, handler, methods=["GET"], access=access)
             for path, (access, handler) in get_routes.items()
         ),
+        *static_routes(),
+        session_route(lambda: UiServerInfo("router", serves_clients=True)),
     ]
 
 

@@ -29,6 +29,8 @@ from onward.web.auth.api_key_table import ANONYMOUS
 from onward.web.auth.authenticator import RouteAccess, check_routes
 from onward.web.auth.owned_request_ids import make_owned_id
 from onward.web.request_id_middleware import RequestIdMiddleware
+from onward.web.ui import static_files
+from onward.web.ui.ui_routes import SESSION_PATH
 from tests.api.instance import PATIENCE_S, Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.web import route_access
@@ -36,6 +38,8 @@ from tests.web.exchange import exchanged, request_scope
 
 CLUSTER_KEY = "ab" * 32
 ACCESS = {
+    **dict.fromkeys(static_files.PATHS, RouteAccess.OPEN),
+    SESSION_PATH: RouteAccess.USER,
     "/v1/chat/completions": RouteAccess.USER,
     "/v1/completions": RouteAccess.USER,
     "/v1/generate": RouteAccess.USER,

@@ -33,11 +33,15 @@ from onward.web.auth.api_key_file import ApiKeySource
 from onward.web.auth.api_key_table import table_text
 from onward.web.auth.authenticator import RouteAccess
 from onward.web.auth.owned_request_ids import make_owned_id
+from onward.web.ui import static_files
+from onward.web.ui.ui_routes import SESSION_PATH
 from tests.router.harness import CHAT, Answer, Received, Router, assert_seamless, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, token
 from tests.web import certificate, route_access
 
 ACCESS = {
+    **dict.fromkeys(static_files.PATHS, RouteAccess.OPEN),
+    SESSION_PATH: RouteAccess.USER,
     **dict.fromkeys(GENERATION_PATHS, RouteAccess.USER),
     "/v1/responses/{response_id}": RouteAccess.USER,
     "/v1/responses/{response_id}/cancel": RouteAccess.USER,

@@ -1,4 +1,4 @@
-"""`/` says what the server is, to programs and to browsers, and nothing about its configuration."""
+"""`/` sends browsers to `/ui`, and says to programs what the server is and nothing about its configuration."""
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -10,12 +10,13 @@ from onward.web import root_page
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
-def test_a_program_gets_json_and_a_browser_a_page_with_links() -> None:
+def test_a_program_gets_json_and_a_browser_is_sent_to_the_ui() -> None:
     with TestClient(Starlette(routes=[Route(root_page.PATH, root_page.show)])) as client:
         told = client.get("/", headers={"accept": "*/*"})
         assert told.json() == {"name": "onward", "version": __version__} | root_page.LINKS
-        page = client.get("/", headers={"accept": BROWSER})
-        assert page.headers["content-type"].startswith("text/html")
-        assert __version__ in page.text and 'href="/docs"' in page.text
+        page = client.get("/", headers={"accept": BROWSER}, follow_redirects=False)
+        assert (page.status_code, page.headers["location"]) == (307, "ui"), (
+            "relative: the host name is the client's word"
+        )
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert client.head("/").status_code == 200

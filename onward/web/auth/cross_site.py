@@ -18,8 +18,9 @@ from onward.web import asgi, docs_page
 from onward.web.auth.allowed_hosts import ANY, AllowedHosts
 from onward.web.auth.host_and_origin import is_same_origin
 from onward.web.json_body import short_repr
+from onward.web.ui import static_files
 
-OPEN_PATHS = frozenset({"/", "/live", "/health", docs_page.PATH})
+OPEN_PATHS = frozenset({"/", "/live", "/health", docs_page.PATH}) | static_files.PATHS
 """For probes, which may use any name, and for links: they change nothing and tell nothing about requests."""
 _OTHER_SITES = ("cross-site", "same-site")
 _WITH_BODY = ("POST", "PUT", "PATCH")

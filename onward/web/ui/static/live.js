@@ -1,0 +1,4 @@
+// What the server does now.
+export function showLive(main) {
+  main.replaceChildren();
+}
