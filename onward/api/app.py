@@ -58,6 +58,7 @@ from onward.web.openai_api.response_endpoint import StoredResponseEndpoint
 from onward.web.request_id_middleware import RequestIdMiddleware, first_refusal, respond_refusal
 from onward.web.starlette_app import make_starlette_app
 from onward.web.throttle_middleware import ThrottleMiddleware
+from onward.web.ui.live_feed import LiveFeed
 from onward.web.ui.ui_routes import UiServerInfo, session_route, static_routes
 
 
@@ -68,6 +69,7 @@ def build_app(
     instance_description: InstanceDescription,
     registry: Registry,
     active_keys: ActiveKeys,
+    live_feed: LiveFeed,
 ) -> RequestIdMiddleware:
     config = services.config
     cluster_auth = ClusterAuth(config.cluster_key, services.clock)
@@ -80,7 +82,8 @@ def build_app(
     ]
     routes.append(openapi.route(routes, validation_context(services)))
     # A new list: the document of the API leaves out what is for our own pages.
-    routes = [*routes, *static_routes(), session_route(lambda: UiServerInfo(config.role, serves_clients))]
+    session = session_route(lambda: UiServerInfo(config.role, serves_clients))
+    routes = [*routes, *static_routes(), session, *live_feed.routes()]
     origins = config.cors_origin
     own_host = urlsplit(config.url).hostname or ""
     cross_site_guard = CrossSiteGuard(AllowedHosts.for_server(config.host, (*config.allowed_host, own_host)), origins)

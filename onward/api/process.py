@@ -12,6 +12,7 @@ import aiohttp
 from onward import log
 from onward.api.app import build_app
 from onward.api.endpoints.admin import AdminEndpoints
+from onward.api.endpoints.live import InstanceWatch
 from onward.api.engine_link.engine_client import EngineClient, EngineTransport, LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.request_builder import ApiServices
@@ -43,6 +44,7 @@ from onward.transport.control_channel import ChannelClosed
 from onward.web.auth.api_key_table import ApiKeyTable
 from onward.web.auth.authenticator import ActiveKeys
 from onward.web.task_pool import TaskPool
+from onward.web.ui.live_feed import LiveFeed
 
 _logger = logging.getLogger(__name__)
 
@@ -104,7 +106,11 @@ class ApiProcess:
         )
         instance_description = InstanceDescription(services, self._supervisor, self._streams, other_instances)
         self._active_keys = ActiveKeys(ApiKeyTable(start.keys))
-        self.app = build_app(services, admin, self._streams, instance_description, registry, self._active_keys)
+        watch = InstanceWatch(start.config, self._client, self._supervisor, self._streams, runtime.clock)
+        self._live_feed = LiveFeed(watch.look, runtime.clock)
+        self.app = build_app(
+            services, admin, self._streams, instance_description, registry, self._active_keys, self._live_feed
+        )
         # Of several processes one speaks for all.
         registers = start.index == 0
         self._registrar = (
@@ -137,6 +143,7 @@ class ApiProcess:
             self._runtime.exit_now()
 
     async def close(self) -> None:
+        self._live_feed.close()
         if self._registrar is not None:
             await self._registrar.close()
         await self._tasks.close()
@@ -170,6 +177,7 @@ class ApiProcess:
         """No new connections. Streams of a router go on elsewhere at once, or, where no other instance can take them, have
         the grace, as clients' own streams do."""
         self._streams.stop()
+        self._live_feed.close()
         if not self._other_instances.is_only_instance:
             self._streams.end_routed_streams()
         if self._registrar is not None:

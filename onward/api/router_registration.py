@@ -145,7 +145,9 @@ class InstanceDescription:
             instance=view.incarnation,
             url=self._config.url,
             role=self._config.role,
-            state="leaving" if is_leaving else instance_state(self._client, self._streams, stats),
+            state="leaving"
+            if is_leaving
+            else instance_state(self._client, self._streams, stats is not None and stats.worker_ready),
             model=self._model.name,
             fingerprint=self._model.fingerprint if worker is None else worker.fingerprint,
             kv_layout=None if worker is None else worker.kv_layout,

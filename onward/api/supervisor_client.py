@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from typing import TypeVar
 
 from onward.errors import RETRY_SOON_S, Unavailable
 from onward.proto.control import (
     InstanceView,
+    LiveView,
     MetricsSnapshot,
     QueryInstance,
     QueryMetrics,
@@ -14,10 +16,13 @@ from onward.proto.control import (
     RequestUndrain,
     ToChild,
 )
+from onward.proto.live import QueryLive
 from onward.proto.stats import MetricFamily
 from onward.transport.control_channel import SupervisorChannel
 
 QUERY_TIMEOUT_S = 3.0
+
+_View = TypeVar("_View", InstanceView, LiveView)
 
 
 class SupervisorClient:
@@ -26,6 +31,7 @@ class SupervisorClient:
         self._snapshot = snapshot
         self._query_ids = itertools.count(1)
         self._queries: dict[int, asyncio.Future[InstanceView]] = {}
+        self._live_queries: dict[int, asyncio.Future[LiveView]] = {}
 
     def receive(self) -> ToChild | None:
         """The next message for others than this client. The channel raises when the supervisor has died."""
@@ -34,7 +40,9 @@ class SupervisorClient:
                 case QueryMetrics():
                     self._channel.send(MetricsSnapshot(message.query_id, self._snapshot()))
                 case InstanceView():
-                    self._resolve_query(message)
+                    _resolve(self._queries, message.query_id, message)
+                case LiveView():
+                    _resolve(self._live_queries, message.query_id, message)
                 case _:
                     return message
         return None
@@ -50,18 +58,25 @@ class SupervisorClient:
 
     async def query_instance(self) -> InstanceView:
         """The whole instance, as of now."""
-        query_id = next(self._query_ids)
-        reply = self._queries[query_id] = asyncio.get_running_loop().create_future()
+        return await self._ask(QueryInstance(next(self._query_ids)), self._queries)
+
+    async def query_live(self) -> LiveView:
+        """What the processes and the engine are doing now."""
+        return await self._ask(QueryLive(next(self._query_ids)), self._live_queries)
+
+    async def _ask(self, query: QueryInstance | QueryLive, queries: dict[int, asyncio.Future[_View]]) -> _View:
+        reply = queries[query.query_id] = asyncio.get_running_loop().create_future()
         try:
-            if not self._channel.send(QueryInstance(query_id)):
+            if not self._channel.send(query):
                 raise Unavailable("the supervisor does not read")
             return await asyncio.wait_for(reply, QUERY_TIMEOUT_S)
         except TimeoutError:
             raise Unavailable(f"the supervisor did not answer within {QUERY_TIMEOUT_S:g} s") from None
         finally:
-            del self._queries[query_id]
+            del queries[query.query_id]
 
-    def _resolve_query(self, view: InstanceView) -> None:
-        reply = self._queries.get(view.query_id)
-        if reply is not None and not reply.done():
-            reply.set_result(view)
+
+def _resolve(queries: dict[int, asyncio.Future[_View]], query_id: int, view: _View) -> None:
+    reply = queries.get(query_id)
+    if reply is not None and not reply.done():
+        reply.set_result(view)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from onward.bounded_dict import BoundedDict
 from onward.config import EngineConfig
-from onward.engine import admission
+from onward.engine import admission, live_snapshot
 from onward.engine.caller_limiter import CallerLimiter
 from onward.engine.engine_metrics import CacheConfigLabels, EngineMetrics
 from onward.engine.handoff.handoff_manager import HandoffManager, HandoffOutbox
@@ -46,6 +46,7 @@ from onward.proto.engine import (
 from onward.proto.error_info import to_error_info
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.proto.kv_transfer import KvReport
+from onward.proto.live import LiveEngine
 from onward.proto.stats import EngineStats
 from onward.proto.step import StepPlan, StepResult, WorkerHello
 
@@ -254,6 +255,19 @@ class EngineCore:
             requests=requests,
             kv_blocks=self.scheduler.pool.count_by_state(),
             free_slots=self.scheduler.slots.num_free,
+        )
+
+    def live_engine(self, now_s: float) -> LiveEngine:
+        """For people who watch. Its cost does not grow with the pool or the queue."""
+        generated, preemptions = self.metrics.tokens.value("generated"), self.metrics.preemptions.value()
+        return live_snapshot.live_engine(
+            self.scheduler,
+            self._live.values(),
+            now_s,
+            step=self._step,
+            worker_ready=self.worker is not None,
+            num_generated_tokens=int(generated),
+            num_preemptions=int(preemptions),
         )
 
     @property

@@ -35,6 +35,7 @@ from onward.proto.control import (
 )
 from onward.proto.engine import Submit, ToEngine
 from onward.proto.kv_transfer import KvCommand, KvReport
+from onward.proto.live import LiveSnapshot, QueryLive
 from onward.proto.step import StepPlan, StepResult, WorkerHello
 from onward.transport.control_channel import ChannelClosed, ControlChannel, join_supervisor_as
 from onward.transport.worker_wire import open_engine_wire_end
@@ -270,6 +271,9 @@ class EngineProcess:
                 self._core.on_api_lost(message.incarnation, now_s)
             case QueryMetrics():
                 self._answer_snapshot(message, now_s)
+            case QueryLive():
+                live = self._core.live_engine(now_s) if self._core is not None else None
+                self._channel.send(LiveSnapshot(message.query_id, live))
             case StopChild():
                 self._stop_requested = True
             case _:

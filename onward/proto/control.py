@@ -9,6 +9,7 @@ import msgspec
 from onward.config import ApiConfig, EngineConfig, LogFormat, WorkerConfig
 from onward.proto.api_key_entry import ApiKeyEntry
 from onward.proto.field_types import Count, Duration, FileDescriptor, Serial, UnitInterval
+from onward.proto.live import LiveEngine, LiveSnapshot, QueryLive
 from onward.proto.model import PreparedModel
 from onward.proto.stats import EngineStats, MetricFamily
 from onward.proto.step import WorkerHello
@@ -128,6 +129,17 @@ class InstanceView(msgspec.Struct, frozen=True, tag="instance_view"):
     """Processes that the kernel killed for lack of memory, by role."""
 
 
+class LiveView(msgspec.Struct, frozen=True, tag="live_view"):
+    """Answers `QueryLive` of an api process."""
+
+    query_id: Serial
+    incarnation: str
+    processes: list[ProcessView]
+    restarts: dict[str, Count]
+    engine: LiveEngine | None
+    """None: there is no engine that answers."""
+
+
 class StopChild(msgspec.Struct, frozen=True, tag="stop"):
     """Finish what you can within `grace_s`, then leave."""
 
@@ -161,7 +173,9 @@ ToChild = (
     | StreamStoreGone
     | ApiGone
     | QueryMetrics
+    | QueryLive
     | InstanceView
+    | LiveView
     | UpdateApiKeys
     | Drain
     | Undrain
@@ -228,7 +242,9 @@ FromChild = (
     | ReplaceWorker
     | IsolatedRequestRunning
     | MetricsSnapshot
+    | LiveSnapshot
     | QueryInstance
+    | QueryLive
     | RequestDrain
     | RequestUndrain
 )

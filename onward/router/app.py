@@ -15,6 +15,7 @@ from onward.router.endpoints.embeddings import RouterEmbeddingsEndpoint
 from onward.router.endpoints.forward import INTERNAL_PATH_BY_CLIENT_PATH as PASSED_ON
 from onward.router.endpoints.forward import RouterForwardEndpoint
 from onward.router.endpoints.generation import RouterGenerationEndpoint
+from onward.router.endpoints.live import InstanceOperator
 from onward.router.endpoints.responses import RouterResponsesEndpoint
 from onward.router.response_store import ClusterResponseStore
 from onward.router.routing_tokenizer import RoutingTokenizer
@@ -35,6 +36,7 @@ from onward.web.openai_api.response_endpoint import StoredResponseEndpoint
 from onward.web.request_id_middleware import RequestIdMiddleware, first_refusal, respond_refusal
 from onward.web.starlette_app import make_starlette_app
 from onward.web.throttle_middleware import ThrottleMiddleware
+from onward.web.ui.live_feed import LiveFeed
 from onward.web.ui.ui_routes import UiServerInfo, session_route, static_routes
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/generate", response_ids.PATH)
@@ -44,7 +46,9 @@ STATUS_PATH = "/internal/status"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(runner: StreamRunner, registry: Registry, cluster_key: str, keyring: ActiveKeys) -> ASGIApp:
+def build_app(
+    runner: StreamRunner, registry: Registry, cluster_key: str, keyring: ActiveKeys, live_feed: LiveFeed
+) -> ASGIApp:
     # Only `prefix` looks at the tokens of a prompt; without it no tokenizer is fetched, and nothing costs.
     routing_tokenizer = RoutingTokenizer(runner, registry) if runner.core.instances.index is not None else None
     generation_endpoint = RouterGenerationEndpoint(runner, routing_tokenizer)
@@ -58,6 +62,7 @@ def build_app(runner: StreamRunner, registry: Registry, cluster_key: str, keyrin
         generation_endpoints,
         routing_tokenizer,
         response_store,
+        live_feed,
     )
     config = runner.core.config
     origins = config.cors_origin
@@ -86,6 +91,7 @@ def build_routes(
     generation_endpoints: Mapping[str, RouterGenerationEndpoint],
     routing_tokenizer: RoutingTokenizer | None,
     response_store: ClusterResponseStore,
+    live_feed: LiveFeed,
 ) -> list[GuardedRoute]:
     """All there are, each with those who may use it."""
     config = runner.core.config
@@ -132,6 +138,8 @@ def build_routes(
         ),
         *static_routes(),
         session_route(lambda: UiServerInfo("router", serves_clients=True)),
+        *live_feed.routes(),
+        *InstanceOperator(runner).routes(),
     ]
 
 

@@ -52,6 +52,7 @@ class RouterProcess:
         )
         register_own_usage(router.registry, "router")
         self._keyring = router.keyring
+        self._live_feed = router.live_feed
         self.stream_runner = router.stream_runner
         self._drain_s = config.drain_s
         self._is_stopping = False
@@ -86,6 +87,7 @@ class RouterProcess:
 
     def stop(self) -> None:
         """No new connections; running streams have the grace, and are then told. Asked twice, they are told at once."""
+        self._live_feed.close()
         if self._is_stopping:
             self.stream_runner.stop_all()
             return

@@ -13,10 +13,12 @@ from onward.random_source import RandomSource
 from onward.router import client_writer
 from onward.router.app import build_app
 from onward.router.core import RouterCore
+from onward.router.endpoints.live import RouterWatch
 from onward.router.stream_runner import STARTUP_GRACE_S, StreamRunner
 from onward.router.upstream_client import PostStream, UpstreamClient
 from onward.web.auth.api_key_table import ApiKeyTable, admin_entries, merge_tables
 from onward.web.auth.authenticator import ActiveKeys
+from onward.web.ui.live_feed import LiveFeed
 
 
 class Router:
@@ -42,4 +44,5 @@ class Router:
         core = RouterCore(config, f"router-{random.hex_token()}", self.registry, random.below)
         upstream = UpstreamClient(cluster_key, clock, session, post)
         self.stream_runner = StreamRunner(core, upstream, clock, random, settle_s, keep_alive_s)
-        self.app = build_app(self.stream_runner, self.registry, cluster_key, self.keyring)
+        self.live_feed = LiveFeed(RouterWatch(self.stream_runner).look, clock)
+        self.app = build_app(self.stream_runner, self.registry, cluster_key, self.keyring, self.live_feed)

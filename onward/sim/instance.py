@@ -34,6 +34,7 @@ from onward.sim.vocabulary import DOOM_ID, ENGINE_POISON_ID, NUM_SAMPLED_IDS, PO
 from onward.supervisor.children import ProcessRole
 from onward.supervisor.core import (
     SILENCE,
+    AnswerLiveQuery,
     AnswerQuery,
     KillProcess,
     RemoveProcess,
@@ -161,6 +162,8 @@ class SimInstance:
                     self._send(lifetime.nodes[child.incarnation], message)
                 case AnswerQuery(child, query_id):
                     self._send(lifetime.nodes[child.incarnation], self._instance_view(lifetime, query_id))
+                case AnswerLiveQuery():
+                    raise AssertionError("no simulated client watches")
         self._schedule_tick(lifetime)
 
     def _send(self, node: SimNode, message: ToChild) -> None:

@@ -35,8 +35,10 @@ from onward.proto.control import (
     Undrain,
     WorkerGone,
 )
+from onward.proto.live import LiveEngine, LiveSnapshot, QueryLive
 from onward.proto.step import WorkerHello
 from onward.supervisor.children import Child, ChildState, ProcessRole
+from onward.supervisor.live_queries import LiveQueries
 from onward.supervisor.restart_policy import RestartPolicy
 from onward.supervisor.snapshots import SnapshotAggregator
 
@@ -95,7 +97,16 @@ class AnswerQuery:
     query_id: int
 
 
-SupervisorAction = StartProcess | KillProcess | RemoveProcess | SendMessage | AnswerQuery
+@dataclass(frozen=True, slots=True)
+class AnswerLiveQuery:
+    """Send a `LiveView` to the api process that asked for it."""
+
+    child: Child
+    query_id: int
+    engine: LiveEngine | None
+
+
+SupervisorAction = StartProcess | KillProcess | RemoveProcess | SendMessage | AnswerQuery | AnswerLiveQuery
 
 
 class Phase(Enum):
@@ -143,6 +154,7 @@ class SupervisorCore:
         self.children: dict[str, Child] = {}
         """By incarnation."""
         self.snapshots = SnapshotAggregator()
+        self._live_queries = LiveQueries()
         self.restarts = dict.fromkeys(ProcessRole, 0)
         self.engine_up: EngineUp | None = None
         self.stream_store_up: StreamStoreUp | None = None
@@ -263,6 +275,11 @@ class SupervisorCore:
                 ]
             case QueryInstance():
                 return self._open_query(child, message, now_s)
+            case QueryLive():
+                return self._open_live_query(child, message, now_s)
+            case LiveSnapshot():
+                query = self._live_queries.close(message.query_id)
+                return [] if query is None else [AnswerLiveQuery(query.requester, query.query_id, message.engine)]
             case RequestDrain():
                 return self._set_draining(True)
             case RequestUndrain():
@@ -309,6 +326,20 @@ class SupervisorCore:
     def _answer_queries(self, now_s: float) -> list[SupervisorAction]:
         return [AnswerQuery(query.requester, query.query_id) for query in self.snapshots.pop_answerable(now_s)]
 
+    def _open_live_query(self, child: Child, message: QueryLive, now_s: float) -> list[SupervisorAction]:
+        """Without an engine that is ready the processes are all there is to show."""
+        engines = self._ready(ProcessRole.ENGINE)
+        if not engines:
+            return [AnswerLiveQuery(child, message.query_id, None)]
+        query_id = self._live_queries.open(child, message.query_id, now_s)
+        return [SendMessage(engine, QueryLive(query_id)) for engine in engines]
+
+    def _answer_live_queries(self, now_s: float) -> list[SupervisorAction]:
+        """Those that the engine has not answered in time, or cannot answer any more."""
+        has_engine = bool(self._ready(ProcessRole.ENGINE))
+        late = self._live_queries.pop_late(now_s) if has_engine else self._live_queries.pop_all()
+        return [AnswerLiveQuery(query.requester, query.query_id, None) for query in late]
+
     def _set_draining(self, is_draining: bool) -> list[SupervisorAction]:
         """For all api processes, also those that start later."""
         if is_draining != self.is_draining:
@@ -322,7 +353,7 @@ class SupervisorCore:
         if now_s - self._last_tick_s > SUSPENDED_AFTER_S:
             self._running_since_s = now_s
         self._last_tick_s = now_s
-        actions = self._answer_queries(now_s)
+        actions = [*self._answer_queries(now_s), *self._answer_live_queries(now_s)]
         if not self.is_running:
             return [*actions, *self._poll_handoffs(now_s), *self._advance_shutdown(now_s)]
         actions += self._restart_due(now_s)
@@ -335,6 +366,7 @@ class SupervisorCore:
     def next_tick_s(self) -> float:
         """When `tick` has something to do, if nothing is reported before."""
         due_times = [query.deadline_at_s for query in self.snapshots.queries.values()]
+        due_times += self._live_queries.deadlines()
         match self.phase:
             case Phase.RUNNING:
                 due_times += [*self._restart_at_s.values(), self._next_snapshot_s]
@@ -452,3 +484,4 @@ class SupervisorCore:
     def _forget(self, child: Child) -> None:
         del self.children[child.incarnation]
         self.snapshots.forget(child)
+        self._live_queries.forget(child)

@@ -23,6 +23,7 @@ from onward.proto.control import (
     ChildReady,
     FromChild,
     InstanceView,
+    LiveView,
     MetricsSnapshot,
     ProcessView,
     StartApi,
@@ -34,6 +35,7 @@ from onward.proto.control import (
     UpdateApiKeys,
     WorkerStarting,
 )
+from onward.proto.live import LiveEngine
 from onward.proto.model import PreparedModel
 from onward.proto.speculative_config import num_draft_tokens_of
 from onward.proto.step import WorkerHello
@@ -43,6 +45,7 @@ from onward.supervisor.children import Child, ProcessRole
 from onward.supervisor.core import (
     SNAPSHOT_INTERVAL_S,
     START_RETRY_S,
+    AnswerLiveQuery,
     AnswerQuery,
     KillProcess,
     RemoveProcess,
@@ -189,6 +192,8 @@ class Supervisor:
                     self._processes[child].send(message)
                 case AnswerQuery(child, query_id):
                     self._processes[child].send(self._instance_view(query_id))
+                case AnswerLiveQuery(child, query_id, engine):
+                    self._processes[child].send(self._live_view(query_id, engine))
 
     # Starts.
 
@@ -364,19 +369,28 @@ class Supervisor:
         children = {child: (child.role.value, process.process.pid) for child, process in self._processes.items()}
         self._usage.sample({None: ("supervisor", os.getpid()), **children})
 
-    def _instance_view(self, query_id: int) -> InstanceView:
-        self._sample_usage()
+    def _live_view(self, query_id: int, engine: LiveEngine | None) -> LiveView:
+        return LiveView(query_id, self._incarnation, self._process_views(), self._restarts_by_role(), engine)
+
+    def _process_views(self) -> list[ProcessView]:
         supervisor_view = ProcessView("supervisor", os.getpid(), self._incarnation, "ready")
         children = sorted(self._processes.items(), key=lambda item: (item[0].role.value, item[0].index))
         views = [
             ProcessView(child.role.value, process.process.pid, child.incarnation, child.state.value)
             for child, process in children
         ]
+        return [supervisor_view, *views]
+
+    def _restarts_by_role(self) -> dict[str, int]:
+        return {role.value: count for role, count in self._core.restarts.items()}
+
+    def _instance_view(self, query_id: int) -> InstanceView:
+        self._sample_usage()
         return InstanceView(
             query_id,
             self._incarnation,
-            [supervisor_view, *views],
-            {role.value: count for role, count in self._core.restarts.items()},
+            self._process_views(),
+            self._restarts_by_role(),
             merge([self._core.snapshots.families(), self._metrics.snapshot()]),
             self._core.snapshots.engine_stats(),
             self._oom_kills_by_role(),

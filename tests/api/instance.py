@@ -25,6 +25,7 @@ from onward.proto.control import (
     EngineUp,
     FromChild,
     InstanceView,
+    LiveView,
     MetricsSnapshot,
     ProcessView,
     QueryInstance,
@@ -39,6 +40,7 @@ from onward.proto.control import (
     Undrain,
 )
 from onward.proto.engine import AbortByName, ErrorInfo, FromEngine, HeldRequestsReport, QueryKvEvents, TokenDeltas
+from onward.proto.live import QueryLive
 from onward.proto.model import PreparedModel
 from onward.proto.stats import EngineStats, MetricFamily
 from onward.proto.step import WorkerHello
@@ -308,6 +310,9 @@ class Instance:
                 self._tell_all(Undrain())
             case QueryInstance():
                 threading.Thread(target=self._answer, args=(child, message.query_id), daemon=True).start()
+            case QueryLive():
+                processes = [ProcessView("supervisor", os.getpid(), "s", "ready")]
+                child.channel.send(LiveView(message.query_id, self._name, processes, {"api": 0}, None))
             case MetricsSnapshot():
                 child.snapshots[message.query_id] = message.families
                 self.news.tell()

@@ -28,12 +28,14 @@ from onward.proto.router import ChoiceSnapshot, StreamRecord
 from onward.router.app import GENERATION_PATHS, build_routes
 from onward.router.endpoints.admin import RouterAdminEndpoints
 from onward.router.endpoints.generation import RouterGenerationEndpoint
+from onward.router.endpoints.live import DRAIN_PATH, UNDRAIN_PATH, RouterWatch
 from onward.router.response_store import ClusterResponseStore
 from onward.web.auth.api_key_file import ApiKeySource
 from onward.web.auth.api_key_table import table_text
 from onward.web.auth.authenticator import RouteAccess
 from onward.web.auth.owned_request_ids import make_owned_id
 from onward.web.ui import static_files
+from onward.web.ui.live_feed import LIVE_PATH, SNAPSHOT_PATH, LiveFeed
 from onward.web.ui.ui_routes import SESSION_PATH
 from tests.router.harness import CHAT, Answer, Received, Router, assert_seamless, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, token
@@ -42,6 +44,7 @@ from tests.web import certificate, route_access
 ACCESS = {
     **dict.fromkeys(static_files.PATHS, RouteAccess.OPEN),
     SESSION_PATH: RouteAccess.USER,
+    **dict.fromkeys((LIVE_PATH, SNAPSHOT_PATH, DRAIN_PATH, UNDRAIN_PATH), RouteAccess.ADMIN),
     **dict.fromkeys(GENERATION_PATHS, RouteAccess.USER),
     "/v1/responses/{response_id}": RouteAccess.USER,
     "/v1/responses/{response_id}/cancel": RouteAccess.USER,
@@ -95,12 +98,15 @@ def test_every_route_and_method_is_closed_as_the_table_says(key_file: Path) -> N
             serving = router.process.stream_runner
             generating = dict.fromkeys(GENERATION_PATHS, RouterGenerationEndpoint(serving, None))
             admin = RouterAdminEndpoints(serving, Registry(), "")
-            routes = build_routes(serving, admin, generating, None, ClusterResponseStore(serving))
+            feed = LiveFeed(RouterWatch(serving).look, serving.clock)
+            routes = build_routes(serving, admin, generating, None, ClusterResponseStore(serving), feed)
             assert {route.path: route.access for route in routes} == ACCESS, "a new route belongs into the table"
 
             def ask(question: route_access.Question) -> int:
                 url, headers = router.url + question.path, route_access.header(question.name)
-                return client.request(question.method, url, headers=headers).status_code
+                # Not read to its end: the live view has none.
+                with client.stream(question.method, url, headers=headers) as response:
+                    return response.status_code
 
             with httpx.Client(timeout=30, trust_env=False) as client:
                 wrong = await asyncio.to_thread(route_access.wrong_answers, route_access.questions(routes), ask)

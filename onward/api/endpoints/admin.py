@@ -14,7 +14,7 @@ from onward.api.supervisor_client import SupervisorClient
 from onward.errors import NotFound, Unavailable
 from onward.obs.metric_names import MetricsView
 from onward.proto.control import InstanceView
-from onward.proto.stats import EngineStats, MetricFamily
+from onward.proto.stats import MetricFamily
 from onward.version import __version__
 from onward.web.auth import audit_log
 from onward.web.auth.api_key_table import ANONYMOUS
@@ -118,7 +118,9 @@ class AdminEndpoints:
                 | {"fingerprint": self._model.fingerprint, "architecture": self._model.config.architecture},
                 "resume": {"is_exact": self._model.is_exact, "guarantee": self._model.resume_guarantee},
                 "role": self._config.role,
-                "state": instance_state(self._client, self._streams, view.engine),
+                "state": instance_state(
+                    self._client, self._streams, view.engine is not None and view.engine.worker_ready
+                ),
                 "incarnation": view.incarnation,
                 "pids": pids_by_role(view),
                 "processes": view.processes,
@@ -175,11 +177,11 @@ def live_stream_counts(families: Iterable[MetricFamily]) -> dict[str, Any]:
     }
 
 
-def instance_state(client: EngineClient, streams: StreamRegistry, engine: EngineStats | None) -> str:
-    """Of the whole instance, as routers and people are told: `starting`, `ready`, `restarting` or `draining`."""
+def instance_state(client: EngineClient, streams: StreamRegistry, has_worker: bool) -> str:
+    """Of the whole instance, as routers and people are told: `starting`, `ready`, `restarting` or `draining`.
+    `has_worker`: the engine answers, and has a worker."""
     if streams.is_draining:
         return "draining"
     if client.worker is None:
         return "starting"
-    is_ready = client.engine is not None and engine is not None and engine.worker_ready
-    return "ready" if is_ready else "restarting"
+    return "ready" if client.engine is not None and has_worker else "restarting"

@@ -128,6 +128,20 @@ class BlockPool:
         }
         return counts | {"owned": self.num_blocks - sum(counts.values())}
 
+    def state_of(self, block: int) -> str:
+        """The state that `count_by_state` counts this block in."""
+        if block in self._sending:
+            return "sending"
+        if block in self._leased:
+            return "leased"
+        if block in self._fenced:
+            return "fenced"
+        if block in self._quarantined:
+            return "quarantined"
+        if self._ref_counts[block]:
+            return "owned"
+        return "cached" if block in self._cached else "free"
+
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 

@@ -48,6 +48,6 @@ class StaticFile:
 
 
 def read_static_file(name: str) -> StaticFile:
-    content = files(__package__).joinpath("static", name).read_bytes()
+    content = files("onward.web.ui").joinpath("static", name).read_bytes()
     suffix = name[name.rindex(".") :]
     return StaticFile(content, MEDIA_TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')

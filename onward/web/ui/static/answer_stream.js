@@ -39,7 +39,9 @@ export class AnswerStream {
         if (this.abort.signal.aborted) return this.finish("stopped");
         failures = message.stream.lastEventId === seen ? failures + 1 : 1;
         seen = message.stream.lastEventId;
-        const mayRetry = seen && (!(error instanceof ServerError) || error.retryable) && error.code !== "stale_attempt";
+        // 409: the server has not noticed yet that the earlier connection is closed.
+        const isTransient = !(error instanceof ServerError) || error.retryable || error.status === 409;
+        const mayRetry = seen && isTransient && error.code !== "stale_attempt";
         if (!mayRetry || failures > MAX_FAILURES) return this.finish("error", describe(error));
         this.pendingMark = this.pendingMark || "reconnected";
         this.isWaiting = true;

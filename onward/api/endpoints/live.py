@@ -1,0 +1,43 @@
+"""One instance as the live view shows it: processes, slots, blocks and requests at one moment."""
+
+import msgspec
+
+from onward.api.endpoints.admin import instance_state
+from onward.api.engine_link.engine_client import EngineClient
+from onward.api.lifecycle.stream_registry import StreamRegistry
+from onward.api.supervisor_client import SupervisorClient
+from onward.clock import Clock
+from onward.config import ApiConfig
+from onward.proto.control import LiveView
+
+
+class InstanceWatch:
+    def __init__(
+        self,
+        config: ApiConfig,
+        client: EngineClient,
+        supervisor: SupervisorClient,
+        streams: StreamRegistry,
+        clock: Clock,
+    ) -> None:
+        self._config, self._client, self._supervisor = config, client, supervisor
+        self._streams, self._clock = streams, clock
+
+    async def look(self) -> bytes:
+        """JSON, in the form that routers have too: a list of instances, here of one."""
+        view = await self._supervisor.query_live()
+        return msgspec.json.encode(
+            {"at_s": self._clock.now_s(), "role": "instance", "instances": [self._describe(view)]}
+        )
+
+    def _describe(self, view: LiveView) -> dict[str, object]:
+        engine = view.engine
+        is_serving = engine is not None and engine.worker_ready
+        return {
+            "id": view.incarnation,
+            "role": self._config.role,
+            "state": instance_state(self._client, self._streams, is_serving),
+            "processes": view.processes,
+            "restarts": view.restarts,
+            "engine": engine,
+        }
