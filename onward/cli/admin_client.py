@@ -6,6 +6,7 @@ Knows nothing of what is asked. A cluster's key and a client's key are shown whe
 import argparse
 import http.client
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import msgspec
 from onward.bench.openai_chunks import error_message
 from onward.cli.api_keys import add_api_key_file, api_key_from_args
 from onward.cli.server_url import checked_url, describe_error
-from onward.errors import NotFound, ServerError, Unavailable
+from onward.errors import NotFound, OnwardError, ServerError, Unavailable
 from onward.proto.router import SIGNATURE_HEADER
 from onward.supervisor.cluster_key import read_key
 from onward.transport.cluster_signature import sign_request
@@ -51,15 +52,33 @@ class AdminClient:
             except (OSError, http.client.HTTPException) as fault:
                 raise Unavailable(f"no server answers at {self.url}: {_why(fault)}") from None
         if response.status >= 300:
-            error_class = NotFound if response.status == 404 else ServerError
-            hint = "; show one with --cluster-key-file or --api-key" if response.status in (401, 403) else ""
-            raise error_class(f"{self.url}{path} answers {response.status}: {error_message(body)}{hint}")
+            raise self._error(response.status, path, body)
         try:
             return msgspec.json.decode(body) if body else None
         except msgspec.DecodeError:
             raise ServerError(
                 f"{self.url}{path} answers with something other than JSON; is it a server of ours?"
             ) from None
+
+    def events(self, path: str) -> Iterator[Any]:
+        """The JSON of each server-sent event, until the server ends the stream. Raises as `get` does."""
+        parts = urlsplit(self.url)
+        with closing(_connect(parts)) as connection:
+            try:
+                connection.request("GET", parts.path + path, headers=self._headers("GET", path))
+                response = connection.getresponse()
+                if response.status != 200:
+                    raise self._error(response.status, path, response.read(MAX_ANSWER_BYTES))
+                while line := response.readline(MAX_ANSWER_BYTES):
+                    if line.startswith(b"data:"):
+                        yield msgspec.json.decode(line[5:])
+            except (OSError, http.client.HTTPException, msgspec.DecodeError) as fault:
+                raise Unavailable(f"{self.url} does not send events any more: {_why(fault)}") from None
+
+    def _error(self, status: int, path: str, body: bytes) -> OnwardError:
+        error_class = NotFound if status == 404 else ServerError
+        hint = "; show one with --cluster-key-file or --api-key" if status in (401, 403) else ""
+        return error_class(f"{self.url}{path} answers {status}: {error_message(body)}{hint}")
 
     def _headers(self, method: str, path: str) -> dict[str, str]:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}

@@ -16,6 +16,7 @@ COMMANDS = {
     "router": "put one address in front of many instances, and carry their streams on",
     "up": "start a whole cluster on this machine: a router, prefill and decode instances",
     "status": "show the instances behind a router, or one instance",
+    "top": "watch what a router or an instance does, in the terminal",
     "drain": "let an instance take no more requests, and wait until it has none",
     "undrain": "let a drained instance take requests again",
     "chat": "talk to a server in the terminal",
