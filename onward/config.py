@@ -144,6 +144,10 @@ class ServeConfig:
     metrics_names: MetricsNames = flag_field(
         "onward", "vllm: /metrics also shows the names that vLLM's dashboards and autoscalers read"
     )
+    demo: bool = flag_field(
+        False,
+        "buttons in /ui that kill processes, to show that streams survive; loopback only, and with an admin's key",
+    )
     tls_cert: str | None = flag_field(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
     tls_key: str | None = flag_field(None, "private key of --tls-cert, as PEM")
     cors_origin: tuple[str, ...] = flag_field((), "origin that browsers may call from (may be given several times)")
@@ -208,6 +212,10 @@ class RouterConfig:
     api_keys: str | None = flag_field(None, "file with names, hashes, roles and limits of keys; see `onward keys`")
     insecure: bool = flag_field(False, "listen beyond this machine although there are no API keys")
     open_metrics: bool = flag_field(False, "whether /metrics is shown without a key")
+    demo: bool = flag_field(
+        False,
+        "buttons in /ui that kill processes, to show that streams survive; loopback only, and with an admin's key",
+    )
     tls_cert: str | None = flag_field(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
     tls_key: str | None = flag_field(None, "private key of --tls-cert, as PEM")
     cluster_key_file: str | None = flag_field(
@@ -307,6 +315,7 @@ class ApiConfig:
     response_ttl_s: float = 3600.0
     open_metrics: bool = False
     metrics_names: MetricsNames = "onward"
+    demo: bool = False
     tls_cert: str | None = None
     tls_key: str | None = None
     log_level: str = "info"

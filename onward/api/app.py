@@ -15,6 +15,7 @@ from onward.api.endpoints.chat import ChatAdapter
 from onward.api.endpoints.close_attempt import CloseAttemptEndpoint
 from onward.api.endpoints.cluster_auth import ClusterAuth
 from onward.api.endpoints.completions import CompletionsAdapter
+from onward.api.endpoints.demo import DemoEndpoints
 from onward.api.endpoints.embeddings import EmbeddingsEndpoint, EmbeddingService
 from onward.api.endpoints.generate import GenerateAdapter
 from onward.api.endpoints.tokenize import TokenizeEndpoints
@@ -29,6 +30,7 @@ from onward.api.responses.response_store import BackgroundResponses, InstanceRes
 from onward.api.responses.responses_adapter import ResponsesAdapter
 from onward.api.responses.router_endpoint import RoutedResponseEndpoint
 from onward.api.router_registration import InstanceDescription, ProbeEndpoint
+from onward.api.supervisor_client import SupervisorClient
 from onward.obs.metrics import Registry
 from onward.proto.router import (
     ABORT_PATH,
@@ -70,9 +72,11 @@ def build_app(
     registry: Registry,
     active_keys: ActiveKeys,
     live_feed: LiveFeed,
+    supervisor: SupervisorClient,
 ) -> RequestIdMiddleware:
     config = services.config
     cluster_auth = ClusterAuth(config.cluster_key, services.clock)
+    demo = DemoEndpoints(config, supervisor, cluster_auth)
     routes = [
         *_generation_routes(services, streams, cluster_auth),
         *_tool_routes(services, streams, instance_description, cluster_auth),
@@ -82,8 +86,8 @@ def build_app(
     ]
     routes.append(openapi.route(routes, validation_context(services)))
     # A new list: the document of the API leaves out what is for our own pages.
-    session = session_route(lambda: UiServerInfo(config.role, serves_clients))
-    routes = [*routes, *static_routes(), session, *live_feed.routes()]
+    session = session_route(lambda: UiServerInfo(config.role, serves_clients, config.demo))
+    routes = [*routes, *static_routes(), session, *live_feed.routes(), *demo.routes()]
     origins = config.cors_origin
     own_host = urlsplit(config.url).hostname or ""
     cross_site_guard = CrossSiteGuard(AllowedHosts.for_server(config.host, (*config.allowed_host, own_host)), origins)

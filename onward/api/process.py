@@ -109,7 +109,14 @@ class ApiProcess:
         watch = InstanceWatch(start.config, self._client, self._supervisor, self._streams, runtime.clock)
         self._live_feed = LiveFeed(watch.look, runtime.clock)
         self.app = build_app(
-            services, admin, self._streams, instance_description, registry, self._active_keys, self._live_feed
+            services,
+            admin,
+            self._streams,
+            instance_description,
+            registry,
+            self._active_keys,
+            self._live_feed,
+            self._supervisor,
         )
         # Of several processes one speaks for all.
         registers = start.index == 0

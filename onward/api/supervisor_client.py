@@ -16,6 +16,7 @@ from onward.proto.control import (
     RequestUndrain,
     ToChild,
 )
+from onward.proto.demo import KillTarget, RequestKill
 from onward.proto.live import QueryLive
 from onward.proto.stats import MetricFamily
 from onward.transport.control_channel import SupervisorChannel
@@ -54,6 +55,10 @@ class SupervisorClient:
 
     def request_undrain(self) -> None:
         if not self._channel.send(RequestUndrain()):
+            raise Unavailable("the supervisor does not read", retry_after_s=RETRY_SOON_S)
+
+    def request_kill(self, target: KillTarget) -> None:
+        if not self._channel.send(RequestKill(target)):
             raise Unavailable("the supervisor does not read", retry_after_s=RETRY_SOON_S)
 
     async def query_instance(self) -> InstanceView:

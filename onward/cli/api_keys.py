@@ -12,6 +12,7 @@ from pathlib import Path
 from onward.config import API_KEY_VARIABLE, RouterConfig, ServeConfig, api_key_in_environment
 from onward.errors import StartupError
 from onward.transport.addresses import is_loopback
+from onward.transport.http_urls import parse_server_url
 from onward.web.auth.api_key_file import ApiKeySource
 from onward.web.auth.api_key_table import ApiKeyTable
 
@@ -60,6 +61,30 @@ def check_exposure(config: ServeConfig | RouterConfig, keys: ApiKeyTable) -> Non
             "with API keys, a router and its instances know each other by a common secret: make one with "
             "`onward keygen FILE`, and give it to each with --cluster-key-file FILE"
         )
+
+
+def check_demo(config: ServeConfig | RouterConfig, keys: ApiKeyTable) -> None:
+    """Buttons that kill processes are for this machine and for admins, whatever else is configured."""
+    if not config.demo:
+        return
+    problem = "--demo has buttons that kill processes, so it is for this machine only"
+    if not is_loopback(config.host):
+        raise StartupError(f"{problem}: leave out --host {config.host}")
+    for flag, names in (("--allowed-host", config.allowed_host), ("--cors-origin", config.cors_origin)):
+        if names:
+            raise StartupError(f"{problem}: leave out {flag} {names[0]}")
+    if isinstance(config, ServeConfig) and config.advertise_url is not None and not _is_local_url(config.advertise_url):
+        raise StartupError(f"{problem}: leave out --advertise-url {config.advertise_url}")
+    has_cluster_key = isinstance(config, ServeConfig) and config.cluster_key_file is not None
+    if not any(entry.role == "admin" for entry in keys.entries) and not has_cluster_key:
+        raise StartupError("--demo needs the key of an admin: put one into a file and say --api-key-file FILE")
+
+
+def _is_local_url(url: str) -> bool:
+    try:
+        return is_loopback(parse_server_url(url).host)
+    except ValueError:
+        return False
 
 
 def exposure_warnings(config: RouterConfig | ServeConfig, keys: ApiKeyTable) -> list[str]:

@@ -36,6 +36,7 @@ FLAGS_OF_SHARED_SERVERS = (
     "api_keys",
     "insecure",
     "open_metrics",
+    "demo",
     "tls_cert",
     "tls_key",
     "cors_origin",

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from onward import log
 from onward.cli import flag_groups
-from onward.cli.api_keys import check_exposure, exposure_warnings, key_source_from_config
+from onward.cli.api_keys import check_demo, check_exposure, exposure_warnings, key_source_from_config
 from onward.cli.flag_checks import (
     check_allowed_hosts,
     check_counts,
@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     config = replace(config, api_key=())
     keys = key_source.read()
     check_exposure(config, keys)
+    check_demo(config, keys)
     cluster_key = read_key(config.cluster_key_file)
     log.configure("supervisor", config.log_level, config.log_format)
     for warning in exposure_warnings(config, keys):

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from onward import log
 from onward.cli import flag_groups
-from onward.cli.api_keys import check_exposure, key_source_from_config
+from onward.cli.api_keys import check_demo, check_exposure, key_source_from_config
 from onward.cli.flags import add_flags, add_grouped_flags, format_flags, from_args
 from onward.cli.progress import ProgressDisplay
 from onward.cli.ready_message import READY_LINE_PREFIX, curl_example
@@ -77,6 +77,7 @@ SHARED_FLAGS = (
     "drain_s",
     "cors_origin",
     "allowed_host",
+    "demo",
     "strict_fields",
     "max_body_bytes",
     "max_connections",
@@ -198,6 +199,7 @@ def frontend_keys_from_args(args: argparse.Namespace, host: str) -> FrontendKeys
     source = key_source_from_config(config)
     keys = source.read()
     check_exposure(config, keys)
+    check_demo(replace(config, demo=bool(args.demo)), keys)
     if len(source.plain) > 1:
         raise StartupError("a cluster takes one --api-key; put several into a file for --api-keys")
     return FrontendKeys(tuple(format_flags(args, FRONTEND_FLAGS)), next(iter(source.plain), ""), has_keys=len(keys) > 0)

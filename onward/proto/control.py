@@ -8,6 +8,7 @@ import msgspec
 
 from onward.config import ApiConfig, EngineConfig, LogFormat, WorkerConfig
 from onward.proto.api_key_entry import ApiKeyEntry
+from onward.proto.demo import RequestKill
 from onward.proto.field_types import Count, Duration, FileDescriptor, Serial, UnitInterval
 from onward.proto.live import LiveEngine, LiveSnapshot, QueryLive
 from onward.proto.model import PreparedModel
@@ -247,4 +248,5 @@ FromChild = (
     | QueryLive
     | RequestDrain
     | RequestUndrain
+    | RequestKill
 )

@@ -137,7 +137,7 @@ def build_routes(
             for path, (access, handler) in get_routes.items()
         ),
         *static_routes(),
-        session_route(lambda: UiServerInfo("router", serves_clients=True)),
+        session_route(lambda: UiServerInfo("router", serves_clients=True, demo=config.demo)),
         *live_feed.routes(),
         *InstanceOperator(runner).routes(),
     ]

@@ -36,6 +36,7 @@ from onward.supervisor.core import (
     SILENCE,
     AnswerLiveQuery,
     AnswerQuery,
+    KillInstance,
     KillProcess,
     RemoveProcess,
     SendMessage,
@@ -162,7 +163,7 @@ class SimInstance:
                     self._send(lifetime.nodes[child.incarnation], message)
                 case AnswerQuery(child, query_id):
                     self._send(lifetime.nodes[child.incarnation], self._instance_view(lifetime, query_id))
-                case AnswerLiveQuery():
+                case AnswerLiveQuery() | KillInstance():
                     raise AssertionError("no simulated client watches")
         self._schedule_tick(lifetime)
 

@@ -35,6 +35,7 @@ from onward.proto.control import (
     Undrain,
     WorkerGone,
 )
+from onward.proto.demo import KillTarget, RequestKill
 from onward.proto.live import LiveEngine, LiveSnapshot, QueryLive
 from onward.proto.step import WorkerHello
 from onward.supervisor.children import Child, ChildState, ProcessRole
@@ -106,7 +107,14 @@ class AnswerLiveQuery:
     engine: LiveEngine | None
 
 
-SupervisorAction = StartProcess | KillProcess | RemoveProcess | SendMessage | AnswerQuery | AnswerLiveQuery
+@dataclass(frozen=True, slots=True)
+class KillInstance:
+    """Send SIGKILL to every process of the instance, the supervisor included."""
+
+
+SupervisorAction = (
+    StartProcess | KillProcess | RemoveProcess | SendMessage | AnswerQuery | AnswerLiveQuery | KillInstance
+)
 
 
 class Phase(Enum):
@@ -147,6 +155,8 @@ class SupervisorSettings:
     drain_s: float
     serves_handoffs: bool
     """Whether decode instances may ask this one to compute prompts."""
+    allows_kills: bool = False
+    """Whether an api process may have processes killed, as `--demo` does."""
 
 
 class SupervisorCore:
@@ -280,6 +290,8 @@ class SupervisorCore:
             case LiveSnapshot():
                 query = self._live_queries.close(message.query_id)
                 return [] if query is None else [AnswerLiveQuery(query.requester, query.query_id, message.engine)]
+            case RequestKill():
+                return self._kill_for_demo(message.target)
             case RequestDrain():
                 return self._set_draining(True)
             case RequestUndrain():
@@ -333,6 +345,14 @@ class SupervisorCore:
             return [AnswerLiveQuery(child, message.query_id, None)]
         query_id = self._live_queries.open(child, message.query_id, now_s)
         return [SendMessage(engine, QueryLive(query_id)) for engine in engines]
+
+    def _kill_for_demo(self, target: KillTarget) -> list[SupervisorAction]:
+        if not self._settings.allows_kills:
+            logger.warning(log.event("kill refused, there is no --demo", target=target))
+            return []
+        if target == "instance":
+            return [KillInstance()]
+        return [KillProcess(child, "demo") for child in self.children_of(ProcessRole(target))]
 
     def _answer_live_queries(self, now_s: float) -> list[SupervisorAction]:
         """Those that the engine has not answered in time, or cannot answer any more."""

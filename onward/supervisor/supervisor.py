@@ -47,6 +47,7 @@ from onward.supervisor.core import (
     START_RETRY_S,
     AnswerLiveQuery,
     AnswerQuery,
+    KillInstance,
     KillProcess,
     RemoveProcess,
     SendMessage,
@@ -92,7 +93,11 @@ class Supervisor:
         self._reload_pending = False
         self._incarnation = new_incarnation(config.instance_name)
         settings = SupervisorSettings(
-            config.api_processes, config.stall_timeout_s, config.drain_s, serves_handoffs=handoff is not None
+            config.api_processes,
+            config.stall_timeout_s,
+            config.drain_s,
+            serves_handoffs=handoff is not None,
+            allows_kills=config.demo,
         )
         self._core = SupervisorCore(settings, clock.now_s())
         self._selector = selectors.DefaultSelector()
@@ -192,8 +197,17 @@ class Supervisor:
                     self._processes[child].send(message)
                 case AnswerQuery(child, query_id):
                     self._processes[child].send(self._instance_view(query_id))
+                case KillInstance():
+                    self._kill_instance()
                 case AnswerLiveQuery(child, query_id, engine):
                     self._processes[child].send(self._live_view(query_id, engine))
+
+    def _kill_instance(self) -> None:
+        """As a machine that loses its power: no process of it does anything more."""
+        logger.warning(log.event("killed", role="instance", pid=os.getpid(), cause="demo"))
+        for process in self._processes.values():
+            process.send_sigkill()
+        os.kill(os.getpid(), signal.SIGKILL)
 
     # Starts.
 

@@ -39,6 +39,7 @@ from onward.proto.control import (
     StreamStoreUp,
     Undrain,
 )
+from onward.proto.demo import RequestKill
 from onward.proto.engine import AbortByName, ErrorInfo, FromEngine, HeldRequestsReport, QueryKvEvents, TokenDeltas
 from onward.proto.live import QueryLive
 from onward.proto.model import PreparedModel
@@ -197,6 +198,7 @@ class Instance:
         self.children = [ApiChild(i, config, model, self._listening[i if has_own_ports else 0]) for i in range(num_api)]
         self.url = self.children[0].url
         self._dead: list[ApiChild] = []
+        self.kills: list[str] = []
         self.shelf = self.start_shelf()
         self._ending = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -310,6 +312,8 @@ class Instance:
                 self._tell_all(Undrain())
             case QueryInstance():
                 threading.Thread(target=self._answer, args=(child, message.query_id), daemon=True).start()
+            case RequestKill():
+                self.kills.append(message.target)
             case QueryLive():
                 processes = [ProcessView("supervisor", os.getpid(), "s", "ready")]
                 child.channel.send(LiveView(message.query_id, self._name, processes, {"api": 0}, None))

@@ -6,6 +6,7 @@ from typing import Any
 
 import uvloop
 
+from onward.web.ui.demo_guard import DEMO_PATHS
 from onward.web.ui.live_feed import LIVE_PATH, SNAPSHOT_PATH
 from tests.router.harness import running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance
@@ -71,5 +72,27 @@ def test_the_drain_button_reaches_the_instance_that_it_names_and_no_other() -> N
             assert (unknown.status, unknown.json["error"]["param"]) == (404, "instance")
             wrong = await router.post({"instance": 5}, path="/ui/undrain")
             assert (wrong.status, wrong.json["error"]["param"]) == (400, "instance")
+
+    uvloop.run(scenario())
+
+
+def test_a_kill_button_reaches_the_instance_from_our_own_page_only() -> None:
+    async def scenario() -> None:
+        one, path = StandInInstance("one"), DEMO_PATHS["worker"]
+        one.answers[path] = 200, b'{"status":"killing"}'
+        async with running_router(one, demo=True, api_key=("admin-key",)) as router:
+            key = {"authorization": "Bearer admin-key"}
+            body = {"instance": "one"}
+            for headers, status in (
+                ({"origin": router.url}, 401),
+                (key, 403),
+                (key | {"origin": "https://attacker.example"}, 403),
+            ):
+                assert (await router.post(body, path=path, headers=headers)).status == status
+            assert path not in one.paths
+            assert (await router.post(body, path=path, headers=key | {"origin": router.url})).status == 200
+            assert path in one.paths
+        async with running_router(StandInInstance("other")) as router:
+            assert (await router.post(body, path=path, headers={"origin": router.url})).status == 404
 
     uvloop.run(scenario())

@@ -26,9 +26,12 @@ class InstanceOfCore:
         stall_timeout_s: float = 5.0,
         drain_s: float = 30.0,
         serves_handoffs: bool = False,
+        allows_kills: bool = False,
     ) -> None:
         self.now_s = 1000.0
-        self.core = SupervisorCore(SupervisorSettings(num_apis, stall_timeout_s, drain_s, serves_handoffs), self.now_s)
+        self.core = SupervisorCore(
+            SupervisorSettings(num_apis, stall_timeout_s, drain_s, serves_handoffs, allows_kills), self.now_s
+        )
         self.actions: list[SupervisorAction] = []
         """Since they were last taken; without starts."""
         self.starts: list[ProcessRole] = []

@@ -15,6 +15,7 @@ from onward.web import asgi
 from onward.web.auth import audit_log
 from onward.web.auth.authenticator import GuardedRoute, RouteAccess, get_caller
 from onward.web.json_body import decode
+from onward.web.ui.demo_guard import DEMO_PATHS, check_own_page
 from onward.web.ui.live_feed import SNAPSHOT_PATH
 from onward.web.ui.static_files import PAGE_PATH
 
@@ -81,7 +82,7 @@ class InstanceOperator:
     """Passes an admin's button on to the instance that it names."""
 
     def __init__(self, runner: StreamRunner) -> None:
-        self._runner = runner
+        self._runner, self._config = runner, runner.core.config
 
     def routes(self) -> list[GuardedRoute]:
         async def drain(request: Request) -> Response:
@@ -90,10 +91,19 @@ class InstanceOperator:
         async def undrain(request: Request) -> Response:
             return await self.forward(request, "/undrain", "undrain")
 
+        demo_routes = [self._demo_route(target) for target in DEMO_PATHS] if self._config.demo else []
         return [
+            *demo_routes,
             GuardedRoute(DRAIN_PATH, drain, methods=["POST"], access=RouteAccess.ADMIN),
             GuardedRoute(UNDRAIN_PATH, undrain, methods=["POST"], access=RouteAccess.ADMIN),
         ]
+
+    def _demo_route(self, target: str) -> GuardedRoute:
+        async def kill(request: Request) -> Response:
+            check_own_page(request.scope, self._config.host)
+            return await self.forward(request, DEMO_PATHS[target], f"kill_{target}")
+
+        return GuardedRoute(DEMO_PATHS[target], kill, methods=["POST"], access=RouteAccess.ADMIN)
 
     async def forward(self, request: Request, path: str, action: str) -> Response:
         """To the instance, without a body: by its path alone a request proves that it comes from a router."""

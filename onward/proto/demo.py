@@ -1,0 +1,14 @@
+"""What the buttons of `--demo` kill."""
+
+from typing import Literal
+
+import msgspec
+
+KillTarget = Literal["worker", "engine", "instance"]
+
+
+class RequestKill(msgspec.Struct, frozen=True, tag="request_kill"):
+    """From an api process of a server with `--demo`: kill this process, or the whole instance. Any other supervisor ignores
+    it."""
+
+    target: KillTarget
