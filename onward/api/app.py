@@ -86,7 +86,7 @@ def build_app(
     ]
     routes.append(openapi.route(routes, validation_context(services)))
     # A new list: the document of the API leaves out what is for our own pages.
-    session = session_route(lambda: UiServerInfo(config.role, serves_clients, config.demo))
+    session = session_route(lambda: UiServerInfo(config.role, config.role != "prefill", config.demo))
     routes = [*routes, *static_routes(), session, *live_feed.routes(), *demo.routes()]
     origins = config.cors_origin
     own_host = urlsplit(config.url).hostname or ""

@@ -13,19 +13,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from onward.api.endpoints.tokenize import DetokenizeRequest, TokenizeRequest
+from onward.api.field_descriptions import field_descriptions
 from onward.api.requests.embedding_request import EmbeddingRequest
 from onward.api.requests.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, ValidationContext
 from onward.api.requests.validation import FIELD_RANGES
+from onward.api.response_schemas import RESPONSES, ErrorResponse
 from onward.api.responses.create_request import CreateResponseRequest
 from onward.version import __version__
 from onward.web.auth.authenticator import GuardedRoute, RouteAccess
+from onward.web.error_format import ErrorFields
 from onward.web.http_responses import json_response
 from onward.web.openai_api.abort_request import AbortRequest
 from onward.web.openai_api.previous_response import CONTEXT_FIELD
 
 PATH = "/openapi.json"
 _SCHEMAS = "#/components/schemas/{name}"
-_BODIES: dict[str, type[msgspec.Struct]] = {
+BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
     "/v1/generate": GenerateRequest,
@@ -58,7 +61,7 @@ SUMMARIES: dict[str, str] = {
     "/drain": "Takes the instance out of service",
     "/undrain": "Takes the instance back into service",
     "/docs": "This, as a page",
-    "/": "What this server is, and where its documentation is",
+    "/": "What this server is, and where its pages are; a browser is sent to /ui",
     "/openapi.json": "This document",
 }
 
@@ -70,15 +73,14 @@ DESCRIPTIONS = {
 }
 
 
-class ErrorFields(msgspec.Struct, frozen=True):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorResponse(msgspec.Struct, frozen=True):
-    error: ErrorFields
+REQUIRED_ONE_OF: dict[type[msgspec.Struct], tuple[str, ...]] = {
+    ChatCompletionRequest: ("messages", "prompt_token_ids"),
+    CompletionRequest: ("prompt", "prompt_token_ids"),
+    EmbeddingRequest: ("input",),
+    TokenizeRequest: ("prompt", "messages"),
+    AbortRequest: ("ids", "all"),
+}
+"""Fields of which a request has one; the structs leave that to the checks."""
 
 
 def route(routes: Sequence[GuardedRoute], context: ValidationContext) -> GuardedRoute:
@@ -93,8 +95,12 @@ def route(routes: Sequence[GuardedRoute], context: ValidationContext) -> Guarded
 
 
 def document(routes: Sequence[GuardedRoute], context: ValidationContext) -> dict[str, Any]:
-    structs = [*_BODIES.values(), ErrorResponse]
+    structs = [*BODIES.values(), *RESPONSES.values(), ErrorResponse]
     _, schemas = msgspec.json.schema_components(structs, ref_template=_SCHEMAS)
+    for struct in [*structs, ErrorFields]:
+        _add_descriptions(schemas[struct.__name__]["properties"], struct)
+    for struct, names in REQUIRED_ONE_OF.items():
+        schemas[struct.__name__]["anyOf"] = [{"required": [name]} for name in names]
     for struct in (ChatCompletionRequest, CompletionRequest, GenerateRequest, CreateResponseRequest):
         _add_ranges(schemas[struct.__name__]["properties"], context)
     del schemas[CreateResponseRequest.__name__]["properties"][CONTEXT_FIELD]
@@ -109,6 +115,11 @@ def document(routes: Sequence[GuardedRoute], context: ValidationContext) -> dict
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _add_descriptions(properties: dict[str, dict[str, Any]], struct: type[msgspec.Struct]) -> None:
+    for name, description in field_descriptions(struct).items():
+        properties[name].setdefault("description", description)
 
 
 def _add_ranges(properties: dict[str, dict[str, Any]], context: ValidationContext) -> None:
@@ -138,7 +149,7 @@ def _path(route: GuardedRoute) -> str:
 
 
 def _operations(route: GuardedRoute) -> dict[str, Any]:
-    methods = {"POST"} if route.path in _BODIES else (route.methods or set()) - {"HEAD"}
+    methods = {"POST"} if route.path in BODIES else (route.methods or set()) - {"HEAD"}
     return {method.lower(): _operation(route) for method in sorted(methods)}
 
 
@@ -147,13 +158,16 @@ def _operation(route: GuardedRoute) -> dict[str, Any]:
         "description": "An error",
         "content": _json({"$ref": _SCHEMAS.format(name=ErrorResponse.__name__)}),
     }
-    operation: dict[str, Any] = {"responses": {"200": {"description": "The answer"}, "default": error_response}}
+    response: dict[str, Any] = {"description": "The answer"}
+    if answered := RESPONSES.get(_path(route)):
+        response["content"] = _json({"$ref": _SCHEMAS.format(name=answered.__name__)})
+    operation: dict[str, Any] = {"responses": {"200": response, "default": error_response}}
     if summary := SUMMARIES.get(_path(route)):
         operation["summary"] = summary
     if route.access is not RouteAccess.OPEN:
         operation["security"] = [{"key": []}]
         operation["description"] = f"For a key of the role {route.access.value}, where there are keys."
-    if body := _BODIES.get(route.path):
+    if body := BODIES.get(route.path):
         operation["requestBody"] = {"required": True, "content": _json({"$ref": _SCHEMAS.format(name=body.__name__)})}
     if parameters := [_parameter(name) for name in route.param_convertors]:
         operation["parameters"] = parameters

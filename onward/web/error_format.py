@@ -26,20 +26,37 @@ def error_body(info: ErrorInfo, partial: bytes | None = None) -> bytes:
     return msgspec.json.encode(fields)
 
 
+class ErrorFields(msgspec.Struct, frozen=True):
+    """OpenAI's four, and what a machine needs to act on it. Also the schema that `/openapi.json` shows."""
+
+    message: str
+    """What is wrong, for people."""
+    type: str
+    """`invalid_request_error`, `rate_limit_error` or `server_error`."""
+    param: str | None
+    """The field or header that is wrong."""
+    code: str | None
+    """What is wrong, for programs."""
+    retryable: bool
+    """Whether the same request may succeed later."""
+    stage: str | msgspec.UnsetType = msgspec.UNSET
+    """How far the request had come, where prefill and decode are on different instances."""
+    retry_after_s: float | msgspec.UnsetType = msgspec.UNSET
+    """How long to wait before that."""
+
+
 def error_fields(info: ErrorInfo) -> dict[str, Any]:
-    """OpenAI's four, and what a machine needs to act on it."""
-    fields: dict[str, Any] = {
-        "message": info.message,
-        "type": error_type(info),
-        "param": info.param,
-        "code": info.code,
-        "retryable": info.retryable,
-    }
-    if info.stage is not None:
-        fields["stage"] = info.stage
-    if info.retry_after_s is not None:
-        fields["retry_after_s"] = info.retry_after_s
-    return fields
+    return msgspec.to_builtins(
+        ErrorFields(
+            info.message,
+            error_type(info),
+            info.param,
+            info.code,
+            info.retryable,
+            stage=msgspec.UNSET if info.stage is None else info.stage,
+            retry_after_s=msgspec.UNSET if info.retry_after_s is None else info.retry_after_s,
+        )
+    )
 
 
 def error_type(info: ErrorInfo) -> str:

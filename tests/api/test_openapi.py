@@ -3,15 +3,20 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+import httpx
+import jsonschema
 import pytest
 
-from onward.api.openapi import SUMMARIES
+from onward.api.openapi import BODIES, REQUIRED_ONE_OF, SUMMARIES
 from onward.api.requests.decoding import decode_chat, decode_tokens
 from onward.api.requests.schemas import ChatCompletionRequest, ValidationContext
 from onward.api.requests.validation import FIELD_RANGES
 from onward.api.responses.chat_request import decode_response
 from onward.errors import InvalidRequest
+from onward.proto.engine import ErrorInfo
+from onward.web.error_format import error_fields
 from tests.api.instance import Instance
+from tests.api.reader import NO_CERTIFICATES
 
 
 @pytest.fixture
@@ -85,3 +90,50 @@ def test_ranges_are_told_as_they_are_checked(field: str) -> None:
 def test_every_route_says_what_it_is_for(document: dict[str, Any]) -> None:
     summaries = {path: each.get("summary") for path, one in document["paths"].items() for each in one.values()}
     assert all(summaries.values()) and set(summaries) == set(SUMMARIES)
+
+
+def test_real_answers_and_errors_are_as_their_schemas_say(document: dict[str, Any], instance: Instance) -> None:
+    model = instance.model.name
+    chat = {"model": model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": chat,
+        "/v1/completions": {"model": model, "prompt": "a", "max_tokens": 3},
+        "/v1/embeddings": {"model": model, "input": "a"},
+        "/v1/abort": {"ids": ["nothing"]},
+        "/tokenize": {"prompt": "a"},
+        "/detokenize": {"tokens": [1]},
+    }
+
+    def check(path: str, method: str, status: str, answer: Any) -> None:
+        schema = document["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"]
+        jsonschema.validate(answer, {**schema, "components": document["components"]})
+
+    with httpx.Client(base_url=instance.url, timeout=60, verify=NO_CERTIFICATES) as client:
+        for path, body in asked.items():
+            answer = client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            check(path, "post", "200", answer.json())
+            refused = client.post(path, json={"model": 5, "ids": 5, "tokens": "x"})
+            assert refused.status_code == 400
+            check(path, "post", "default", refused.json())
+        for path in ("/v1/models", "/health", "/live", "/version"):
+            check(path, "get", "200", client.get(path).json())
+
+
+def test_an_error_s_schema_has_all_that_an_error_may_say(document: dict[str, Any]) -> None:
+    info = ErrorInfo("overloaded", "full", 429, True, param="x", retry_after_s=1.5, stage="decode")
+    fields = document["components"]["schemas"]["ErrorFields"]
+    assert set(fields["properties"]) == set(error_fields(info)) >= {"retryable", "stage", "retry_after_s"}
+    assert set(fields["required"]) == set(error_fields(ErrorInfo("overloaded", "full", 429, True)))
+    assert all(one.get("description") for one in fields["properties"].values())
+
+
+@pytest.mark.parametrize("struct", REQUIRED_ONE_OF, ids=lambda struct: struct.__name__)
+def test_a_request_without_any_of_the_fields_of_which_it_needs_one_is_refused(
+    document: dict[str, Any], instance: Instance, struct: Any
+) -> None:
+    [path] = [path for path, body in BODIES.items() if body is struct]
+    assert document["components"]["schemas"][struct.__name__]["anyOf"][0] == {"required": [REQUIRED_ONE_OF[struct][0]]}
+    body = {"model": instance.model.name} if "model" in struct.__struct_fields__ else {}
+    answer = httpx.post(instance.url + path, json=body, timeout=60, verify=NO_CERTIFICATES)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, REQUIRED_ONE_OF[struct][0])
