@@ -19,6 +19,7 @@ from tests.sabotage import (
     speculation,
     startup,
     supervision,
+    web_ui,
 )
 
 TABLE = [
@@ -40,4 +41,5 @@ TABLE = [
     *startup.TABLE,
     *supervision.TABLE,
     *partial_output.TABLE,
+    *web_ui.TABLE,
 ]
