@@ -128,7 +128,7 @@ class LiveEndpoint:
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await handle_errors(send, self._serve(scope, receive, send))
+        await handle_errors(scope, send, self._serve(scope, receive, send))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":
