@@ -46,7 +46,7 @@ def leases() -> Leases:
 
 def asked(name: str = "r", num_tokens: int = 100) -> Request:
     submit = Submit(0, name, 1, [ord(name[0])] * num_tokens, SamplingParams(seed=0, max_tokens=8))
-    request = create_request(submit, "api", EngineLimits(4096, NUM_BLOCKS, BLOCK_SIZE), 0.0)
+    request = create_request(submit, "api", EngineLimits(4096, NUM_BLOCKS, BLOCK_SIZE, num_drafts=0), 0.0)
     request.set_status(RequestStatus.ASKED)
     return request
 
