@@ -125,7 +125,7 @@ def _say_unknown_too_soon(patch: Patches) -> None:
         original: Callable, self: ClusterResponseStore, caller: Caller, response_id: str, param: str = "response_id"
     ) -> StreamRecord:
         request_id = response_id.removeprefix(PREFIX)
-        record = self._most_advanced(caller, request_id, (await find_records(self._serving, request_id)).records)
+        record = self._most_advanced(caller, request_id, (await find_records(self._runner, request_id)).records)
         if record is None:
             raise response_not_found(response_id, param)
         return record
@@ -232,11 +232,10 @@ def _a_router_fails_an_aborted_response(patch: Patches) -> None:
 
 
 def _an_aborted_response_runs_again(patch: Patches) -> None:
-    patch.around(
-        StreamRegistry,
-        "_record_of",
-        lambda original, *of, **more: msgspec.structs.replace(original(*of, **more), is_cancelled=False),
-    )
+    def entry_of(original: Callable, self: StreamRegistry, record: StreamRecord, *of: object, **more: object) -> object:
+        return original(self, msgspec.structs.replace(record, is_cancelled=False), *of, **more)
+
+    patch.around(StreamRegistry, "_entry_of_record", entry_of)
 
 
 def _each_instance_cancels_what_the_router_has(patch: Patches) -> None:
