@@ -80,7 +80,7 @@ VLLM_QUERIES = [
     ),
     f"sum by(finished_reason) (increase(vllm:request_success_total{_OF_MODEL}[$__rate_interval]))",
 ]
-"""What the panels of vLLM's public Grafana dashboard ask for, of versions 0.8 to 0.11 together."""
+"""What the panels of vLLM's public Grafana dashboard ask for, and two queries of newer metric names."""
 
 
 def dashboard_queries() -> list[str]:

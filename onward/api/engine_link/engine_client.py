@@ -331,7 +331,7 @@ class EngineClient:
 
 
 HOLD_S = 0.1
-"""Less than it takes to empty any queue that was full: nobody who could be served is turned away for long."""
+"""Shorter than it takes to empty a full queue, so that a refusal is not repeated once there is room."""
 OVERLOADED_CODE = "overloaded"
 
 

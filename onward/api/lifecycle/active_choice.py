@@ -69,7 +69,7 @@ class ActiveChoice:
     start_position: int = 0
     """The position that it goes on from in this answer."""
     reader_start: ChoiceCursor = ChoiceCursor(0)
-    """What whoever follows the tokens had of it then."""
+    """The reader's position in the choice at that time."""
     replayed_update: ChoiceUpdate | None = None
     """What there was to tell about the given tokens."""
     rescore_from: int | None = None

@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 
 class BackgroundResponses:
-    """Responses that are made although nobody waits for them."""
+    """Responses that are generated while no client is connected."""
 
     def __init__(self, runner: GenerationRunner, streams: StreamRegistry, tasks: TaskPool) -> None:
         self._runner = runner
