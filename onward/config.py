@@ -52,6 +52,8 @@ class ServeConfig:
     """`onward serve`."""
 
     model: str = flag_field(DEFAULT_MODEL, "a Hugging Face id, a folder, a .gguf file, or the built-in default")
+    revision: str | None = flag_field(None, "branch, tag or commit of a Hugging Face id (default: main)")
+    chat_template: str | None = flag_field(None, "file with a Jinja chat template, instead of the model's own")
     served_model_name: str | None = flag_field(None, "the model id that clients use (default: from the model)")
     host: str = flag_field("127.0.0.1", "address to listen on")
     port: int = flag_field(8000, "port to listen on (0: any free one)")
@@ -169,6 +171,15 @@ class ServeConfig:
     drain_s: float = flag_field(5.0, "how long running streams may finish after SIGTERM")
     log_level: str = flag_field("info", "debug, info, warning or error")
     log_format: LogFormat = flag_field("text", "text: key=value lines; json: one JSON object for each line")
+    otlp_endpoint: str | None = flag_field(
+        None, "URL of an OpenTelemetry collector that gets traces, over HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT)"
+    )
+    trace_sample_ratio: float | None = flag_field(
+        None, "share of the requests that are traced, where clients do not decide (default: OTEL_TRACES_SAMPLER, or 1)"
+    )
+    trace_url: str | None = flag_field(
+        None, "page of a trace, with {trace_id} in it: the live view of /ui links streams to it"
+    )
     log_interval_s: float = flag_field(5.0, "time between two log lines of the scheduler; none while idle (0: never)")
     step_log: str | None = flag_field(None, "file that gets one JSON line for each step")
     record: str | None = flag_field(
@@ -194,7 +205,9 @@ class RouterConfig:
     decode_policy: RoutingPolicy | None = flag_field(None, "how a decode instance is chosen (default: --policy)")
     preempt_retry_count: int = flag_field(3, "further attempts after one that failed, since the last delivered token")
     preempt_retry_exclude_decode: bool = flag_field(False, "keep the last decode instance out of the next attempt")
-    retry_budget: float = flag_field(0.2, "attempts without progress, as a share of the requests of the last minute")
+    retry_budget: float = flag_field(
+        0.2, "attempts without progress, as a share of their caller's requests of the last minute"
+    )
     stall_timeout_s: float = flag_field(15.0, "a stream of which nothing moves for so long is carried on elsewhere")
     restart_grace_s: float = flag_field(
         5.0, "how long an instance that restarts a process may take before its streams move"
@@ -237,6 +250,15 @@ class RouterConfig:
     max_connections: int = flag_field(4096, "connections with a request under way that one process has; more get a 503")
     log_level: str = flag_field("info", "debug, info, warning or error")
     log_format: LogFormat = flag_field("text", "text: key=value lines; json: one JSON object for each line")
+    otlp_endpoint: str | None = flag_field(
+        None, "URL of an OpenTelemetry collector that gets traces, over HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT)"
+    )
+    trace_sample_ratio: float | None = flag_field(
+        None, "share of the requests that are traced, where clients do not decide (default: OTEL_TRACES_SAMPLER, or 1)"
+    )
+    trace_url: str | None = flag_field(
+        None, "page of a trace, with {trace_id} in it: the live view of /ui links streams to it"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +342,9 @@ class ApiConfig:
     tls_key: str | None = None
     log_level: str = "info"
     log_format: LogFormat = "text"
+    otlp_endpoint: str | None = None
+    trace_sample_ratio: float | None = None
+    trace_url: str | None = None
     serve_config: dict[str, Any] = field(default_factory=dict)
     """The instance's `ServeConfig`, as `/info` shows it."""
 
@@ -360,6 +385,72 @@ def api_key_in_environment() -> str | None:
     return os.environ.get(API_KEY_VARIABLE) or None
 
 
+@dataclass(frozen=True, slots=True)
+class OtelSettings:
+    """Where traces go, and which requests are traced."""
+
+    endpoint: str
+    """The whole URL, with the path for traces."""
+    sample_ratio: float = 1.0
+    is_parent_based: bool = True
+    """Whether a client's own decision holds."""
+
+
+TRACES_PATH = "/v1/traces"
+_SAMPLERS = {
+    "always_on": (False, 1.0),
+    "always_off": (False, 0.0),
+    "traceidratio": (False, None),
+    "parentbased_always_on": (True, 1.0),
+    "parentbased_always_off": (True, 0.0),
+    "parentbased_traceidratio": (True, None),
+}
+"""Values of `OTEL_TRACES_SAMPLER`: whether a client's decision holds, and the ratio; None: `OTEL_TRACES_SAMPLER_ARG`."""
+
+
+def otel_settings(endpoint: str | None, sample_ratio: float | None) -> OtelSettings | None:
+    """From the flags, and from OpenTelemetry's own variables where a flag is not given. None: nothing is traced. Raises
+    `StartupError` for a value that cannot be used."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    url = traces_url(endpoint) if endpoint else _traces_url_in_environment()
+    if url is None:
+        return None
+    is_parent_based, ratio = _sampler_in_environment()
+    return OtelSettings(url, ratio if sample_ratio is None else sample_ratio, is_parent_based)
+
+
+def traces_url(endpoint: str) -> str:
+    """The collector's URL with the path for traces, unless it has that already."""
+    base = endpoint.rstrip("/")
+    return base if base.endswith(TRACES_PATH) else base + TRACES_PATH
+
+
+def _traces_url_in_environment() -> str | None:
+    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return None
+    if url := os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        return url
+    base = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    return base.rstrip("/") + TRACES_PATH if base else None
+
+
+def _sampler_in_environment() -> tuple[bool, float]:
+    name = os.environ.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on"
+    if name not in _SAMPLERS:
+        raise StartupError(f"OTEL_TRACES_SAMPLER is {name!r}; it may be {', '.join(_SAMPLERS)}, or not set")
+    is_parent_based, ratio = _SAMPLERS[name]
+    if ratio is None:
+        argument = os.environ.get("OTEL_TRACES_SAMPLER_ARG") or "1"
+        try:
+            ratio = float(argument)
+        except ValueError:
+            ratio = -1.0
+        if not 0 <= ratio <= 1:
+            raise StartupError(f"OTEL_TRACES_SAMPLER_ARG is {argument!r}, not a number within 0 to 1")
+    return is_parent_based, ratio
+
+
 def environment_with(overrides: dict[str, str]) -> dict[str, str]:
     """For a process that we start."""
     return os.environ | overrides
@@ -377,6 +468,20 @@ def wants_no_color() -> bool:
 
 def hub_endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT")
+
+
+def hub_cache_dir() -> Path:
+    """Where Hugging Face's programs keep models: `HF_HUB_CACHE`, else `hub` in `HF_HOME` or in the user's cache folder."""
+    if path := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(path).expanduser()
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface" / "hub"
+
+
+def hub_is_offline() -> bool:
+    """`HF_HUB_OFFLINE`: nothing may be fetched."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def set_triton_cache() -> Path:

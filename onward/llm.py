@@ -59,13 +59,18 @@ class LLM:
         """`model` and `llm_args` are flags of `onward serve` (`offline.inputs.LLM_ARGS` lists them).
         `progress(message, fraction)` is called during download, conversion and warm-up."""
         config = build_config(model, llm_args)
-        from onward.models.loader import model_store
+        from onward.models.loader import cuda_probe, model_store
 
+        if config.device == "cuda":
+            cuda_probe.require_cuda_device()
         prepared = model_store.prepare(
             config.model,
             dtype=config.dtype,
             quantization=config.quantization,
             load_format=config.load_format,
+            revision=config.revision,
+            chat_template=config.chat_template,
+            max_model_len=config.max_model_len,
             device=config.device,
             deterministic=config.deterministic,
             cache_dir=cache_dir,

@@ -22,6 +22,7 @@ from benchmarks.api.api_cost import ApiCostRow, ApiCostSample, StreamCost, strea
 from benchmarks.api.api_load import ApiLoad
 from benchmarks.api.api_processes import ApiUnderTest, StubEngineProcess, load
 from benchmarks.api.api_stages import FunctionSamples
+from benchmarks.api.load_arguments import SHORT_TOKENS, add_load_arguments, check_load_arguments
 from benchmarks.grammar import grammar_cost
 from benchmarks.harness import benchmark_command
 from onward import config
@@ -34,7 +35,6 @@ from onward.text.tokenizer import Tokenizer
 TEXT = (
     "The sea covers most of the earth, and what lives in it is older than anything on land. Its tides follow the moon. "
 )
-SHORT_TOKENS = 16
 WHOLE_TOKENS, WHOLE_CONNECTIONS, WHOLE_REQUESTS = 16, 16, 40
 WHOLE_INTERVAL_MS = 5.0
 NUM_DEAREST = 25
@@ -173,19 +173,14 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-api", description="What an api process costs, and where it goes.")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="[%(default)s]")
-    parser.add_argument("--connections", type=int, default=256, metavar="N", help="[%(default)s]")
-    parser.add_argument("--tokens", type=int, default=512, metavar="N", help="of each stream [%(default)s]")
-    parser.add_argument("--short-requests", type=int, default=2, metavar="N", help="of each connection [%(default)s]")
-    parser.add_argument("--interval-ms", type=float, default=20.0, metavar="MS", help="between steps [%(default)s]")
+    add_load_arguments(parser)
     parser.add_argument("--skip-costs", action="store_true")
     parser.add_argument("--skip-profile", action="store_true")
     parser.add_argument("--skip-grammars", action="store_true", help="without what `make bench-grammar` measures")
     benchmark_command.add_json(parser)
     benchmark_command.add_out(parser)
     args = parser.parse_args()
-    if min(args.rounds, args.connections, args.short_requests) < 1 or args.tokens <= SHORT_TOKENS:
-        parser.error(f"counts must be at least 1, and --tokens more than {SHORT_TOKENS}")
+    check_load_arguments(parser, args)
     return args
 
 

@@ -16,7 +16,7 @@ import msgspec
 from benchmarks import ROOT
 from benchmarks.api.api_cost import ThreadTimes
 from benchmarks.api.api_load import ApiLoad, ApiLoadResult
-from onward.config import ApiConfig
+from onward.config import ApiConfig, environment_with
 from onward.proto.control import ChildReady, EngineGone, EngineUp, StartApi, StartStreamStore, StopChild, StreamStoreUp
 from onward.proto.model import PreparedModel
 from onward.proto.step import WorkerHello
@@ -31,7 +31,7 @@ NUM_BLOCKS, BLOCK_SIZE = 1 << 16, 16
 class ControlledProcess:
     """A process of an instance, born as the supervisor does it."""
 
-    def __init__(self, arguments: list[str], log: Path, inherited: tuple[int, ...] = ()) -> None:
+    def __init__(self, arguments: list[str], log: Path, inherited: tuple[int, ...] = (), source: Path = ROOT) -> None:
         self.channel, theirs = control_pair()
         command = [sys.executable, *arguments, "--control-fd", str(theirs.fileno())]
         with log.open("w") as file:
@@ -40,7 +40,8 @@ class ControlledProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                cwd=ROOT,
+                cwd=source,
+                env=environment_with({"PYTHONPATH": str(source)}),
                 pass_fds=(theirs.fileno(), *inherited),
             )
         theirs.close()
@@ -67,9 +68,18 @@ class ControlledProcess:
 
 
 class ApiUnderTest:
-    """`profile`: the file that says where the time went between two calls of `toggle_profile`."""
+    """`profile`: the file that says where the time went between two calls of `toggle_profile`. `source`: the folder of
+    the package, where another version of it is measured."""
 
-    def __init__(self, model: PreparedModel, folder: Path, profile: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: PreparedModel,
+        folder: Path,
+        profile: Path | None = None,
+        *,
+        config: ApiConfig | None = None,
+        source: Path = ROOT,
+    ) -> None:
         self.model = model
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port: int = self._listening.getsockname()[1]
@@ -77,13 +87,13 @@ class ApiUnderTest:
         program = ["-m", "onward.api.main"]
         if profile is not None:
             program = ["-m", "benchmarks.api.profiled_api", "--profile", str(profile.resolve())]
-        self._api = ControlledProcess(program, folder / "bench-api.log", (fd,))
+        self._api = ControlledProcess(program, folder / "bench-api.log", (fd,), source)
         self._stream_store = ControlledProcess(
             ["-m", "onward.stream_store.main"], folder / "bench-api-stream-store.log"
         )
         to_bind, stream_store_address = make_private_address(f"bench-stream-store-{secrets.token_hex(4)}")
         self._stream_store.channel.send(StartStreamStore("bench-stream-store", to_bind))
-        self._api.channel.send(StartApi("bench-api", 0, ApiConfig(), model, fd))
+        self._api.channel.send(StartApi("bench-api", 0, config or ApiConfig(), model, fd))
         self._stream_store.wait_ready()
         self._api.wait_ready()
         self._api.channel.send(StreamStoreUp("bench-stream-store", stream_store_address))
@@ -107,6 +117,11 @@ class ApiUnderTest:
         """Processor time so far."""
         tasks = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/stat")]
         return ThreadTimes.of_tasks(self.pid, tasks, os.sysconf("SC_CLK_TCK"))
+
+    def cpu_s(self) -> float:
+        """Processor time so far of all threads, to the nanosecond."""
+        schedstats = (path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat"))
+        return sum(int(text.split()[0]) for text in schedstats) / 1e9
 
     def stop(self) -> None:
         self._api.stop()

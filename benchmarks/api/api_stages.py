@@ -10,7 +10,7 @@ STAGES: list[tuple[str, tuple[str, ...]]] = [
     ("mailboxes, tasks", ("/onward/api/engine_link/engine_client.py", "/asyncio/")),
     (
         "text: tokens to characters",
-        ("/onward/api/lifecycle/request_output.py", "/onward/api/lifecycle/active_choice.py", "/onward/text/"),
+        ("/onward/api/lifecycle/request_output.py", "/onward/api/lifecycle/choice_output.py", "/onward/text/"),
     ),
     (
         "events: JSON, cursors",

@@ -25,6 +25,7 @@ from onward.proto.engine import (
     TokenDelta,
     TokenDeltas,
 )
+from onward.proto.trace import PhaseChange, RequestPhases
 from onward.transport.zmq_sockets import SocketPoller
 
 HOLDING_EVERY_S = 1.0
@@ -35,6 +36,12 @@ IDLE_S = 60.0
 class StubRequest:
     submit: Submit
     position: int
+
+
+def _phases_of(submit: Submit) -> RequestPhases:
+    """All that an engine tells of a traced request that nothing disturbs, at once."""
+    changes = [PhaseChange("queue", 0.0), PhaseChange("prefill", 0.0), PhaseChange("decode", 0.0, num_tokens=1)]
+    return RequestPhases(submit.request_id, submit.epoch, changes)
 
 
 class StubEngine:
@@ -55,7 +62,8 @@ class StubEngine:
         match message:
             case Submit():
                 self._running[message.request_id] = StubRequest(message, len(message.generated_token_ids))
-                return [RequestAccepted(message.request_id, message.epoch)]
+                accepted = RequestAccepted(message.request_id, message.epoch)
+                return [accepted, *([_phases_of(message)] if message.trace_id else [])]
             case Abort():
                 self._running.pop(message.request_id, None)
                 return []

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from onward.config import cache_dir
-from onward.models.loader.config_parser import HF_ARCHITECTURES
+from onward.models.families.registry import BY_ARCHITECTURE
 from onward.models.loader.model_store import resolve_source
 from onward.models.loader.weight_conversion import write_weights
 from onward.models.thinned import ThinnedTensors, all_but_every_nth, every_nth, thinned_config
-from onward.proto.model import ModelConfig
+from onward.proto.model import Llama3Rope, ModelConfig
 
 
 def write_thinned(
@@ -39,12 +39,12 @@ def write_thinned(
 
 
 def _hf_config(config: ModelConfig) -> dict[str, Any]:
-    names = {ours: theirs for theirs, ours in HF_ARCHITECTURES.items()}
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
     if (scaling := config.rope_scaling) is not None:
+        assert isinstance(scaling, Llama3Rope), "only Llamas are thinned"
         rope |= {field: getattr(scaling, field) for field in scaling.__struct_fields__} | {"rope_type": "llama3"}
     return {
-        "architectures": [names[config.architecture]],
+        "architectures": [BY_ARCHITECTURE[config.architecture].hf_name],
         "model_type": config.architecture,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,

@@ -86,7 +86,9 @@ def build_app(
     ]
     routes.append(openapi.route(routes, validation_context(services)))
     # A new list: the document of the API leaves out what is for our own pages.
-    session = session_route(lambda: UiServerInfo(config.role, config.role != "prefill", config.demo))
+    session = session_route(
+        lambda: UiServerInfo(config.role, config.role != "prefill", config.demo, config.trace_url or "")
+    )
     routes = [*routes, *static_routes(), session, *live_feed.routes(), *demo.routes()]
     origins = config.cors_origin
     own_host = urlsplit(config.url).hostname or ""
@@ -113,7 +115,7 @@ def build_app(
         paths,
         first_refusal(*checks),
         with_cors(respond_refusal, origins),
-        AccessLog(services.clock),
+        AccessLog(services.clock, services.tracer),
     )
 
 

@@ -21,7 +21,10 @@ from onward.api.process import ApiProcess, Runtime
 from onward.api.requests.preprocessing_executors import TEMPLATE_LIMITS
 from onward.api.requests.text_processor import TextProcessor
 from onward.clock import SystemClock
+from onward.config import OtelSettings
 from onward.errors import OnwardError
+from onward.obs.span_exporter import import_exporter
+from onward.obs.tracer import resolve_settings
 from onward.proto.control import StartApi, StartFailed
 from onward.random_source import SystemRandomSource
 from onward.text.prompt_tokenizer import read_tokenizer_files
@@ -39,7 +42,9 @@ _THREAD_SWITCH_INTERVAL_S = 0.0005
 """How long the event loop waits for a thread that decodes or tokenizes. Python's default of 5 ms would delay each token."""
 
 
-async def _serve(start: StartApi, channel: ControlChannel, text_processor: TextProcessor) -> None:
+async def _serve(
+    start: StartApi, channel: ControlChannel, text_processor: TextProcessor, otel: OtelSettings | None
+) -> None:
     runtime = Runtime(
         clock=SystemClock(),
         random=SystemRandomSource(),
@@ -49,6 +54,7 @@ async def _serve(start: StartApi, channel: ControlChannel, text_processor: TextP
         new_executor=lambda num_threads, name: ThreadPoolExecutor(num_threads, thread_name_prefix=name),
         stop_server=lambda grace_s, on_end: server.stop(grace_s, on_end),
         exit_now=_exit_now,
+        otel=otel,
     )
     api = ApiProcess(start, channel, text_processor, runtime)
     limits = ConnectionLimits(max_connections=start.config.max_connections)
@@ -90,12 +96,15 @@ def main() -> None:
     except OnwardError as error:
         channel.send(StartFailed(error.message))
         raise SystemExit(1) from error
+    otel = resolve_settings(start.config.otlp_endpoint, start.config.trace_sample_ratio)
+    if otel is not None:
+        import_exporter()
     _return_large_buffers()
     sys.setswitchinterval(_THREAD_SWITCH_INTERVAL_S)
     # What is here now stays: a look for garbage among the tokenizer's tables would hold up every stream.
     gc.collect()
     gc.freeze()
-    uvloop.run(_serve(start, channel, text_processor))
+    uvloop.run(_serve(start, channel, text_processor, otel))
     text_processor.grammar_validator.close()
     channel.close()
 

@@ -17,7 +17,7 @@ from onward.api.field_descriptions import field_descriptions
 from onward.api.requests.embedding_request import EmbeddingRequest
 from onward.api.requests.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, ValidationContext
 from onward.api.requests.validation import FIELD_RANGES
-from onward.api.response_schemas import RESPONSES, ErrorResponse
+from onward.api.response_schemas import RESPONSES, RESPONSES_BY_METHOD, ErrorResponse
 from onward.api.responses.create_request import CreateResponseRequest
 from onward.version import __version__
 from onward.web.auth.authenticator import GuardedRoute, RouteAccess
@@ -95,7 +95,7 @@ def route(routes: Sequence[GuardedRoute], context: ValidationContext) -> Guarded
 
 
 def document(routes: Sequence[GuardedRoute], context: ValidationContext) -> dict[str, Any]:
-    structs = [*BODIES.values(), *RESPONSES.values(), ErrorResponse]
+    structs = [*BODIES.values(), *{*RESPONSES.values()}, *RESPONSES_BY_METHOD.values(), ErrorResponse]
     _, schemas = msgspec.json.schema_components(structs, ref_template=_SCHEMAS)
     for struct in [*structs, ErrorFields]:
         _add_descriptions(schemas[struct.__name__]["properties"], struct)
@@ -150,16 +150,16 @@ def _path(route: GuardedRoute) -> str:
 
 def _operations(route: GuardedRoute) -> dict[str, Any]:
     methods = {"POST"} if route.path in BODIES else (route.methods or set()) - {"HEAD"}
-    return {method.lower(): _operation(route) for method in sorted(methods)}
+    return {method.lower(): _operation(route, method) for method in sorted(methods)}
 
 
-def _operation(route: GuardedRoute) -> dict[str, Any]:
+def _operation(route: GuardedRoute, method: str) -> dict[str, Any]:
     error_response = {
         "description": "An error",
         "content": _json({"$ref": _SCHEMAS.format(name=ErrorResponse.__name__)}),
     }
     response: dict[str, Any] = {"description": "The answer"}
-    if answered := RESPONSES.get(_path(route)):
+    if answered := RESPONSES_BY_METHOD.get((method, _path(route))) or RESPONSES.get(_path(route)):
         response["content"] = _json({"$ref": _SCHEMAS.format(name=answered.__name__)})
     operation: dict[str, Any] = {"responses": {"200": response, "default": error_response}}
     if summary := SUMMARIES.get(_path(route)):

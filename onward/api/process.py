@@ -3,6 +3,7 @@
 `main` brings the real ones, the simulator others.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import aiohttp
 from onward import log
 from onward.api.app import build_app
 from onward.api.endpoints.admin import AdminEndpoints
-from onward.api.endpoints.live import InstanceWatch
+from onward.api.endpoints.live import InstanceLiveView
 from onward.api.engine_link.engine_client import EngineClient, EngineTransport, LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.request_builder import ApiServices
@@ -25,7 +26,9 @@ from onward.api.requests.unsupported_fields import UnknownFieldReporter
 from onward.api.router_registration import InstanceDescription, OtherInstanceCounts, RouterRegistrar
 from onward.api.supervisor_client import SupervisorChannel, SupervisorClient
 from onward.clock import Clock
+from onward.config import OtelSettings
 from onward.obs.metrics import Registry
+from onward.obs.tracer import ProcessTracing
 from onward.proto.control import (
     ChildReady,
     Drain,
@@ -64,6 +67,8 @@ class Runtime:
     """No new connections; what is under way has the grace, and at its end somebody is called."""
     exit_now: Callable[[], None]
     """For when nothing can be put right from here. The supervisor, if there is one, starts another."""
+    otel: OtelSettings | None = None
+    """None: nothing is traced."""
 
 
 class ApiProcess:
@@ -77,6 +82,12 @@ class ApiProcess:
         self._supervisor = SupervisorClient(channel, registry.snapshot)
         self._client = EngineClient(RequestTracker(registry), runtime.clock, runtime.connect_engine, runtime.exit_now)
         self._tasks = TaskPool()
+        attributes = {
+            "service.instance.id": start.incarnation,
+            "onward.role": start.config.role,
+            "onward.instance": str(start.config.serve_config.get("instance_name", "")),
+        }
+        self._tracing = ProcessTracing(runtime.otel, runtime.clock, runtime.random, registry, attributes)
         unknown_fields = registry.counter("onward_unknown_fields_total", "Unknown request fields, ignored")
         services = ApiServices(
             config=start.config,
@@ -90,6 +101,7 @@ class ApiProcess:
             load_shedder=LoadShedder(runtime.clock, registry),
             latency=RequestLatencyMetrics(registry),
             tasks=self._tasks,
+            tracer=self._tracing.tracer,
         )
         self._stream_store = StreamStoreClient(runtime.connect_stream_store, runtime.exit_now, registry)
         self._streams = StreamRegistry(
@@ -106,7 +118,7 @@ class ApiProcess:
         )
         instance_description = InstanceDescription(services, self._supervisor, self._streams, other_instances)
         self._active_keys = ActiveKeys(ApiKeyTable(start.keys))
-        watch = InstanceWatch(start.config, self._client, self._supervisor, self._streams, runtime.clock)
+        watch = InstanceLiveView(start.config, self._client, self._supervisor, self._streams, runtime.clock)
         self._live_feed = LiveFeed(watch.look, runtime.clock)
         self.app = build_app(
             services,
@@ -156,6 +168,7 @@ class ApiProcess:
         await self._tasks.close()
         await self._client.close()
         await self._stream_store.close()
+        await asyncio.to_thread(self._tracing.close)
 
     def _on_control_message(self, message: ToChild) -> None:
         match message:

@@ -89,19 +89,30 @@ def table_of(summary: Summary, title: str) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="dim")
     table.add_column(justify="right")
-    table.add_row("output tokens/s", f"{summary.output_tokens_per_s:.1f}")
-    table.add_row("requests/s", f"{summary.requests_per_s:.2f}")
-    table.add_row("time to first token, p50 / p99", _in_ms(summary.ttft_s))
-    table.add_row("time per output token, p50 / p99", _in_ms(summary.tpot_s))
-    table.add_row("between tokens, p50 / p99", _in_ms(summary.inter_token_s))
-    table.add_row("whole request, p50 / p99", _in_ms(summary.request_s))
-    table.add_row("prompt tokens (cached)", f"{summary.prompt_tokens} ({summary.cached_tokens})")
-    table.add_row("output tokens", str(summary.output_tokens))
-    table.add_row("duration", f"{summary.duration_s:.1f} s")
-    table.add_row("requests (failed)", f"{summary.num_requests} ({summary.num_failed})")
+    for name, value in _rows_of(summary):
+        table.add_row(name, value)
     for error, count in summary.errors.items():
         table.add_row(f"failed, {count} times", error[:100], style="red")
     return table
+
+
+def lines_of(summary: Summary) -> list[str]:
+    return [f"{name}: {value}" for name, value in _rows_of(summary)]
+
+
+def _rows_of(summary: Summary) -> list[tuple[str, str]]:
+    return [
+        ("output tokens/s", f"{summary.output_tokens_per_s:.1f}"),
+        ("requests/s", f"{summary.requests_per_s:.2f}"),
+        ("time to first token, p50 / p99", _in_ms(summary.ttft_s)),
+        ("time per output token, p50 / p99", _in_ms(summary.tpot_s)),
+        ("between tokens, p50 / p99", _in_ms(summary.inter_token_s)),
+        ("whole request, p50 / p99", _in_ms(summary.request_s)),
+        ("prompt tokens (cached)", f"{summary.prompt_tokens} ({summary.cached_tokens})"),
+        ("output tokens", str(summary.output_tokens)),
+        ("duration", f"{summary.duration_s:.1f} s"),
+        ("requests (failed)", f"{summary.num_requests} ({summary.num_failed})"),
+    ]
 
 
 def _in_ms(values: Percentiles | None) -> str:

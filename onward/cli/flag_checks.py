@@ -2,8 +2,11 @@
 
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
+from onward.config import RouterConfig, ServeConfig, otel_settings
 from onward.errors import StartupError
+from onward.optional_packages import require_otel
 from onward.proto.field_types import MAX_DURATION_S
 from onward.transport.http_urls import check_host
 from onward.web.auth.allowed_hosts import ANY, normalized_host
@@ -25,6 +28,29 @@ def check_port(port: int, flag: str = "--port") -> None:
 def check_log_level(level: str) -> None:
     if level.lower() not in LOG_LEVELS:
         raise StartupError(f"--log-level {level!r} is none of {', '.join(LOG_LEVELS)}")
+
+
+def check_tracing(config: ServeConfig | RouterConfig) -> None:
+    if config.otlp_endpoint is not None:
+        _check_http_url("--otlp-endpoint", config.otlp_endpoint)
+        require_otel("--otlp-endpoint")
+    if config.trace_sample_ratio is not None and not 0 <= config.trace_sample_ratio <= 1:
+        raise StartupError(f"--trace-sample-ratio {config.trace_sample_ratio} is not within 0 to 1")
+    if config.trace_url is not None:
+        _check_http_url("--trace-url", config.trace_url)
+        if "{trace_id}" not in config.trace_url:
+            raise StartupError(f"--trace-url {config.trace_url!r} has no {{trace_id}} in it")
+    otel_settings(config.otlp_endpoint, config.trace_sample_ratio)
+
+
+def _check_http_url(flag: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise StartupError(f"{flag} {url!r} is no URL that begins with http:// or https://")
 
 
 def check_origins(origins: tuple[str, ...]) -> None:

@@ -18,6 +18,8 @@ SERVE: Groups = {
         "api_key_file",
     ),
     "model": (
+        "revision",
+        "chat_template",
         "dtype",
         "deterministic",
         "load_format",
@@ -81,6 +83,9 @@ SERVE: Groups = {
         "log_format",
         "log_interval_s",
         "metrics_names",
+        "otlp_endpoint",
+        "trace_sample_ratio",
+        "trace_url",
         "step_log",
         "record",
         "record_tokens",
@@ -120,6 +125,7 @@ ROUTER: Groups = {
         "allowed_host",
     ),
     "requests and connections": ("default_max_tokens", "strict_fields", "max_body_bytes", "max_connections"),
+    "traces": ("otlp_endpoint", "trace_sample_ratio", "trace_url"),
 }
 OTHERS = "other flags"
 """Title for flags that are in no group, so that none is left out of the help."""

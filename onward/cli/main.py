@@ -26,6 +26,7 @@ COMMANDS = {
     "replay": "run a recording of the engine again and compare its answers",
     "keys": "make and show the API keys that clients use",
     "keygen": "make the secret that instances on several machines share",
+    "models": "list, show and remove cached models",
     "warm": "fetch, convert and compile now what a first start would",
 }
 

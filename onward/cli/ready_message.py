@@ -46,7 +46,7 @@ def _lines(
         lines.append(f"  Prompts are computed by {', '.join(pd.prefill_peers)}\n")
     if pd.handoff_address is not None:
         lines.append(f"  It also prefills for decode instances at {pd.handoff_address}\n")
-    return [*lines, *_router_lines(routers), curl_example(model.name, url, needs_key=needs_key)]
+    return [*lines, *_router_lines(routers), curl_example(model, url, needs_key=needs_key)]
 
 
 def _router_lines(routers: RegistrationConfig) -> list[str | Text]:
@@ -95,9 +95,16 @@ def _look(url: str) -> list[str]:
     return [f"  Look at them with: onward status {url}\n"]
 
 
-def curl_example(model_name: str, url: str, *, needs_key: bool = False) -> str:
+def curl_example(model: PreparedModel, url: str, *, needs_key: bool = False) -> str:
+    """A request that the model can answer: a chat, where it has a template for one."""
     # A small model left to chance talks without end, so the first request that people try is kept short and calm.
-    message = '{"role": "user", "content": "What is the capital of France?"}'
-    body = f'{{"model": "{model_name}", "messages": [{message}], "temperature": 0.2, "max_tokens": 100}}'
+    if model.tokenizer is None:
+        path, prompt = "/v1/completions", '"prompt": [1]'
+    elif not model.chat_template:
+        path, prompt = "/v1/completions", '"prompt": "The capital of France is"'
+    else:
+        path = "/v1/chat/completions"
+        prompt = '"messages": [{"role": "user", "content": "What is 2 + 2?"}]'
+    body = f'{{"model": "{model.name}", {prompt}, "temperature": 0.2, "max_tokens": 100}}'
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
-    return f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n       -d '{body}'\n"
+    return f"  curl {url}{path}{key} -H 'Content-Type: application/json' \\\n       -d '{body}'\n"

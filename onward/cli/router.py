@@ -21,6 +21,7 @@ from onward.cli.flag_checks import (
     check_origins,
     check_port,
     check_positive_seconds,
+    check_tracing,
 )
 from onward.cli.flags import add_grouped_flags, from_args
 from onward.cli.ready_message import print_router_ready
@@ -77,6 +78,7 @@ def check(config: RouterConfig) -> None:
     check_not_negative(config, "default_max_tokens", "retry_budget", "restart_grace_s", "detach_ttl_s", "drain_s")
     check_positive_seconds(config, "stall_timeout_s", "request_timeout_s")
     check_log_level(config.log_level)
+    check_tracing(config)
     check_origins(config.cors_origin)
     check_allowed_hosts(config.allowed_host)
     if (tls := tls_files(config)) is not None:

@@ -9,6 +9,7 @@ import socket
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
@@ -24,16 +25,18 @@ from onward.cli.flag_checks import (
     check_not_negative,
     check_origins,
     check_port,
+    check_tracing,
 )
 from onward.cli.flags import add_grouped_flags, from_args
 from onward.cli.progress import ProgressDisplay
 from onward.cli.ready_message import print_ready
-from onward.cli.start_summary import pool_warning, summary
+from onward.cli.start_summary import chat_disabled, pool_warning, summary
 from onward.clock import SystemClock
 from onward.config import BLOCK_MULTIPLE, ServeConfig, cache_dir
 from onward.engine.recording.recording_file import check_recording
 from onward.errors import StartupError
-from onward.models.loader import model_store
+from onward.models.loader import cuda_probe, model_store
+from onward.models.loader.model_lock import hold_model
 from onward.obs.step_log import check_step_log
 from onward.optional_packages import require_torch
 from onward.proto.model import PreparedModel
@@ -102,6 +105,8 @@ def serve(
     num_keys = len(key_source.read())
     with ProgressDisplay(Console(stderr=True)) as progress:
         model = prepare_model(config, progress)
+        if (disabled := chat_disabled(model)) is not None:
+            logging.getLogger(__name__).warning(f"chat is {disabled}")
 
         def on_ready(worker: WorkerHello) -> None:
             progress.stop()
@@ -123,7 +128,8 @@ def serve(
             on_progress=progress,
             on_ready=on_ready,
         )
-        supervisor.run()
+        with hold_model(Path(model.folder)):
+            supervisor.run()
 
 
 def prepare_model(config: ServeConfig, progress: ProgressDisplay) -> PreparedModel:
@@ -134,6 +140,9 @@ def prepare_model(config: ServeConfig, progress: ProgressDisplay) -> PreparedMod
         quantization=config.quantization,
         load_format=config.load_format,
         generation_config=config.generation_config,
+        revision=config.revision,
+        chat_template=config.chat_template,
+        max_model_len=config.max_model_len,
         device=config.device,
         deterministic=config.deterministic,
         cache_dir=cache_dir(),
@@ -147,7 +156,7 @@ def check(config: ServeConfig) -> None:
     check_counts(config, "max_connections", "max_body_bytes", "num_kv_blocks", "max_model_len", "threads")
     if not 1 <= config.api_processes <= MAX_API_PROCESSES:
         raise StartupError(f"--api-processes {config.api_processes} is not within 1 to {MAX_API_PROCESSES}")
-    check_not_empty(config, "model", "served_model_name", "host")
+    check_not_empty(config, "model", "served_model_name", "host", "revision", "chat_template")
     if config.block_size % BLOCK_MULTIPLE or config.block_size > MAX_BLOCK_SIZE:
         raise StartupError(
             f"--block-size {config.block_size} is not a multiple of {BLOCK_MULTIPLE} up to {MAX_BLOCK_SIZE}"
@@ -157,6 +166,7 @@ def check(config: ServeConfig) -> None:
     check_not_negative(config, "default_max_tokens", "drain_s", "log_interval_s", "detach_ttl_s", "response_ttl_s")
     check_instance_name(config.instance_name)
     check_log_level(config.log_level)
+    check_tracing(config)
     check_origins(config.cors_origin)
     check_allowed_hosts(config.allowed_host)
     if config.max_num_batched_tokens < config.max_num_seqs:
@@ -201,6 +211,8 @@ def check_device(config: ServeConfig) -> None:
         )
     if config.device == "cuda" and config.speculative is not None:
         raise StartupError(f"--speculative {config.speculative} is for --device cpu: on CUDA nobody verifies drafts")
+    if config.device == "cuda":
+        cuda_probe.require_cuda_device()
 
 
 def _check_files(config: ServeConfig) -> None:

@@ -20,6 +20,7 @@ def summary(
     """Titles and what they are about."""
     return [
         ("model", f"{model.name}: {model.config.architecture}, {model.config.num_layers} layers, {precision(model)}"),
+        *([("chat", disabled)] if (disabled := chat_disabled(model)) else []),
         ("compute", f"{config.device}, {worker.kernels}" + (f", {worker.threads} threads" if worker.threads else "")),
         ("context", f"{worker.max_model_len:,} tokens"),
         ("KV pool", pool(config, worker)),
@@ -27,6 +28,15 @@ def summary(
         ("keys", keys(config, num_keys)),
         ("addresses", ", ".join(addresses(url, pd, routers))),
     ]
+
+
+def chat_disabled(model: PreparedModel) -> str | None:
+    """Why requests with messages get a 400, if they do."""
+    if model.tokenizer is None:
+        return "disabled, and so is text: the model has no tokenizer; requests must send token ids"
+    if not model.chat_template:
+        return "disabled: the model has no chat template; --chat-template FILE gives it one"
+    return None
 
 
 def precision(model: PreparedModel) -> str:

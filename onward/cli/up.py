@@ -29,6 +29,7 @@ from onward.clock import SystemClock
 from onward.config import API_KEY_VARIABLE, RouterConfig, ServeConfig
 from onward.errors import StartupError
 from onward.obs.tables import print_table
+from onward.proto.model import PreparedModel
 from onward.supervisor.cluster_key import new_key
 from onward.supervisor.local_cluster import LocalCluster, MemberSpec
 from onward.supervisor.registration_config import LOOPBACK, http_url, loopback_for
@@ -84,6 +85,9 @@ SHARED_FLAGS = (
     "default_max_tokens",
     "log_level",
     "log_format",
+    "otlp_endpoint",
+    "trace_sample_ratio",
+    "trace_url",
 )
 
 
@@ -135,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     frontend_keys = frontend_keys_from_args(args, config.host)
     log.configure("cluster", config.log_level, config.log_format)
     with ProgressDisplay(Console(stderr=True)) as progress:
-        model_name = prepare_model(config, progress).name
+        model = prepare_model(config, progress)
     with (
         _reserved_ports(counts, config.host, args.port, with_router=args.with_router, first_kv=config.kv_port) as ports,
         _key_in_memory() as key_fd,
@@ -157,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
             on_ready=lambda cluster: print_cluster(
                 Console(highlight=False),
                 cluster,
-                model_name,
+                model,
                 key_fd,
                 needs_key=frontend_keys.has_keys,
             ),
@@ -400,7 +404,9 @@ def _key_in_memory() -> Iterator[int]:
         os.close(fd)
 
 
-def print_cluster(console: Console, cluster: LocalCluster, model_name: str, key_fd: int, *, needs_key: bool) -> None:
+def print_cluster(
+    console: Console, cluster: LocalCluster, model: PreparedModel, key_fd: int, *, needs_key: bool
+) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for title in ("process", "url", "handoff address", "threads", "pid"):
         table.add_column(title, no_wrap=True, style="bold cyan" if title == "url" else None)
@@ -409,10 +415,10 @@ def print_cluster(console: Console, cluster: LocalCluster, model_name: str, key_
         spec = instance.spec
         threads = str(spec.threads) if spec.threads is not None else ""
         table.add_row(spec.name, spec.url, spec.handoff_address or "", threads, str(instance.process.pid))
-    console.print(Text.assemble("\n  Onward serves ", (model_name, "bold"), " with a cluster\n"))
+    console.print(Text.assemble("\n  Onward serves ", (model.name, "bold"), " with a cluster\n"))
     print_table(console, table)
     frontend_url = next(instance.spec.url for instance in cluster.members if instance.spec.role != "prefill")
     # The key has no name, but whoever may trace this process can read it, and that is its owner.
     key = f"--cluster-key-file /proc/{os.getpid()}/fd/{key_fd}"
     console.print(f"\n  onward status {frontend_url} {key}", soft_wrap=True, markup=False)
-    console.print("\n" + curl_example(model_name, frontend_url, needs_key=needs_key), soft_wrap=True, markup=False)
+    console.print("\n" + curl_example(model, frontend_url, needs_key=needs_key), soft_wrap=True, markup=False)

@@ -11,7 +11,7 @@ from onward.cli.serve import check, prepare_model
 from onward.config import ServeConfig, WorkerConfig, derive_config
 from onward.offline.inputs import LLM_ARGS
 
-WARM_FLAGS = ("model", *LLM_ARGS)
+WARM_FLAGS = ("model", *(name for name in LLM_ARGS if name != "chat_template"))
 """Flags that decide what is fetched, converted and compiled, and what has to fit into memory for it. Other flags of
 `onward serve` have no effect on that."""
 

@@ -7,7 +7,7 @@ from onward.engine.caller_limiter import AdmissionLimit, AdmissionRefusal
 from onward.engine.request import FinishReason, Request
 from onward.engine.scheduling import scheduling_policy
 from onward.engine.service_rates import ServiceRates
-from onward.engine.token_processor import stop_reason
+from onward.engine.step_result_processor import stop_reason
 from onward.errors import InvalidRequest, NotFound, Overloaded, PdError
 from onward.pd.handoff_events import HandoffKey
 from onward.proto.engine import Submit

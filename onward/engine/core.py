@@ -18,11 +18,12 @@ from onward.engine.handoff.handoff_manager import HandoffManager, HandoffOutbox
 from onward.engine.live_requests import CallerInFlight, LiveRequests
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import FinishReason, Request, RequestStatus
+from onward.engine.request_phases import PhaseRecorder
 from onward.engine.scheduler_stats import SchedulerStatLogger, SchedulerStats
 from onward.engine.scheduling import scheduling_policy
 from onward.engine.scheduling.block_pool import BlockPool, KvEventLog
 from onward.engine.scheduling.scheduler import Scheduler
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from onward.errors import DeadlineExceeded, OnwardError
 from onward.log import event as log_event
 from onward.log import request_fields
@@ -72,9 +73,11 @@ class EngineCore:
         )
         self._live = LiveRequests()
         self._outbox = ApiOutbox()
+        self._phases = PhaseRecorder()
         self._kv_events = KvEventLog()
         self.scheduler = Scheduler(config, self._new_pool(), incarnation)
         self.scheduler.draft_cost = worker.draft_cost
+        self.scheduler.allocator.attention_window = worker.attention_window
         self.metrics = EngineMetrics(
             self.registry,
             live=lambda: self._live.values(),
@@ -85,13 +88,15 @@ class EngineCore:
             ),
         )
         self._callers = CallerLimiter()
-        self._tokens = TokenProcessor(self.scheduler, self._live, self._outbox, self.metrics, self._callers)
+        self._result_processor = StepResultProcessor(
+            self.scheduler, self._live, self._outbox, self.metrics, self._callers
+        )
         self._handoffs = HandoffManager(
             config,
             incarnation,
             worker,
             self.scheduler,
-            self._tokens,
+            self._result_processor,
             self._outbox,
             self._live,
             self._limits,
@@ -111,6 +116,7 @@ class EngineCore:
         self._scheduler_log = SchedulerStatLogger(config.log_interval_s)
 
     def receive_from_api(self, api_id: str, message: ToEngine, now_s: float) -> None:
+        self._phases.now_s = now_s
         if api_id in self._lost_apis:
             self.metrics.stale.inc("owner")
             return
@@ -128,36 +134,45 @@ class EngineCore:
 
     def receive_from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
         """A prefill instance, known by its address, has something to say."""
+        self._phases.now_s = now_s
         self._handoffs.receive_from_prefill(peer, message, now_s)
 
     def receive_from_decode(self, decode: str, message: ToPrefill, now_s: float) -> None:
         """A decode instance, known by its incarnation, has something to say."""
+        self._phases.now_s = now_s
         self._handoffs.receive_from_decode(decode, message, now_s)
 
     def on_peer_send(self, peer: str, ok: bool, now_s: float) -> None:
         """Whether the last message to a prefill instance could be sent."""
+        self._phases.now_s = now_s
         self._handoffs.on_peer_send(peer, ok, now_s)
 
     def receive_kv_report(self, report: KvReport, now_s: float) -> None:
         """Our worker's data plane tells what has happened."""
+        self._phases.now_s = now_s
         if self.worker is not None:
             self._handoffs.receive_kv_report(report, now_s)
 
     def on_api_lost(self, api_id: str, now_s: float) -> None:
         """An api process died, and its clients' connections with it: nobody is left to read, and what it said last, which
         may come later than this, is not begun."""
+        self._phases.now_s = now_s
         self._lost_apis.put(api_id, True)
         self._seq.pop(api_id, None)
+        self._phases.drop(api_id)
         for request in [r for r in self._live.values() if r.api_id == api_id]:
+            request.phases = None
             self._finish_now(request, FinishReason.ABORT, now_s)
 
     def commit(self, result: StepResult, now_s: float) -> None:
-        self._tokens.commit(result, now_s)
+        self._phases.now_s = now_s
+        self._result_processor.commit(result, now_s)
         self.step_log.record_result(result.step, now_s)
         self._step = result.step
         self._last_progress_s = self._worker_due_s = now_s
 
     def plan(self, now_s: float) -> StepPlan | None:
+        self._phases.now_s = now_s
         if self.worker is None:
             return None
         self._handoffs.route_new_requests(now_s)
@@ -183,6 +198,7 @@ class EngineCore:
 
     def on_worker_lost(self, now_s: float) -> None:
         """The worker is dead and reaped. Whoever had a part in a step in flight is charged; all start again."""
+        self._phases.now_s = now_s
         self.worker, self._worker_due_s = None, now_s
         self.metrics.worker_losses.inc()
         self.step_log.discard_in_flight()
@@ -194,18 +210,20 @@ class EngineCore:
         self._kv_events.reset()
         in_flight = self.scheduler.reset(self._new_pool())
         for request in in_flight:
-            if not self._tokens.charge_crash(request, now_s) and scheduling_policy.must_run_alone(request):
+            if not self._result_processor.charge_crash(request, now_s) and scheduling_policy.must_run_alone(request):
                 self.scheduler.suspects.add(request)
 
     def on_worker_ready(self, worker: WorkerHello, now_s: float) -> None:
         assert worker.num_blocks == self._limits.num_blocks, "a restarted worker has the same pool"
         self.worker = worker
         self.scheduler.draft_cost = worker.draft_cost
+        self.scheduler.allocator.attention_window = worker.attention_window
         self._handoffs.on_worker_ready(worker)
         self._last_progress_s = now_s
 
     def tick(self, now_s: float) -> None:
         """What time alone brings about. All that has arrived by now was delivered before."""
+        self._phases.now_s = now_s
         self._handoffs.tick(now_s, self._worker_silent_s(now_s))
         if not self._is_step_due:
             self._last_progress_s = now_s
@@ -215,7 +233,7 @@ class EngineCore:
                 error = DeadlineExceeded(
                     f"the deadline passed after {request.num_generated} tokens", param="deadline_ms"
                 )
-                self._tokens.fail(request, to_error_info(error), now_s)
+                self._result_processor.fail(request, to_error_info(error), now_s)
         if now_s >= self._next_holding_s:
             self._next_holding_s = now_s + HOLDING_INTERVAL_S
             self._send_held_requests()
@@ -227,7 +245,8 @@ class EngineCore:
 
     def take_api_messages(self) -> list[tuple[str, FromEngine]]:
         """What has to be sent, and to which api process."""
-        return self._outbox.take_messages(self._step)
+        messages = self._outbox.take_messages(self._step)
+        return [*self._phases.take_messages(), *messages] if self._phases.pending else messages
 
     def take_handoff_messages(self) -> HandoffOutbox:
         """What has to be sent to other instances and to the worker's data plane."""
@@ -237,7 +256,7 @@ class EngineCore:
         """A reason to give the worker and its memory up, if there is one."""
         if self.worker is None:
             return None
-        leases, pushes = self.scheduler.leases, self.scheduler.pushes
+        leases, pushes = self.scheduler.leases, self.scheduler.outgoing_handoffs
         return leases.worker_replacement_reason(now_s) or pushes.worker_replacement_reason(now_s)
 
     def close(self) -> None:
@@ -350,6 +369,9 @@ class EngineCore:
             self._live.remove(known)
         if not self._is_step_due:
             self._last_progress_s = now_s
+        if message.trace_id:
+            request.phases = self._phases.new_log(request.request_id, request.epoch, api_id)
+            request.phases.enter("queue", request.num_generated)
         self._live.add(request)
         self.scheduler.enqueue(request)
         if scheduling_policy.must_run_alone(request):
@@ -362,7 +384,7 @@ class EngineCore:
         in_flight = self._live.in_flight_of_caller(request) if has_limits else CallerInFlight()
         refusal = self._callers.check(request, in_flight, now_s)
         refusal = refusal or admission.check_queue(
-            self._backlog(), request.num_prompt, self.config, self._tokens.rates, now_s
+            self._backlog(), request.num_prompt, self.config, self._result_processor.rates, now_s
         )
         if refusal is not None:
             self.metrics.refusals.inc(refusal.limit.value)
@@ -381,7 +403,7 @@ class EngineCore:
         if request.num_generated and (reason := admission.finish_reason_of_given_tokens(request)):
             request.finish_reason = reason
             self._outbox.add_delta(request, [])
-            self._tokens.finish(request, reason, now_s)
+            self._result_processor.finish(request, reason, now_s)
 
     def _reject(self, api_id: str, message: Submit, reason: FinishReason, error: OnwardError | None) -> None:
         self.metrics.finished.inc(reason.value)
@@ -448,7 +470,7 @@ class EngineCore:
         request.finish_reason = reason
         if reason is not FinishReason.STOP and request.api_id in self._seq:
             self._outbox.add_delta(request, [])
-        self._tokens.finish(request, reason, now_s)
+        self._result_processor.finish(request, reason, now_s)
 
     def _send_held_requests(self) -> None:
         held: dict[str, list[HeldRequest]] = {api_id: [] for api_id in self._seq}

@@ -83,10 +83,11 @@ def _live_request(request: Request, now_s: float) -> LiveRequest:
         num_prompt_tokens=request.num_prompt,
         num_computed_tokens=request.num_computed,
         num_generated_tokens=request.num_generated,
-        num_blocks=len(request.block_ids),
+        num_blocks=len(request.held_block_ids),
         num_preemptions=request.num_preemptions,
         age_s=max(0.0, now_s - request.arrival_s),
         first_token_s=None if first_token_s is None else max(0.0, first_token_s - request.arrival_s),
+        trace_id=request.spec.trace_id,
     )
 
 

@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
+from onward.engine.request_phases import PhaseLog
 from onward.pd.handoff_events import HandoffKey
 from onward.proto import block_hash, finish_reasons
 from onward.proto.block_hash import BlockHash
@@ -155,6 +156,9 @@ class Request:
     num_prompt_counted: int = 0
     """The part of the prompt that was computed at least once: it counts towards the rate of work once."""
     block_ids: list[int] = field(default_factory=list)
+    """One for each `block_size` tokens; see `held_block_ids`."""
+    num_freed_blocks: int = 0
+    """Leading blocks that were given up because no layer looks so far back. Their places in `block_ids` stay."""
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_hashed_blocks: int = 0
     """Leading blocks of `block_ids` that the prefix cache knows."""
@@ -184,6 +188,8 @@ class Request:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    phases: PhaseLog | None = None
+    """Of a request that is traced."""
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.spec.prompt_token_ids)
@@ -195,6 +201,11 @@ class Request:
             # It has run before: the KV of all but the newest token was computed. Without tokens that is not known.
             self.num_lost_tokens = len(self.token_ids) - 1 if self.num_generated else 0
             self.recompute_cause = RecomputeCause(cause)
+
+    @property
+    def held_block_ids(self) -> list[int]:
+        """Those of `block_ids` that it has a share of."""
+        return self.block_ids[self.num_freed_blocks :]
 
     @property
     def request_id(self) -> str:
@@ -282,7 +293,30 @@ class Request:
 
     def set_status(self, status: RequestStatus) -> None:
         assert status in ALLOWED_TRANSITIONS[self.status], f"{self.request_id}: {self.status} -> {status}"
+        if self.phases is not None:
+            self._log_phase(self.phases, status)
         self.status = status
+
+    def _log_phase(self, phases: PhaseLog, status: RequestStatus) -> None:
+        num_tokens = self.num_generated
+        match status:
+            case RequestStatus.RUNNING if self.status is not RequestStatus.GRANTED:
+                phases.enter("prefill", num_tokens, num_cached=self.num_computed)
+            case RequestStatus.PREEMPTING:
+                phases.enter("queue", num_tokens, cause="preemption")
+            case RequestStatus.WAITING if self.status is RequestStatus.ASKED:
+                phases.enter("queue", num_tokens, cause="handoff_failed")
+            case RequestStatus.WAITING if self.recompute_cause is RecomputeCause.WORKER:
+                phases.enter("queue", num_tokens, cause="worker_crash")
+            case RequestStatus.WAITING if self.status is RequestStatus.RUNNING:
+                phases.enter("queue", num_tokens, cause="preemption")
+            case RequestStatus.ASKED:
+                was_granted = self.status is RequestStatus.GRANTED
+                phases.enter("handoff", num_tokens, cause="handoff_failed" if was_granted else "")
+            case RequestStatus.FINISHED:
+                phases.enter("ended", num_tokens)
+            case _:  # a phase goes on
+                pass
 
     def compute_block_hashes(self, block_size: int, num_blocks: int) -> list[BlockHash]:
         """Names of the first `num_blocks` blocks, all of them full. The list only grows, so names stay."""

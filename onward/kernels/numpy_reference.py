@@ -4,6 +4,7 @@ Integer products, and the float sums around them, follow the kernels' order and 
 others are written as the textbook has them, in float64, and agree up to rounding.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -68,24 +69,52 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.concatenate([low * c - high * s, high * c + low * s], axis=-1)
 
 
-def attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, first_position: int) -> np.ndarray:
+class ScoreRules(NamedTuple):
+    """How scores become weights, where that differs from a Llama's attention."""
+
+    scale: float | None = None
+    """None: 1 / sqrt(head_dim)."""
+    window: int | None = None
+    softcap: float | None = None
+    sinks: np.ndarray | None = None
+    """[heads]."""
+
+    def weights(self, q: np.ndarray, keys: np.ndarray, head: int) -> np.ndarray:
+        """Of one row and all keys up to its own; they add up to one, or to less where there is a sink."""
+        scores = keys @ q * (len(q) ** -0.5 if self.scale is None else self.scale)
+        if self.softcap is not None:
+            scores = self.softcap * np.tanh(scores / self.softcap)
+        if self.window is not None:
+            scores[: max(0, len(scores) - self.window)] = -np.inf
+        sink = [] if self.sinks is None else [float(self.sinks[head])]
+        top = max(scores.max(), *sink) if sink else scores.max()
+        weights = np.exp(scores - top)
+        return weights / (weights.sum() + sum(np.exp(score - top) for score in sink))
+
+
+PLAIN_SCORES = ScoreRules()
+
+
+def attention(
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray, first_position: int, rules: ScoreRules = PLAIN_SCORES
+) -> np.ndarray:
     """q [rows, heads, head_dim] at consecutive positions; keys and values [positions, kv heads, head_dim]."""
-    rows, num_heads, head_dim = q.shape
+    rows, num_heads, _ = q.shape
     group = num_heads // keys.shape[1]
     out = np.empty(q.shape, np.float64)
     for row in range(rows):
         seen = first_position + row + 1
         for head in range(num_heads):
             k, v = keys[:seen, head // group].astype(np.float64), values[:seen, head // group].astype(np.float64)
-            scores = k @ q[row, head] / np.sqrt(head_dim)
-            weight = np.exp(scores - scores.max())
-            out[row, head] = weight @ v / weight.sum()
+            out[row, head] = rules.weights(q[row, head].astype(np.float64), k, head) @ v
     return out.astype(np.float32)
 
 
-def int8_attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, first_position: int) -> np.ndarray:
+def int8_attention(
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray, first_position: int, rules: ScoreRules = PLAIN_SCORES
+) -> np.ndarray:
     """The same with int8 KV, int8 queries, and weights that are bytes with a scale per 64 positions."""
-    rows, num_heads, head_dim = q.shape
+    rows, num_heads, _ = q.shape
     group = num_heads // keys.shape[1]
     q, keys = _round_vectors(q), _round_vectors(keys)
     value_scales = np.abs(values).max(-1) / 127
@@ -95,10 +124,9 @@ def int8_attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, first_po
         seen = first_position + row + 1
         for head in range(num_heads):
             kv_head = head // group
-            scores = keys[:seen, kv_head] @ q[row, head] / np.sqrt(head_dim)
-            weight = np.exp(scores - scores.max())
+            weight = rules.weights(q[row, head], keys[:seen, kv_head], head)
             scaled = _round_weights(weight * value_scales[:seen, kv_head])
-            out[row, head] = scaled @ levels[:seen, kv_head] / weight.sum()
+            out[row, head] = scaled @ levels[:seen, kv_head]
     return out.astype(np.float32)
 
 
@@ -116,6 +144,21 @@ def _round_weights(weights: np.ndarray) -> np.ndarray:
         step = part.max() / 255
         rounded[start : start + 64] = np.rint(part / step) * step if step > 0 else 0
     return rounded
+
+
+def activate(kind: str, x: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float64)
+    match kind:
+        case "silu":
+            result = wide / (1 + np.exp(-wide))
+        case "gelu_tanh":
+            result = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
+        case "gelu":
+            result = np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in wide.ravel()]).reshape(wide.shape)
+        case _:
+            assert kind == "relu", kind
+            result = np.maximum(wide, 0)
+    return result.astype(np.float32)
 
 
 def silu_and_mul(gate: np.ndarray, up: np.ndarray) -> np.ndarray:

@@ -8,14 +8,15 @@ is tested without a device. Knows tensors, not requests, plans or models.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
 Norms = tuple[torch.Tensor, torch.Tensor]
-"""Weights for the heads of q and of k."""
+"""Weights for the heads of q and of k: as many as a head has dimensions without padding."""
 Rotary = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines, float32 [positions, head_dim / 2]."""
+"""Cosines and sines, float32 [positions, rotated dimensions / 2]. Dimensions of a head behind those stay as they are."""
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 FP8_MAX = 448.0
 """Of float8 e4m3."""
@@ -29,6 +30,40 @@ class HeadShape:
     num_heads: int
     num_kv_heads: int
     dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeights:
+    """A norm of the rows of a matrix: RMSNorm, or LayerNorm where it `centers`."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    centers: bool = False
+    count: int | None = None
+    """Columns that are not padding, where some are: padding is zero and does not count for the mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How attention makes weights of the products of queries and keys."""
+
+    scale: float
+    window: int | None = None
+    """Positions that a token attends to, its own included. Nothing before them is read, neither keys nor tables."""
+    softcap: float | None = None
+    """Scores s become cap * tanh(s / cap)."""
+    sinks: torch.Tensor | None = None
+    """float32 [heads]: a score of each head that takes part in the softmax and has no value."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """What one layer does between its QKV product and its output product."""
+
+    scoring: Scoring
+    rotary: Rotary | None
+    norms: Norms | None
+    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +177,39 @@ class Ops(Protocol):
         """residual += x; out = norm(residual)."""
         ...
 
+    def norm(self, x: torch.Tensor, norm: NormWeights, eps: float, out: torch.Tensor) -> None:
+        """Of any kind. `out` may be `x`."""
+        ...
+
+    def add_scaled(self, x: torch.Tensor, factor: float, residual: torch.Tensor) -> None:
+        """residual += factor * x."""
+        ...
+
     def silu_and_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None: ...
 
+    def activate(self, x: torch.Tensor, activation: Activation, out: torch.Tensor) -> None:
+        """activation(x); where x has twice the columns of `out`, it is activation(gate) * up, gates first."""
+        ...
+
+    def finish_logits(self, logits: torch.Tensor, multiplier: float, softcap: float | None) -> None:
+        """In place: times the multiplier, then cap * tanh(logits / cap)."""
+        ...
+
     def decode_attention(
-        self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, norms: Norms | None, eps: float, rotary: Rotary,
-        out: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, layer: AttentionLayer, out: torch.Tensor
+    ) -> None:
         """Norm of heads, rotary embedding, KV write and attention of one new token per row. `rows` are those of `qkv`."""
         ...
 
     def rotate_and_store(
-        self, qkv: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor, norms: Norms | None,
-        eps: float, rotary: Rotary,
-    ) -> None:  # fmt: skip
+        self, qkv: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor, layer: AttentionLayer
+    ) -> None:
         """Norm of heads and rotary embedding of queries, in place; keys and values go to their pages."""
         ...
 
     def chunk_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, num_heads: int,
-        out: torch.Tensor,
+        scoring: Scoring, out: torch.Tensor,
     ) -> None:  # fmt: skip
         """Of the queries in `qkv`, whose keys are in their pages. `tiles` as `chunk_tiles` makes them. In a fixed order a
         row has the bits that `decode` gives it."""

@@ -4,7 +4,16 @@ import torch
 import torch.nn.functional as F
 
 from onward.kernels import torch_reference
-from onward.kernels.ops import FP8_MAX, HeadShape, Norms, Rotary, RowTensors, SlotTensors
+from onward.kernels.ops import (
+    FP8_MAX,
+    Activation,
+    AttentionLayer,
+    HeadShape,
+    NormWeights,
+    RowTensors,
+    Scoring,
+    SlotTensors,
+)
 
 
 class TorchOps:
@@ -41,44 +50,56 @@ class TorchOps:
         residual += x
         out.copy_(torch_reference.rms_norm(residual, weight, eps))
 
+    def norm(self, x: torch.Tensor, norm: NormWeights, eps: float, out: torch.Tensor) -> None:
+        out.copy_(torch_reference.norm(x, norm, eps))
+
+    def add_scaled(self, x: torch.Tensor, factor: float, residual: torch.Tensor) -> None:
+        residual.copy_(residual.double() + factor * x.double())
+
     def silu_and_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(torch_reference.silu_and_mul(gate_up))
 
+    def activate(self, x: torch.Tensor, activation: Activation, out: torch.Tensor) -> None:
+        gate, *up = x.double().split(out.shape[1], dim=1)
+        active = torch_reference.ACTIVATIONS[activation](gate)
+        out.copy_(active * up[0] if up else active)
+
+    def finish_logits(self, logits: torch.Tensor, multiplier: float, softcap: float | None) -> None:
+        scaled = logits.double() * multiplier
+        logits.copy_(scaled if softcap is None else torch_reference.softcapped(scaled, softcap))
+
     def decode_attention(
-        self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, norms: Norms | None, eps: float, rotary: Rotary,
-        out: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, layer: AttentionLayer, out: torch.Tensor
+    ) -> None:
         lengths = rows.lengths.tolist()
         live = [row for row, length in enumerate(lengths) if length]
         positions = (rows.lengths - 1).clamp(min=0)
         pages = rows.tables.gather(1, (positions.long() // kv.shape[3])[:, None])[:, 0]
-        self.rotate_and_store(qkv[live], kv, positions[live], pages[live], norms, eps, rotary)
-        queries = _rotated(_heads(qkv, kv)[0], positions, None if norms is None else norms[0], eps, rotary)
+        self.rotate_and_store(qkv[live], kv, positions[live], pages[live], layer)
+        queries = _rotated(_heads(qkv, kv)[0], positions, 0, layer)
         for row in live:
-            keys, values = torch_reference.history(kv, rows.tables[row], lengths[row])
-            attended = torch_reference.attention(queries[row : row + 1].to(qkv.dtype), keys, values, lengths[row] - 1)
+            query = queries[row : row + 1].to(qkv.dtype)
+            attended = _attended(query, kv, rows.tables[row], lengths[row] - 1, layer.scoring)
             out[row].copy_(attended.flatten())
 
     def rotate_and_store(
-        self, qkv: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor, norms: Norms | None,
-        eps: float, rotary: Rotary,
-    ) -> None:  # fmt: skip
+        self, qkv: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor, layer: AttentionLayer
+    ) -> None:
         q, k, v = _heads(qkv, kv)
-        q.copy_(_rotated(q, positions, None if norms is None else norms[0], eps, rotary))
+        q.copy_(_rotated(q, positions, 0, layer))
         lanes = positions.long() % kv.shape[3]
-        k = _rotated(k, positions, None if norms is None else norms[1], eps, rotary)
+        k = _rotated(k, positions, 1, layer)
         kv[pages.long(), 0, :, lanes], kv[pages.long(), 1, :, lanes] = k.to(kv.dtype), v.to(kv.dtype)
 
     def chunk_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, num_heads: int,
-        out: torch.Tensor,
+        scoring: Scoring, out: torch.Tensor,
     ) -> None:  # fmt: skip
         dim = kv.shape[4]
         queries = qkv[:, : num_heads * dim].unflatten(1, (num_heads, dim))
         for first, count, slot, position in tiles.tolist():
             if count:
-                keys, values = torch_reference.history(kv, tables[slot], position + count)
-                attended = torch_reference.attention(queries[first : first + count], keys, values, position)
+                attended = _attended(queries[first : first + count], kv, tables[slot], position, scoring)
                 out[first : first + count].copy_(attended.flatten(1))
 
     def matmul(
@@ -146,9 +167,24 @@ def _heads(qkv: torch.Tensor, kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return heads.split([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
 
 
-def _rotated(
-    heads: torch.Tensor, positions: torch.Tensor, norm: torch.Tensor | None, eps: float, rotary: Rotary
+def _rotated(heads: torch.Tensor, positions: torch.Tensor, kind: int, layer: AttentionLayer) -> torch.Tensor:
+    """Queries (kind 0) or keys (kind 1) after their norm and their rotation."""
+    if layer.norms is not None:
+        true_dim = len(layer.norms[kind])
+        heads = F.pad(
+            torch_reference.rms_norm(heads[..., :true_dim], layer.norms[kind], layer.eps),
+            (0, heads.shape[-1] - true_dim),
+        )  # fmt: skip
+    if layer.rotary is None:
+        return heads
+    cos, sin = (table[positions.long()] for table in layer.rotary)
+    return torch_reference.rotate(heads, cos, sin)
+
+
+def _attended(
+    queries: torch.Tensor, kv: torch.Tensor, table: torch.Tensor, position: int, scoring: Scoring
 ) -> torch.Tensor:
-    if norm is not None:
-        heads = torch_reference.rms_norm(heads, norm, eps)
-    return torch_reference.rotate(heads, rotary[0][positions.long()], rotary[1][positions.long()])
+    """Of queries [rows, heads, head_dim] at consecutive positions from `position` on."""
+    first = 0 if scoring.window is None else max(0, position - scoring.window + 1)
+    keys, values = torch_reference.history(kv, table, position + len(queries), first)
+    return torch_reference.attention(queries, keys, values, position - first, scoring)

@@ -3,42 +3,82 @@
 Inputs are widened first, so that what differs is the kernels' rounding alone.
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
+
+from onward.kernels.ops import NormWeights, Scoring
 
 _STEP = 0x9E3779B97F4A7C15
 _U64 = (1 << 64) - 1
 
 
-def history(kv: torch.Tensor, table: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [length, kv heads, head_dim] of one request, gathered from its pages."""
-    blocks = -(-length // kv.shape[3])
-    pages = kv[table[:blocks].long()]  # [blocks, 2, heads, positions, dim]
-    flat = pages.permute(1, 0, 3, 2, 4).reshape(2, -1, kv.shape[2], kv.shape[4])[:, :length]
-    return flat[0], flat[1]
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh"), "relu": F.relu,
+}  # fmt: skip
 
 
-def attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first_position: int) -> torch.Tensor:
-    """q [rows, heads, head_dim] at consecutive positions; keys and values [positions, kv heads, head_dim]."""
+def history(kv: torch.Tensor, table: torch.Tensor, length: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [length - first, kv heads, head_dim] of one request from position `first` on, gathered from its
+    pages. The table's entries before that are not read."""
+    skipped, blocks = first // kv.shape[3], -(-length // kv.shape[3])
+    pages = kv[table[skipped:blocks].long()]  # [blocks, 2, heads, positions, dim]
+    flat = pages.permute(1, 0, 3, 2, 4).reshape(2, -1, kv.shape[2], kv.shape[4])
+    begin = skipped * kv.shape[3]
+    keys, values = flat[:, first - begin : length - begin]
+    return keys, values
+
+
+def attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first_position: int, scoring: Scoring | None = None
+) -> torch.Tensor:
+    """q [rows, heads, head_dim] at consecutive positions; keys and values [positions, kv heads, head_dim]. Without
+    `scoring` scores are divided by the root of the head's size."""
     rows, num_heads, dim = q.shape
+    scoring = scoring or Scoring(dim**-0.5)
     group = num_heads // keys.shape[1]
     k, v = (x.double().repeat_interleave(group, dim=1) for x in (keys, values))
-    scores = torch.einsum("rhd,phd->hrp", q.double(), k) / dim**0.5
-    rows_at = first_position + torch.arange(rows, device=q.device)
-    hidden = torch.arange(len(keys), device=q.device)[None, :] > rows_at[:, None]
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    scores = torch.einsum("rhd,phd->hrp", q.double(), k) * scoring.scale
+    if scoring.softcap is not None:
+        scores = softcapped(scores, scoring.softcap)
+    rows_at = first_position + torch.arange(rows, device=q.device)[:, None]
+    at = torch.arange(len(keys), device=q.device)[None, :]
+    hidden = at > rows_at
+    if scoring.window is not None:
+        hidden |= at <= rows_at - scoring.window
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if scoring.sinks is not None:
+        scores = torch.cat([scores, scoring.sinks.double()[:, None, None].expand(-1, rows, 1)], -1)
+    weights = scores.softmax(-1)[..., : len(keys)]
     return torch.einsum("hrp,phd->rhd", weights, v)
 
 
+def softcapped(scores: torch.Tensor, cap: float) -> torch.Tensor:
+    return cap * torch.tanh(scores / cap)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    wide = x.double()
-    return wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    return norm(x, NormWeights(weight), eps)
+
+
+def norm(x: torch.Tensor, norm: NormWeights, eps: float) -> torch.Tensor:
+    wide, count = x.double(), norm.count or x.shape[-1]
+    if norm.centers:
+        assert norm.count is None, "padding would no longer be zero"
+        wide = wide - wide.mean(-1, keepdim=True)
+    scaled = wide / (wide.pow(2).sum(-1, keepdim=True) / count + eps).sqrt() * norm.weight.double()
+    return scaled if norm.bias is None else scaled + norm.bias.double()
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """[rows, heads, head_dim] by the angles [rows, head_dim / 2]; dimension i turns with i + head_dim / 2."""
-    low, high = x.double().chunk(2, dim=-1)
+    """[rows, heads, head_dim] by the angles [rows, rotated / 2]: of the first `rotated` dimensions, i turns with
+    i + rotated / 2."""
+    half = cos.shape[-1]
+    low, high, rest = x.double().split([half, half, x.shape[-1] - 2 * half], dim=-1)
     c, s = cos.double()[:, None, :], sin.double()[:, None, :]
-    return torch.cat([low * c - high * s, high * c + low * s], dim=-1)
+    return torch.cat([low * c - high * s, high * c + low * s, rest], dim=-1)
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:

@@ -9,15 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onward.errors import StartupError
 from onward.kernels.cpu.threads import ThreadPool
+from onward.models.device_support import check_supported, device_kind, head_unit
 from onward.models.layers.forward_batch import ForwardBatch
 from onward.models.layers.paged_kv import AttentionScratch, PagedKV
-from onward.models.layers.rotary_table import RotaryTable
-from onward.models.rope_scaling import rope_divisors
-from onward.proto.model import ModelConfig, PreparedModel
-
-SIMD_LANES = 16
+from onward.models.layers.rotary_table import RotaryTables
+from onward.proto.model import PreparedModel
 
 
 class DecoderModel(Protocol):
@@ -53,8 +50,9 @@ def build_decoder(
     threads: ThreadPool,
 ) -> DecoderModel:
     config = model.config
-    check_supported(config, model.quantization)
-    rotary = build_rotary(config, max_model_len)
+    check_supported(config, device_kind("cpu", model.quantization))
+    assert config.head_dim % head_unit(model.quantization) == 0, "the caller has padded the heads"
+    rotary = RotaryTables.build(config, max_model_len)
     if model.quantization == "int8":
         from onward.models.layers.int8_layers import TILE_SCRATCH, Int8Model
 
@@ -68,23 +66,3 @@ def build_decoder(
     scratch = AttentionScratch.allocate(config, max_model_len, threads.size)
     attention = Attention(config, rotary, kv, scratch, threads)
     return FloatModel(weights, config, attention, getattr(torch, model.dtype))
-
-
-def build_rotary(config: ModelConfig, max_model_len: int) -> RotaryTable:
-    divisors = None
-    if config.rope_scaling is not None:
-        divisors = rope_divisors(config.rope_scaling, config.rope_theta, config.head_dim)
-    return RotaryTable.build(config.rope_theta, config.head_dim, max_model_len, divisors)
-
-
-def check_supported(config: ModelConfig, quantization: str) -> None:
-    """The kernels' vectors have 16 lanes, and int8 groups 32 values."""
-    unit = 32 if quantization == "int8" else SIMD_LANES
-    sizes = {"head_dim": config.head_dim}
-    if quantization == "int8":
-        sizes |= {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
-    for name, size in sizes.items():
-        if size % unit:
-            raise StartupError(f"the model's {name} is {size}; on CPU it must be a multiple of {unit}")
-    if config.num_heads % config.num_kv_heads:
-        raise StartupError(f"the model's {config.num_heads} heads cannot share {config.num_kv_heads} KV heads evenly")

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 import torch
 
-from onward.kernels.ops import Ops, Rotary, RowTensors, SlotTensors
+from onward.kernels.ops import AttentionLayer, Ops, Rotary, RowTensors, Scoring, SlotTensors
 from onward.models.layers.device.forward_layers import (
     ActivationBuffers,
-    forward_invariant,
-    forward_library,
+    Attend,
+    forward,
     forward_single_row,
+    has_plain_blocks,
     prefers_own_kernels,
 )
 from onward.models.layers.device.model_weights import ModelWeights
-from onward.models.layers.rotary_table import RotaryTable
-from onward.models.rope_scaling import rope_divisors
+from onward.models.layers.rotary_table import RotaryTable, RotaryTables
 from onward.proto.model import ModelConfig
 
 
@@ -37,13 +37,35 @@ class PrefillChunks:
     """int32 [tiles, 4], of `chunk_tiles`; requests are slots, and rows count from the first of these."""
 
 
-def build_device_rotary(config: ModelConfig, max_model_len: int, device: str) -> Rotary:
-    divisors = None
-    if config.rope_scaling is not None:
-        divisors = rope_divisors(config.rope_scaling, config.rope_theta, config.head_dim)
-    table = RotaryTable.build(config.rope_theta, config.head_dim, max_model_len, divisors)
-    cos, sin = (torch.from_numpy(x).view(max_model_len, -1).to(device) for x in (table.cos, table.sin))
-    return cos, sin
+def build_attention_layers(
+    config: ModelConfig, weights: ModelWeights, max_model_len: int, device: str
+) -> list[AttentionLayer]:
+    """What attention does in each layer. Layers of one kind share their tables."""
+    tables = RotaryTables.build(config, max_model_len)
+    on_device: dict[int, Rotary] = {}
+
+    def rotary(table: RotaryTable | None) -> Rotary | None:
+        if table is None:
+            return None
+        if id(table) not in on_device:
+            cos, sin = (torch.from_numpy(x).view(max_model_len, -1).to(device) for x in (table.cos, table.sin))
+            on_device[id(table)] = cos, sin
+        return on_device[id(table)]
+
+    def window(index: int) -> int | None:
+        """One that no context is longer than is none: kernels without windows are faster."""
+        found = config.layer(index).window
+        return found if found is not None and found < max_model_len else None
+
+    return [
+        AttentionLayer(
+            Scoring(config.attention_scale, window(index), config.attention_softcap, layer.sinks),
+            rotary(tables.of_layer(config, index)),
+            layer.head_norms,
+            config.rms_norm_eps,
+        )
+        for index, layer in enumerate(weights.layers)
+    ]
 
 
 class DeviceDecoder:
@@ -54,12 +76,13 @@ class DeviceDecoder:
         ops: Ops,
         buffers: ActivationBuffers,
         logits: torch.Tensor,
-        rotary: Rotary,
+        attention_layers: list[AttentionLayer],
         *,
         deterministic: bool,
     ) -> None:
         self._config, self._weights, self._ops, self._buffers = config, weights, ops, buffers
-        self.logits, self._rotary, self._deterministic = logits, rotary, deterministic
+        self._attention_layers, self._deterministic = attention_layers, deterministic
+        self.logits = logits
         """Of the last step; the next one overwrites them."""
         self._kv: list[torch.Tensor] = []
 
@@ -75,18 +98,12 @@ class DeviceDecoder:
         """Logits of each row, which lie in a buffer that the next step overwrites."""
         count = len(rows.token_ids)
         buffers = self._buffers.first(count)
-        torch.index_select(self._weights.embedding, 0, rows.token_ids, out=buffers.residual)
-        if self._deterministic:
-            forward_invariant(self._weights, buffers, self._eps, self._ops, self._decode_attention(rows))
-            return self._head(buffers.normed)
-        if count == 1:
-            forward_single_row(self._weights, buffers, self._eps, self._ops, self._decode_attention(rows))
-            logits = self.logits[:1]
-            norm = (self._weights.norm, self._eps)
-            self._ops.single_row_linear(buffers.residual, self._weights.head, logits, None, norm=norm)
-            return logits
-        forward = forward_invariant if prefers_own_kernels(self._weights, count) else forward_library
-        forward(self._weights, buffers, self._eps, self._ops, self._decode_attention(rows))
+        self._embed(rows.token_ids, rows.lengths - 1 if self._config.learned_positions else None, buffers.residual)
+        attend = self._decode_attention(rows)
+        if count == 1 and not self._deterministic and has_plain_blocks(self._config):
+            return self._forward_single_row(buffers, attend)
+        own = self._deterministic or prefers_own_kernels(self._weights, count)
+        forward(self._config, self._weights, buffers, self._ops, attend, own=own)
         return self._head(buffers.normed)
 
     def forward_mixed(
@@ -102,7 +119,10 @@ class DeviceDecoder:
         assert count <= len(self._buffers.residual), "a plan keeps to the tokens that one step may have"
         buffers = self._buffers.first(count)
         token_ids = torch.cat([rows.token_ids[:num_decoding], slots.tokens.view(-1)[chunks.token_indices]])
-        torch.index_select(self._weights.embedding, 0, token_ids, out=buffers.residual)
+        positions = None
+        if self._config.learned_positions:
+            positions = torch.cat([rows.lengths[:num_decoding] - 1, chunks.positions])
+        self._embed(token_ids, positions, buffers.residual)
         attend_chunks = self._chunk_attention(slots, chunks)
         attend_decoding = self._decode_attention(rows.first(num_decoding))
 
@@ -111,17 +131,28 @@ class DeviceDecoder:
                 attend_decoding(index, qkv[:num_decoding], out[:num_decoding])
             attend_chunks(index, qkv[num_decoding:], out[num_decoding:])
 
-        forward = forward_invariant if self._deterministic else forward_library
-        forward(self._weights, buffers, self._eps, self._ops, attend)
+        forward(self._config, self._weights, buffers, self._ops, attend, own=self._deterministic)
         if not len(logits_indices):
             return self.logits[:0]
         # Into a buffer that nothing needs any more, and that has rows behind these.
         hidden = torch.index_select(buffers.normed, 0, logits_indices, out=self._buffers.product[: len(logits_indices)])
         return self._head(hidden)
 
-    @property
-    def _eps(self) -> float:
-        return self._config.rms_norm_eps
+    def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor | None, residual: torch.Tensor) -> None:
+        """`positions` where the model has learned ones. Rows that only fill a batch up have position -1."""
+        torch.index_select(self._weights.embedding, 0, token_ids, out=residual)
+        if self._config.embedding_multiplier != 1.0:
+            residual.mul_(self._config.embedding_multiplier)
+        if positions is not None:
+            assert self._weights.positions is not None, "a model with learned positions has their vectors"
+            residual.add_(self._weights.positions.index_select(0, positions.clamp(min=0)))
+
+    def _forward_single_row(self, buffers: ActivationBuffers, attend: Attend) -> torch.Tensor:
+        eps, logits = self._config.rms_norm_eps, self.logits[:1]
+        forward_single_row(self._weights, buffers, eps, self._ops, attend)
+        norm = (self._weights.norm.weight, eps)
+        self._ops.single_row_linear(buffers.residual, self._weights.head, logits, None, norm=norm)
+        return self._finished(logits)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.logits[: len(hidden)]
@@ -129,22 +160,27 @@ class DeviceDecoder:
             self._ops.invariant_linear(hidden, self._weights.head, logits)
         else:
             self._ops.matmul(hidden, self._weights.head, logits, None, None)
+        return self._finished(logits)
+
+    def _finished(self, logits: torch.Tensor) -> torch.Tensor:
+        multiplier, softcap = self._config.logits_multiplier, self._config.logit_softcap
+        if multiplier != 1.0 or softcap is not None:
+            self._ops.finish_logits(logits, multiplier, softcap)
         return logits
 
-    def _decode_attention(self, rows: RowTensors):
+    def _decode_attention(self, rows: RowTensors) -> Attend:
         def attend(index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
-            norms = self._weights.layers[index].head_norms
-            self._ops.decode_attention(qkv, self._kv[index], rows, norms, self._eps, self._rotary, out)
+            self._ops.decode_attention(qkv, self._kv[index], rows, self._attention_layers[index], out)
 
         return attend
 
-    def _chunk_attention(self, slots: SlotTensors, chunks: PrefillChunks):
+    def _chunk_attention(self, slots: SlotTensors, chunks: PrefillChunks) -> Attend:
         pages = slots.tables.view(-1)[chunks.table_indices]
         heads = self._config.num_heads
 
         def attend(index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
-            kv, norms = self._kv[index], self._weights.layers[index].head_norms
-            self._ops.rotate_and_store(qkv, kv, chunks.positions, pages, norms, self._eps, self._rotary)
-            self._ops.chunk_attention(qkv, kv, slots.tables, chunks.tiles, heads, out)
+            kv, layer = self._kv[index], self._attention_layers[index]
+            self._ops.rotate_and_store(qkv, kv, chunks.positions, pages, layer)
+            self._ops.chunk_attention(qkv, kv, slots.tables, chunks.tiles, heads, layer.scoring, out)
 
         return attend

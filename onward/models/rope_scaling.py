@@ -1,76 +1,94 @@
-"""Rope scaling as GGUF says it: a tensor of divisors, one per frequency, instead of the rule that made them.
+"""Scaled rope as numbers: theta, one divisor per frequency, and a factor of the cosines and sines.
 
-The rule (Llama-3) is recovered, and taken only if it gives the tensor back. Its parameters are known up to a common
-factor of three of them, which does not change the result, so one is fixed at its usual value.
+Some kinds depend on how long a text is. Here they depend on `max_model_len` alone, which is chosen once at the start:
+if a request's own length decided, the keys of a resumed stream would differ from those of its first attempt.
 """
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from onward.errors import StartupError
-from onward.models.layers.decimal_power import power
-from onward.proto.model import RopeScaling
-
-_USUAL_ORIGINAL = 8192
-_TOLERANCE = 1e-4
+from onward.models.layers.decimal_power import log, power
+from onward.proto.model import DynamicRope, LinearRope, Llama3Rope, LongRope, RopeScaling, YarnRope
 
 
-def rope_divisors(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
-    """By how much each of the `head_dim / 2` frequencies is divided.
+class RopeFactors(NamedTuple):
+    theta: float
+    divisors: Sequence[float] | None
+    """By how much each of the `dim / 2` frequencies is divided; None: by one."""
+    attention_factor: float
+    """Of cosines and sines."""
 
-    wavelength:  short ------- original/high ------ original/low ------- long
+
+def rope_factors(scaling: RopeScaling | None, theta: float, dim: int, max_model_len: int) -> RopeFactors:
+    """`dim` is the number of rotated dimensions of a head."""
+    match scaling:
+        case None:
+            return RopeFactors(theta, None, 1.0)
+        case LinearRope():
+            return RopeFactors(theta, [scaling.factor] * (dim // 2), 1.0)
+        case DynamicRope():
+            return RopeFactors(_dynamic_theta(scaling, theta, dim, max_model_len), None, 1.0)
+        case Llama3Rope():
+            return RopeFactors(theta, llama3_divisors(scaling, theta, dim), 1.0)
+        case YarnRope():
+            return RopeFactors(theta, _yarn_divisors(scaling, theta, dim), scaling.attention_factor)
+        case LongRope():
+            is_long = max_model_len > scaling.original_max_position_embeddings
+            divisors = scaling.long_factor if is_long else scaling.short_factor
+            assert len(divisors) == dim // 2, "the parser has checked that there is a factor for each frequency"
+            return RopeFactors(theta, divisors, scaling.attention_factor)
+
+
+def length_choice(scaling: RopeScaling | None, max_model_len: int) -> str:
+    """What `max_model_len` decides: keys of two models agree only where this does. Empty where it decides nothing."""
+    match scaling:
+        case DynamicRope():
+            return f"dynamic:{max(max_model_len, scaling.original_max_position_embeddings)}"
+        case LongRope():
+            return "longrope:long" if max_model_len > scaling.original_max_position_embeddings else "longrope:short"
+        case _:
+            return ""
+
+
+def llama3_divisors(scaling: Llama3Rope, theta: float, dim: int) -> list[float]:
+    """wavelength:  short ------- original/high ------ original/low ------- long
     divisor:          1              ramp                    factor
     """
     divisors: list[float] = []
-    for i in range(head_dim // 2):
-        turns = scaling.original_max_position_embeddings / _wavelength(theta, head_dim, i)
+    for i in range(dim // 2):
+        turns = scaling.original_max_position_embeddings / wavelength(theta, dim, i)
         smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
         smooth = min(1.0, max(0.0, smooth))
         divisors.append(1.0 / ((1.0 - smooth) / scaling.factor + smooth))
     return divisors
 
 
-def fit_rope_scaling(divisors: Sequence[float], theta: float, head_dim: int) -> RopeScaling | None:
-    """The scaling that has these divisors; None where they are all one."""
-    if len(divisors) != head_dim // 2:
-        raise StartupError(f"rope_freqs.weight has {len(divisors)} values, expected {head_dim // 2}")
-    if all(abs(divisor - 1.0) < _TOLERANCE for divisor in divisors):
-        return None
-    factor = _rounded(max(divisors))
-    for scaling in (RopeScaling(factor, 1.0, 4.0, _USUAL_ORIGINAL), _fit(divisors, theta, head_dim, factor)):
-        if scaling is not None and _matches(scaling, divisors, theta, head_dim):
-            return scaling
-    raise StartupError("rope_freqs.weight is not a scaling of the Llama-3 kind, which is the only one supported")
+def _dynamic_theta(scaling: DynamicRope, theta: float, dim: int, max_model_len: int) -> float:
+    original = scaling.original_max_position_embeddings
+    stretch = scaling.factor * max(max_model_len, original) / original - (scaling.factor - 1)
+    return theta * power(stretch, dim / (dim - 2))
 
 
-def _fit(divisors: Sequence[float], theta: float, head_dim: int, factor: float) -> RopeScaling | None:
-    """Along the ramp `smooth` is linear in the inverse wavelength: two points of it give low and high."""
-    ramp = [
-        (1.0 / _wavelength(theta, head_dim, i), (1.0 / divisor - 1.0 / factor) / (1.0 - 1.0 / factor))
-        for i, divisor in enumerate(divisors)
-        if 1.0 + _TOLERANCE < divisor < factor * (1.0 - _TOLERANCE)
-    ]
-    if len(ramp) < 2:
-        return None
-    (x0, y0), (x1, y1) = ramp[0], ramp[-1]
-    slope = (y1 - y0) / (x1 - x0)
-    if slope <= 0:
-        return None
-    span = _USUAL_ORIGINAL / slope
-    low = (slope * x0 - y0) * span
-    return RopeScaling(factor, _rounded(low), _rounded(low + span), _USUAL_ORIGINAL)
+def _yarn_divisors(scaling: YarnRope, theta: float, dim: int) -> list[float]:
+    """Dimension:  0 -------- low -------- high -------- dim / 2
+    divisor:            1          ramp          factor
+
+    `low` makes `beta_fast` turns within the original length, `high` makes `beta_slow`.
+    """
+    low, high = (_yarn_dimension(scaling, theta, dim, beta) for beta in (scaling.beta_fast, scaling.beta_slow))
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = [min(1.0, max(0.0, (i - low) / (high - low))) for i in range(dim // 2)]
+    return [1.0 / (x / scaling.factor + (1.0 - x)) for x in ramp]
 
 
-def _matches(scaling: RopeScaling, divisors: Sequence[float], theta: float, head_dim: int) -> bool:
-    actual = rope_divisors(scaling, theta, head_dim)
-    return all(abs(value - expected) <= _TOLERANCE * expected for value, expected in zip(actual, divisors, strict=True))
+def _yarn_dimension(scaling: YarnRope, theta: float, dim: int, turns: float) -> float:
+    return dim * log(scaling.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * log(theta))
 
 
-def _wavelength(theta: float, head_dim: int, i: int) -> float:
-    return 2.0 * math.pi * power(theta, 2.0 * i / head_dim)
-
-
-def _rounded(value: float) -> float:
-    """The tensor is float32: 31.999998 was 32."""
-    rounded = round(value, 2)
-    return rounded if abs(rounded - value) <= _TOLERANCE * abs(value) else value
+def wavelength(theta: float, dim: int, i: int) -> float:
+    return 2.0 * math.pi * power(theta, 2.0 * i / dim)

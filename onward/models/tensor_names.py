@@ -1,6 +1,10 @@
-"""The canonical names and shapes of a model's tensors. Every loader speaks these names, which are Hugging Face's.
+"""The canonical names and shapes of a model's tensors, which are those of Hugging Face's Llama where it has them.
 
-Knows nothing of files or of quantization.
+Every loader speaks these names; `models.families` says how checkpoints spell them. Knows nothing of files or of
+quantization.
+
+    input_layernorm            before attention                 attention_output_norm   of what attention gives
+    post_attention_layernorm   before the MLP                   mlp_output_norm         of what the MLP gives
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,18 +15,24 @@ from onward.proto.model import ModelConfig
 Shape = tuple[int, ...]
 
 EMBED = "model.embed_tokens.weight"
+POSITIONS = "model.position_embeddings.weight"
 FINAL_NORM = "model.norm.weight"
+FINAL_NORM_BIAS = "model.norm.bias"
 LM_HEAD = "lm_head.weight"
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
-    """What a complete checkpoint of this model holds. Tied embeddings have no `lm_head.weight`."""
+    """What a complete model holds. Tied embeddings have no `lm_head.weight`."""
     vocabulary = (config.vocab_size, config.hidden_size)
     tensors: dict[str, Shape] = {EMBED: vocabulary}
+    if config.learned_positions:
+        tensors[POSITIONS] = (config.max_position_embeddings, config.hidden_size)
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         tensors |= {prefix + name: shape for name, shape in expected_layer(config).items()}
     tensors[FINAL_NORM] = (config.hidden_size,)
+    if config.norm_bias:
+        tensors[FINAL_NORM_BIAS] = (config.hidden_size,)
     if not config.tie_word_embeddings:
         tensors[LM_HEAD] = vocabulary
     return tensors
@@ -30,30 +40,51 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
 
 def expected_layer(config: ModelConfig) -> dict[str, Shape]:
     """Of one layer, without its prefix."""
-    return dict(_layer_tensors(config))
+    return dict([*_attention_tensors(config), *_mlp_tensors(config)])
 
 
-def _layer_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
+def _attention_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield "input_layernorm.weight", (hidden,)
+    if config.pre_norm:
+        yield from _norm("input_layernorm", config)
     for name, size in (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)):
-        yield f"self_attn.{name}.weight", (size, hidden)
-        if config.qkv_bias:
-            yield f"self_attn.{name}.bias", (size,)
+        yield from _linear(f"self_attn.{name}", size, config.hidden_size, config.qkv_bias)
     if config.qk_norm:
-        yield "self_attn.q_norm.weight", (config.head_dim,)
-        yield "self_attn.k_norm.weight", (config.head_dim,)
-    yield "self_attn.o_proj.weight", (hidden, q_size)
-    yield "post_attention_layernorm.weight", (hidden,)
-    yield "mlp.gate_proj.weight", (inner, hidden)
-    yield "mlp.up_proj.weight", (inner, hidden)
-    yield "mlp.down_proj.weight", (hidden, inner)
+        yield "self_attn.q_norm.weight", (q_size if config.qk_norm_is_whole else config.head_dim,)
+        yield "self_attn.k_norm.weight", (kv_size if config.qk_norm_is_whole else config.head_dim,)
+    if config.attention_sinks:
+        yield "self_attn.sinks", (config.num_heads,)
+    yield from _linear("self_attn.o_proj", config.hidden_size, q_size, config.o_bias)
+    if config.post_norm:
+        yield from _norm("attention_output_norm", config)
 
 
-def check_tensors(found: Mapping[str, Shape], config: ModelConfig, source: str) -> None:
-    """Raises unless exactly the model's tensors are there, in its shapes."""
-    expected = expected_tensors(config)
+def _mlp_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    if config.pre_norm:
+        yield from _norm("post_attention_layernorm", config)
+    if config.gated_mlp:
+        yield from _linear("mlp.gate_proj", inner, hidden, config.mlp_bias)
+    yield from _linear("mlp.up_proj", inner, hidden, config.mlp_bias)
+    yield from _linear("mlp.down_proj", hidden, inner, config.mlp_bias)
+    if config.post_norm:
+        yield from _norm("mlp_output_norm", config)
+
+
+def _linear(name: str, outputs: int, inputs: int, has_bias: bool) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (outputs, inputs)
+    if has_bias:
+        yield f"{name}.bias", (outputs,)
+
+
+def _norm(name: str, config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (config.hidden_size,)
+    if config.norm_bias:
+        yield f"{name}.bias", (config.hidden_size,)
+
+
+def check_tensors(found: Mapping[str, Shape], expected: Mapping[str, Shape], source: str) -> None:
+    """Raises unless exactly the expected tensors are there, in their shapes."""
     if missing := [name for name in expected if name not in found]:
         raise StartupError(f"{source} lacks {_listed(missing)}")
     if extra := [name for name in found if name not in expected]:

@@ -26,7 +26,8 @@ def all_but_every_nth(num_layers: int, n: int) -> list[int]:
 
 
 def thinned_config(config: ModelConfig, kept: Sequence[int]) -> ModelConfig:
-    return msgspec.structs.replace(config, num_layers=len(kept))
+    layers = tuple(config.layers[layer] for layer in kept) if config.layers else ()
+    return msgspec.structs.replace(config, num_layers=len(kept), layers=layers)
 
 
 class ThinnedTensors(Mapping[str, Any]):

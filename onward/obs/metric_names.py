@@ -14,7 +14,6 @@ from onward.proto.stats import MetricFamily, MetricSeries
 
 DEPRECATED_NAMES = {
     "onward_ttft_seconds": "onward_request_prefill_time_seconds",
-    "onward_ttft_s_seconds": "onward_engine_time_to_first_token_seconds",
     "onward_queue_seconds": "onward_request_queue_time_seconds",
     "onward_inter_token_seconds": "onward_inter_token_latency_seconds",
     "onward_pd_handovers": "onward_pd_handoffs",
@@ -36,8 +35,8 @@ _VLLM_FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsView:
-    """How a server shows its metrics. `labels` are added to each series: the same for all of the server."""
+class MetricsRelabeling:
+    """Renames and labels applied to all metrics on export: aliases (deprecated, vLLM) and constant `labels`."""
 
     names: MetricsNames = "onward"
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -11,6 +11,8 @@ from onward.optional_packages import require_torch
 from onward.proto.speculative_config import parse_speculative
 
 LLM_ARGS = (
+    "revision",
+    "chat_template",
     "device",
     "gpu_memory_utilization",
     "deterministic",
@@ -57,6 +59,10 @@ def _check_llm_arg(name: str, value: object) -> None:
         _check_speculative(value)
         return
     hint = get_type_hints(ServeConfig)[name]
+    if hint == str | None:
+        if value is not None and (not isinstance(value, str) or not value):
+            raise InvalidRequest(f"{name}: must be a text, got {value!r:.80}", param=name)
+        return
     default = next(field.default for field in dataclasses.fields(ServeConfig) if field.name == name)
     if isinstance(default, bool):
         if not isinstance(value, bool):

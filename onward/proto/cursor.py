@@ -11,8 +11,9 @@ A router follows a stream by these lines alone, without JSON, and a client sends
     │ └ request id
     └ version of this format
 
-    cursor     = "1" ";" request-id ";" created ";" seed ";" epoch ";" choices ";" new-tokens
+    cursor     = "1" ";" request-id [ "~" trace-id ] ";" created ";" seed ";" epoch ";" choices ";" new-tokens
     request-id = 1*128( ALPHA / DIGIT / "_" / "-" / "." )
+    trace-id   = 32( DIGIT / %x61-66 )                   ; only of a sampled trace that its client began
     created    = number                                  ; seconds of Unix time, below 2^37
     seed       = [ "-" ] number                          ; -2^63 .. 2^64-1
     epoch      = number                                  ; below 2^63
@@ -41,6 +42,8 @@ MAX_CHOICES = 128
 _VERSION = "1"
 _USAGE = "usage"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+_TRACE_MARK = "~"
 _REASON = re.compile(r"[a-z_]{1,32}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,19}")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,19}")
@@ -69,6 +72,8 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     """With the seed, what it takes to make the stream again where nobody holds it."""
     usage_sent: bool = False
     """Every choice has ended, and so has the usage been told: only the end itself is missing."""
+    trace_id: str = ""
+    """See `obs.trace_context.trace_id_in_cursor`."""
 
 
 def is_request_id(text: str) -> bool:
@@ -77,13 +82,16 @@ def is_request_id(text: str) -> bool:
 
 
 def format_cursor(cursor: Cursor) -> str:
-    head = format_cursor_head(cursor.request_id, cursor.created_s, cursor.seed, cursor.attempt_epoch)
+    head = format_cursor_head(
+        cursor.request_id, cursor.created_s, cursor.seed, cursor.attempt_epoch, trace_id=cursor.trace_id
+    )
     return head + format_cursor_tail(cursor.choices, cursor.new_tokens, usage_told=cursor.usage_sent)
 
 
-def format_cursor_head(request_id: str, created_s: int, seed: int, epoch: int) -> str:
+def format_cursor_head(request_id: str, created_s: int, seed: int, epoch: int, *, trace_id: str = "") -> str:
     """What is the same for all events of an attempt."""
-    return f"{_VERSION};{request_id};{created_s};{seed};{epoch};"
+    stream = f"{request_id}{_TRACE_MARK}{trace_id}" if trace_id else request_id
+    return f"{_VERSION};{stream};{created_s};{seed};{epoch};"
 
 
 def format_cursor_tail(
@@ -119,7 +127,10 @@ def parse_cursor_slow(text: str) -> Cursor:
         raise ValueError(
             f"the cursor does not have 7 fields separated by ';' but {len(fields)}{'+' * (len(fields) > 7)}"
         )
-    _, request_id, created, seed, epoch, choices, new_tokens = fields
+    _, stream, created, seed, epoch, choices, new_tokens = fields
+    request_id, has_trace, trace_id = stream.partition(_TRACE_MARK)
+    if has_trace and not _TRACE_ID.fullmatch(trace_id):
+        raise ValueError(f"the cursor's trace id is {_shown(trace_id)}")
     if not is_request_id(request_id):
         raise ValueError(f"the cursor's request id is {_shown(request_id)}")
     parsed_choices = _parse_choices(choices)
@@ -131,6 +142,7 @@ def parse_cursor_slow(text: str) -> Cursor:
         new_tokens=_parse_new_tokens("" if new_tokens == _USAGE else new_tokens, parsed_choices),
         usage_sent=new_tokens == _USAGE,
         created_s=_parse_number("time of creation", created, 1 << 37),
+        trace_id=trace_id,
     )
 
 

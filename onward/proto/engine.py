@@ -13,6 +13,7 @@ from onward.proto.field_types import Count, Duration, HttpError, Priority, Seria
 from onward.proto.kv_events import KvEvents
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
+from onward.proto.trace import RequestPhases
 
 CRASHES_TO_ISOLATE = 2
 """Deaths of workers, or of engines, without progress: then a request is a suspect, and runs with no other beside it."""
@@ -86,6 +87,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Tokens that it may draft in a step. None: as many as the instance does."""
     restart_cause: Literal["", "engine", "lost"] = ""
     """Why an api process submits the request again, for metrics: its engine died, or a message was lost."""
+    trace_id: str = ""
+    """Of a sampled trace: the engine reports the phases of this request. Empty: it does not."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -205,4 +208,6 @@ class KvEventsReply(msgspec.Struct, frozen=True, array_like=True, tag="kv_events
     events: KvEvents
 
 
-FromEngine = RequestAccepted | TokenDeltas | WorkerCrashReport | HeldRequestsReport | AbortReply | KvEventsReply
+FromEngine = (
+    RequestAccepted | TokenDeltas | WorkerCrashReport | HeldRequestsReport | AbortReply | KvEventsReply | RequestPhases
+)

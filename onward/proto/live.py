@@ -50,6 +50,8 @@ class LiveRequest(msgspec.Struct, frozen=True):
     """Since its arrival."""
     first_token_s: Duration | None = None
     """From its arrival to its first token here."""
+    trace_id: str = ""
+    """Of a request that is traced."""
 
 
 class LiveEngine(msgspec.Struct, frozen=True):

@@ -5,13 +5,28 @@ api reads the tokenizer and the template named there, the worker maps the weight
 again.
 """
 
+from typing import Literal
+
 import msgspec
 
 from onward.proto.field_types import Count, Factor, ModelParameter, UnitInterval, WallSecond
 
 
-class RopeScaling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Llama-3 kind: low frequencies are stretched, high ones kept, with a ramp between."""
+class LinearRope(msgspec.Struct, frozen=True, tag="linear"):
+    """Every frequency is divided by `factor`."""
+
+    factor: ModelParameter
+
+
+class DynamicRope(msgspec.Struct, frozen=True, tag="dynamic"):
+    """A larger theta beyond the original length (NTK). Which one follows from `max_model_len`."""
+
+    factor: ModelParameter
+    original_max_position_embeddings: Count
+
+
+class Llama3Rope(msgspec.Struct, frozen=True, tag="llama3"):
+    """Low frequencies are stretched, high ones kept, with a ramp between."""
 
     factor: ModelParameter
     low_freq_factor: ModelParameter
@@ -19,11 +34,47 @@ class RopeScaling(msgspec.Struct, frozen=True, omit_defaults=True):
     original_max_position_embeddings: Count
 
 
+class YarnRope(msgspec.Struct, frozen=True, tag="yarn"):
+    """A ramp over the dimensions between two numbers of turns; cosines and sines are multiplied with a factor."""
+
+    factor: ModelParameter
+    original_max_position_embeddings: Count
+    beta_fast: ModelParameter
+    beta_slow: ModelParameter
+    attention_factor: ModelParameter
+    truncate: bool
+    """Whether the ends of the ramp are whole dimensions."""
+
+
+class LongRope(msgspec.Struct, frozen=True, tag="longrope"):
+    """One divisor per frequency; the long list where `max_model_len` is beyond the original length."""
+
+    short_factor: tuple[ModelParameter, ...]
+    long_factor: tuple[ModelParameter, ...]
+    original_max_position_embeddings: Count
+    attention_factor: ModelParameter
+
+
+RopeScaling = LinearRope | DynamicRope | Llama3Rope | YarnRope | LongRope
+
+
+class LayerKind(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What layers of one model do differently from each other."""
+
+    window: Count | None = None
+    """Positions that a token attends to, its own included; None: all before it."""
+    rope: Literal["global", "local", "none"] = "global"
+    """`global`: `ModelConfig.rope_theta` and `rope_scaling`; `local`: those of the same names with `local_`."""
+
+
 class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One dense decoder; the families differ only in these values."""
+    """One dense decoder; the families differ only in these values. What has a default is a Llama without the field.
+
+    A device refuses the fields that it does not implement (`models.device_support`).
+    """
 
     architecture: str
-    """`llama`, `qwen2` or `qwen3`."""
+    """Names the family: how its checkpoints spell the tensors (`models.families`). Decides nothing else."""
     vocab_size: Count
     hidden_size: Count
     intermediate_size: Count
@@ -32,14 +83,79 @@ class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     num_kv_heads: Count
     head_dim: Count
     max_position_embeddings: Count
+    """The longest context that can be served."""
     rms_norm_eps: ModelParameter
+    """Of every norm, whatever its kind."""
     rope_theta: ModelParameter
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
-    """Qwen2."""
     qk_norm: bool = False
-    """Qwen3: RMSNorm over each head of q and k, before rope."""
+    """A norm of q and k before rope: over each head, or see `qk_norm_is_whole`."""
+    qk_norm_is_whole: bool = False
+    """The norm of q and k is over all heads together, with a weight for each of their values (OLMo2)."""
+    o_bias: bool = False
+    mlp_bias: bool = False
+    """Of every product of the MLP."""
+    norm: Literal["rms", "layer"] = "rms"
+    """Of the residual stream and of sublayers' outputs. Norms of q and k are always `rms`."""
+    norm_bias: bool = False
+    norm_weight_offset: ModelParameter = 0.0
+    """Added to the weights of all norms, those of q and k included (Gemma: 1)."""
+    pre_norm: bool = True
+    """A norm before attention and before the MLP."""
+    post_norm: bool = False
+    """A norm of what attention and the MLP give, before it is added to the residual stream."""
+    parallel_block: bool = False
+    """Attention and MLP read the same residual stream, and both are added to it."""
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    gated_mlp: bool = True
+    """activation(gate) * up; else activation(up), and there is no gate."""
+    query_scale: ModelParameter | None = None
+    """What scores are multiplied with; None: 1 / sqrt(head_dim)."""
+    rotary_dim: Count | None = None
+    """The first dimensions of a head that are rotated; None: all."""
+    local_rope_theta: ModelParameter | None = None
+    local_rope_scaling: RopeScaling | None = None
+    layers: tuple[LayerKind, ...] = ()
+    """One for each layer; empty: all are `LayerKind()`."""
+    attention_softcap: ModelParameter | None = None
+    """Scores s become cap * tanh(s / cap)."""
+    attention_sinks: bool = False
+    """Each head has a score that takes part in the softmax and has no value (gpt-oss)."""
+    learned_positions: bool = False
+    """A vector for each position is added to the embedding, and nothing is rotated (GPT-2)."""
+    embedding_multiplier: ModelParameter = 1.0
+    residual_multiplier: ModelParameter = 1.0
+    """Of what attention and the MLP give."""
+    logits_multiplier: ModelParameter = 1.0
+    """Comes before `logit_softcap`."""
+    logit_softcap: ModelParameter | None = None
+    unpadded_head_dim: Count | None = None
+    """Where `head_dim` was rounded up for a kernel, what it was before; the values behind are zeros."""
+
+    def layer(self, index: int) -> LayerKind:
+        return self.layers[index] if self.layers else LayerKind()
+
+    @property
+    def attention_window(self) -> int | None:
+        """No layer sees more positions than this; None where some layer sees all."""
+        windows = [kind.window for kind in self.layers]
+        return None if not windows or None in windows else max(window for window in windows if window is not None)
+
+    @property
+    def rotated_dim(self) -> int:
+        """Dimensions of a head that rope rotates."""
+        return self.rotary_dim or self.true_head_dim
+
+    @property
+    def true_head_dim(self) -> int:
+        """The head's size without padding."""
+        return self.unpadded_head_dim or self.head_dim
+
+    @property
+    def attention_scale(self) -> float:
+        return self.true_head_dim**-0.5 if self.query_scale is None else self.query_scale
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, omit_defaults=True):

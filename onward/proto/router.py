@@ -52,6 +52,7 @@ from onward.proto.field_types import (
 from onward.proto.kv_events import KvEvents
 from onward.proto.kv_transfer import KvLayout
 from onward.proto.step import TokenLogprobs
+from onward.proto.trace import TraceContext
 
 SIGNATURE_HEADER = "x-onward-proof"
 INTERNAL_PREFIX = "/internal/"
@@ -126,6 +127,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     same one. 0: what fits."""
     strict_fields: bool = False
     """The router refuses unknown fields of the body, whatever this instance does for its own clients."""
+    trace: TraceContext | None = None
+    """None: no trace is known, and an instance that traces decides for itself."""
 
 
 class CloseAttempt(msgspec.Struct, frozen=True):

@@ -177,6 +177,8 @@ class WorkerHello(msgspec.Struct, frozen=True, rename={"kv_layout": "layout"}):
     """Of the CPU; 0 where a device computes."""
     draft_cost: Factor = 0.0
     """Of guessing one token for each slot: a share of what the model's own pass over them takes."""
+    attention_window: Count | None = None
+    """No position more than this far back is read, a token's own included; None: all are."""
 
     @property
     def max_request_tokens(self) -> int:

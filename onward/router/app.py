@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onward.obs.metrics import Registry
+from onward.obs.tracer import Tracer
 from onward.proto.router import REGISTER_PATH
 from onward.router.endpoints import embeddings
 from onward.router.endpoints.abort import RouterAbortEndpoint
@@ -47,7 +48,12 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def build_app(
-    runner: StreamRunner, registry: Registry, cluster_key: str, keyring: ActiveKeys, live_feed: LiveFeed
+    runner: StreamRunner,
+    registry: Registry,
+    cluster_key: str,
+    keyring: ActiveKeys,
+    live_feed: LiveFeed,
+    tracer: Tracer | None,
 ) -> ASGIApp:
     # Only `prefix` looks at the tokens of a prompt; without it no tokenizer is fetched, and nothing costs.
     routing_tokenizer = RoutingTokenizer(runner, registry) if runner.core.instances.index is not None else None
@@ -81,7 +87,7 @@ def build_app(
         paths,
         refusal,
         with_cors(respond_refusal, origins),
-        AccessLog(runner.clock),
+        AccessLog(runner.clock, tracer),
     )
 
 
@@ -137,7 +143,7 @@ def build_routes(
             for path, (access, handler) in get_routes.items()
         ),
         *static_routes(),
-        session_route(lambda: UiServerInfo("router", serves_clients=True, demo=config.demo)),
+        session_route(lambda: UiServerInfo("router", True, config.demo, config.trace_url or "")),
         *live_feed.routes(),
         *InstanceOperator(runner).routes(),
     ]

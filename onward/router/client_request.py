@@ -181,6 +181,7 @@ def stream_from_record(attempt: Attempt, now_s: float) -> ClientStream:
         caller_limits=attempt.caller_limits,
         caller_priority=attempt.caller_priority,
         default_max_tokens=attempt.default_max_tokens,
+        trace=attempt.trace,
     )
     choices = [DeliveredChoice(list(choice.token_ids), choice.finish_reason) for choice in attempt.choices]
     stream = ClientStream(client_request, 0, epoch=attempt.attempt_epoch, choices=choices)

@@ -15,6 +15,7 @@ from onward.proto.cursor import ChoiceCursor, Cursor
 from onward.proto.engine import CallerLimits, ErrorInfo
 from onward.proto.finish_reasons import ABORT, PD_RESCHEDULE
 from onward.proto.router import Attempt, ChoiceSnapshot, PromptUsage, StreamProgress
+from onward.proto.trace import TraceContext
 from onward.router.upstream_events import (
     BLANK_LINE,
     CompleteBody,
@@ -106,6 +107,8 @@ class ClientRequest:
     """Of completions; see `Attempt`."""
     strict_fields: bool = False
     """Unknown fields of the body are refused."""
+    trace: TraceContext | None = None
+    """With the span of the latest attempt."""
 
 
 @dataclass(slots=True)
@@ -171,6 +174,11 @@ class ClientStream:
     @property
     def has_tokens(self) -> bool:
         return any(choice.token_ids for choice in self.choices)
+
+    @property
+    def num_tokens(self) -> int:
+        """That the client has, over all choices."""
+        return sum(len(choice.token_ids) for choice in self.choices)
 
     @property
     def was_aborted(self) -> bool:
@@ -247,6 +255,7 @@ class ClientStream:
             default_max_tokens=client_request.default_max_tokens,
             was_accepted=self.was_accepted,
             strict_fields=client_request.strict_fields,
+            trace=client_request.trace,
         )
 
     def on_accepted(self, now_s: float) -> None:
@@ -409,8 +418,7 @@ class ClientStream:
             self.num_cached_tokens = usage.num_cached_tokens
 
     def size_bytes(self) -> int:
-        num_tokens = sum(len(choice.token_ids) for choice in self.choices)
-        num_tokens += len(self.request.prompt_token_ids or ())
+        num_tokens = self.num_tokens + len(self.request.prompt_token_ids or ())
         return len(self.request.body) + BYTES_PER_TOKEN * num_tokens
 
 

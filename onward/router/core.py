@@ -27,7 +27,6 @@ from onward.router.resume_log import ResumeLog
 from onward.router.retry_budget import RetryBudget
 from onward.router.retry_policy import BUDGET_STEP_S, RetryPolicy
 from onward.router.router_metrics import RouterMetrics
-from onward.router.router_stream_state import RouterStreamState
 from onward.router.routing_policy import (
     InstanceSelector,
     RandBelow,
@@ -36,6 +35,7 @@ from onward.router.routing_policy import (
     can_take_request,
     fits_context,
 )
+from onward.router.stream_routing_state import StreamRoutingState
 
 MAX_INSTANCE_WAIT_S = 60.0
 """For an instance, where the client has set no deadline."""
@@ -79,7 +79,7 @@ StreamAction = Dispatch | Wait | GiveUp | Finish
 
 @dataclass(frozen=True, slots=True)
 class AbortResult:
-    running: list[RouterStreamState]
+    running: list[StreamRoutingState]
     """Those that run, and whose attempt ends now."""
     left: list[ClientStream]
     """By their client, and dropped by this."""
@@ -104,7 +104,7 @@ class RouterCore:
         self.detached = DetachedStreams(config.detach_ttl_s)
         self._tombstones = Tombstones()
         self.metrics = RouterMetrics(registry, self._count_streams, self._count_instances, self._count_records)
-        self._live: dict[str, RouterStreamState] = {}
+        self._live: dict[str, StreamRoutingState] = {}
         self._client_request_ids: dict[tuple[str, str], str] = {}
         """By caller and label: what somebody else calls a request is nobody's business."""
         self._registrations: dict[str, Registration] = {}
@@ -116,7 +116,7 @@ class RouterCore:
 
     # Streams begin.
 
-    def open_stream(self, client_request: ClientRequest, now_s: float, *, epoch: int = 0) -> RouterStreamState:
+    def open_stream(self, client_request: ClientRequest, now_s: float, *, epoch: int = 0) -> StreamRoutingState:
         """A client's request. `epoch`: the highest that was ever used for it."""
         if client_request.request_id in self._live:
             raise Conflict(f"Last-Event-ID: the stream {client_request.request_id} is under way already")
@@ -128,10 +128,10 @@ class RouterCore:
                 f"X-Request-Id: {client_request.client_request_id!r} is the label of a request that is under way",
                 code="label_in_use",
             )
-        self._budget.record_request(now_s)
+        self._budget.record_request(client_request.caller, now_s)
         return self._add(ClientStream(client_request, self.config.preempt_retry_count, epoch=epoch), now_s)
 
-    def resume_stream(self, known_stream: ClientStream, cursor: Cursor, now_s: float) -> RouterStreamState | None:
+    def resume_stream(self, known_stream: ClientStream, cursor: Cursor, now_s: float) -> StreamRoutingState | None:
         """A client has come back for a stream, at the place it names. None: what is known of it does not reach so far."""
         self.check_not_aborted(cursor.request_id, now_s)
         stream = resume_at_cursor(known_stream, cursor, self.config.preempt_retry_count, self._new_deadline(now_s))
@@ -144,19 +144,20 @@ class RouterCore:
         if self._tombstones.has(request_id, now_s):
             raise NotFound(f"Last-Event-ID: the stream {request_id} was aborted", code=STREAM_UNKNOWN)
 
-    def live_streams(self) -> list[RouterStreamState]:
+    def live_streams(self) -> list[StreamRoutingState]:
         return list(self._live.values())
 
-    def find_live(self, request_id: str) -> RouterStreamState | None:
+    def find_live(self, request_id: str) -> StreamRoutingState | None:
         return self._live.get(request_id)
 
     def _new_deadline(self, now_s: float) -> float | None:
         timeout_s = self.config.request_timeout_s
         return None if timeout_s is None else now_s + timeout_s
 
-    def _add(self, stream: ClientStream, now_s: float) -> RouterStreamState:
+    def _add(self, stream: ClientStream, now_s: float) -> StreamRoutingState:
         assert stream.request_id not in self._live, "ids are unique among live streams"
-        routed = RouterStreamState(stream, opened_at_s=now_s, last_write_at_s=now_s)
+        is_continued = stream.has_progress or bool(stream.request.skip_to)
+        routed = StreamRoutingState(stream, opened_at_s=now_s, last_write_at_s=now_s, is_continued=is_continued)
         self._live[stream.request_id] = routed
         if stream.request.client_request_id:
             self._client_request_ids[stream.request.caller, stream.request.client_request_id] = stream.request_id
@@ -164,7 +165,7 @@ class RouterCore:
 
     # What to do next.
 
-    def next_action(self, routed: RouterStreamState, now_s: float) -> StreamAction:
+    def next_action(self, routed: StreamRoutingState, now_s: float) -> StreamAction:
         self._now_s = now_s
         stream = routed.stream
         assert self._live.get(stream.request_id) is routed, "a stream acts while it is open"
@@ -191,7 +192,7 @@ class RouterCore:
         )
         return self._wait_for_instance(routed, now_s) if decision is None else self._dispatch(routed, decision, now_s)
 
-    def _routing_criteria(self, routed: RouterStreamState, now_s: float) -> RoutingCriteria:
+    def _routing_criteria(self, routed: StreamRoutingState, now_s: float) -> RoutingCriteria:
         stream, client_request = routed.stream, routed.stream.request
         num_prompt = stream.num_prompt_tokens
         if num_prompt is None and client_request.routing_token_ids is not None:
@@ -226,7 +227,7 @@ class RouterCore:
             block_hashes(client_request.routing_token_ids, block_size, client_request.cache_salt) if block_size else []
         )
 
-    def _wait_for_instance(self, routed: RouterStreamState, now_s: float) -> StreamAction:
+    def _wait_for_instance(self, routed: StreamRoutingState, now_s: float) -> StreamAction:
         stream, failure = routed.stream, routed.stream.failure
         if failure is not None and failure.cause is FailureCause.REJECTED:
             return self._give_up(routed, failure.error)
@@ -249,17 +250,17 @@ class RouterCore:
         until_deadline_s = WAIT_STEP_S if deadline_at_s is None else deadline_at_s - now_s
         return Wait(max(0.001, min(left_s, soonest_s, until_deadline_s, WAIT_STEP_S)))
 
-    def _wait_for_budget(self, routed: RouterStreamState, info: ErrorInfo, now_s: float) -> StreamAction:
+    def _wait_for_budget(self, routed: StreamRoutingState, info: ErrorInfo, now_s: float) -> StreamAction:
         if now_s >= routed.budget_deadline_at_s:
             return self._give_up(routed, info)
         return Wait(min(BUDGET_STEP_S, routed.budget_deadline_at_s - now_s))
 
-    def _give_up(self, routed: RouterStreamState, info: ErrorInfo, body: bytes | None = None) -> GiveUp:
+    def _give_up(self, routed: StreamRoutingState, info: ErrorInfo, body: bytes | None = None) -> GiveUp:
         routed.set_final_error(info, body)
         assert routed.final_error is not None, "a stream that is given up has a final error"
         return GiveUp(routed.final_error, routed.final_error_body)
 
-    def _dispatch(self, routed: RouterStreamState, decision: RoutingDecision, now_s: float) -> Dispatch:
+    def _dispatch(self, routed: StreamRoutingState, decision: RoutingDecision, now_s: float) -> Dispatch:
         instance, stream = decision.instance, routed.stream
         assert self.instances.get(instance.instance_id) is not None, "an attempt goes to a registered instance"
         assert instance.instance_id not in routed.refused_by, "an instance that refused a stream is not chosen again"
@@ -277,19 +278,21 @@ class RouterCore:
 
     # An attempt's life.
 
-    def on_accepted(self, routed: RouterStreamState, now_s: float) -> None:
+    def on_accepted(self, routed: StreamRoutingState, now_s: float) -> None:
         if not routed.stream.was_accepted:
             self.metrics.queue_wait.observe(now_s - routed.opened_at_s)
         self._stop_waiting(routed)
         routed.stream.on_accepted(now_s)
 
-    def on_first_tokens(self, routed: RouterStreamState, now_s: float) -> None:
+    def on_first_tokens(self, routed: StreamRoutingState, now_s: float) -> None:
         """Its first event has come: the instance works, and a resume has succeeded."""
         stream = routed.stream
         assert stream.instance_id is not None, "tokens come from an instance"
         self.instances.record_success(stream.instance_id, now_s)
         if routed.first_token_at_s is None:
             routed.first_token_at_s = now_s
+            if not routed.is_continued:
+                self.metrics.time_to_first_token.observe(now_s - stream.request.arrived_at_s)
         routed.overloaded_since_s = None
         for reservation in routed.prefill_reservations:
             reservation.release()
@@ -300,7 +303,7 @@ class RouterCore:
             self._resumes.end(routed, "exact" if is_exact else "inexact", now_s)
         stream.fingerprint = fingerprint
 
-    def on_attempt_ended(self, routed: RouterStreamState, now_s: float) -> None:
+    def on_attempt_ended(self, routed: StreamRoutingState, now_s: float) -> None:
         """The attempt is over, and its connection closed or given back."""
         stream = routed.stream
         assert stream.instance_id is not None, "an attempt runs at an instance"
@@ -325,11 +328,11 @@ class RouterCore:
             return failure
         return replace(failure, cause=FailureCause.DRAIN)
 
-    def _start_waiting(self, routed: RouterStreamState, now_s: float) -> None:
+    def _start_waiting(self, routed: StreamRoutingState, now_s: float) -> None:
         routed.waiting_since_s = now_s
         self._num_waiting += not routed.stream.was_accepted
 
-    def _stop_waiting(self, routed: RouterStreamState) -> None:
+    def _stop_waiting(self, routed: StreamRoutingState) -> None:
         if routed.waiting_since_s is not None:
             routed.waiting_since_s = None
             self._num_waiting -= not routed.stream.was_accepted
@@ -337,7 +340,7 @@ class RouterCore:
 
     # Streams end.
 
-    def close_stream(self, routed: RouterStreamState, now_s: float, *, keep: bool) -> None:
+    def close_stream(self, routed: StreamRoutingState, now_s: float, *, keep: bool) -> None:
         """The client has its end, or has gone. `keep`: it may come back."""
         stream = routed.stream
         assert self._live.get(stream.request_id) is routed, "a stream is closed once"
@@ -389,14 +392,14 @@ class RouterCore:
         if self.instances.get(registration.instance) is not None:
             self._registrations[registration.instance] = registration
 
-    def tick(self, now_s: float) -> list[RouterStreamState]:
+    def tick(self, now_s: float) -> list[StreamRoutingState]:
         """Streams whose attempt must end now; each says why."""
         self._now_s = now_s
         for instance_id in self.instances.tick(now_s):
             self._registrations.pop(instance_id, None)
         self.detached.expire(now_s)
         instances = {instance.instance_id: instance for instance in self.instances.list_instances(now_s)}
-        affected: list[RouterStreamState] = []
+        affected: list[StreamRoutingState] = []
         for routed in self._live.values():
             stream = routed.stream
             if (
@@ -410,12 +413,12 @@ class RouterCore:
                     affected.append(routed)
         return affected
 
-    def streams_with_stalled_client(self, now_s: float) -> list[RouterStreamState]:
+    def streams_with_stalled_client(self, now_s: float) -> list[StreamRoutingState]:
         """Streams whose client has stopped reading. They may come back for the rest."""
         streams = [routed for routed in self._live.values() if routed.stream.is_sending]
         return [routed for routed in streams if now_s - routed.stream.last_progress_at_s >= CLIENT_STALL_TIMEOUT_S]
 
-    def _check_attempt(self, routed: RouterStreamState, instances: dict[str, InstanceInfo], now_s: float) -> None:
+    def _check_attempt(self, routed: StreamRoutingState, instances: dict[str, InstanceInfo], now_s: float) -> None:
         stream = routed.stream
         deadline_at_s, stalled_s = stream.request.deadline_at_s, now_s - stream.last_progress_at_s
         instance = instances.get(stream.instance_id or "")
@@ -426,19 +429,25 @@ class RouterCore:
         elif instance is None and stalled_s >= GONE_INSTANCE_GRACE_S:
             stream.fail_lost(FailureCause.GONE, "the instance is gone")
         elif instance is not None and instance.state is InstanceState.DRAINING:
-            if self._has_alternative(routed, instances, now_s):
-                stream.fail_lost(FailureCause.DRAIN, "the instance is being drained")
+            self._migrate_from_draining(routed, instances, now_s)
         elif stream.reports_restart and self._restarts_too_long(routed, instances, stalled_s, now_s):
             stream.fail_lost(FailureCause.RESTART, f"the instance restarts a process for {stalled_s:.1f} s now")
 
+    def _migrate_from_draining(
+        self, routed: StreamRoutingState, instances: dict[str, InstanceInfo], now_s: float
+    ) -> None:
+        """Without another ready instance the stream stays, and the draining instance finishes it."""
+        if self._has_alternative(routed, instances, now_s):
+            routed.stream.fail_lost(FailureCause.DRAIN, "the instance is being drained")
+
     def _restarts_too_long(
-        self, routed: RouterStreamState, instances: dict[str, InstanceInfo], stalled_s: float, now_s: float
+        self, routed: StreamRoutingState, instances: dict[str, InstanceInfo], stalled_s: float, now_s: float
     ) -> bool:
         if stalled_s < self.config.restart_grace_s:
             return False
         return stalled_s >= MAX_INSTANCE_WAIT_S or self._has_alternative(routed, instances, now_s)
 
-    def _has_alternative(self, routed: RouterStreamState, instances: dict[str, InstanceInfo], now_s: float) -> bool:
+    def _has_alternative(self, routed: StreamRoutingState, instances: dict[str, InstanceInfo], now_s: float) -> bool:
         criteria = self._routing_criteria(routed, now_s)
         others = [instance for name, instance in instances.items() if name != routed.stream.instance_id]
         return any(
@@ -477,7 +486,7 @@ class RouterCore:
         return {(): float(len(self.detached))}
 
 
-def _is_resumable(routed: RouterStreamState) -> bool:
+def _is_resumable(routed: StreamRoutingState) -> bool:
     """When nobody carries it any more."""
     stream = routed.stream
     if routed.is_deleted:

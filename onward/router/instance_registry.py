@@ -7,7 +7,7 @@ instance that no connection can be made to stays suspect, whatever it announces,
     registered ── silent 3 s ──> suspect ── silent 8 s ──> gone, forgotten
         └───────── says `leaving`, or its URL has a new incarnation ──────^
 
-Who is chosen is decided in `policy`. Takes the time and messages; knows neither sockets nor clocks.
+`routing_policy` chooses an instance. Takes the time and messages; knows neither sockets nor clocks.
 """
 
 import logging
@@ -78,9 +78,9 @@ class InstanceInfo:
     num_reserved: int
     """Streams that this router has on it, or prefills that it was named for."""
     circuit_open_until_s: float
-    """Not chosen before, unless there is nobody else."""
+    """Not chosen before this time, unless no other instance can take the request."""
     num_reserved_at_report: int = 0
-    """Of `booked`, as it was when `load` was told: those are in both."""
+    """`num_reserved` when `load` was reported: these requests are counted in both."""
     tokenizer_hash: str = ""
     """Of its tokenizer and chat template."""
 
@@ -352,7 +352,7 @@ class InstanceRegistry:
         )
 
     def _remove(self, instance_id: str) -> None:
-        """Its bookings go with it: they are held by the member, and a release finds nothing to take away."""
+        """Its reservations go with it: they are held by the member, so that a later release changes nothing."""
         if self._members.pop(instance_id, None) is None:
             return
         self._gone.append(instance_id)

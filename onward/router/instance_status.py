@@ -6,13 +6,13 @@ from typing import Any
 
 from onward.proto.router import Registration
 from onward.router.instance_registry import InstanceInfo
-from onward.router.router_stream_state import RouterStreamState
+from onward.router.stream_routing_state import StreamRoutingState
 
 
 def describe_instances(
     instances: Iterable[InstanceInfo],
     registrations: Mapping[str, Registration],
-    routed_streams: Iterable[RouterStreamState],
+    routed_streams: Iterable[StreamRoutingState],
 ) -> list[dict[str, Any]]:
     streams = Counter(routed.stream.instance_id for routed in routed_streams if routed.stream.is_attempt_running)
     return [

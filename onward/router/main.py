@@ -12,6 +12,7 @@ from onward.clock import Clock, SystemClock
 from onward.config import RouterConfig
 from onward.errors import StartupError
 from onward.obs.process_usage import register_own_usage
+from onward.obs.tracer import resolve_settings
 from onward.random_source import SystemRandomSource
 from onward.router import client_writer
 from onward.router.router import Router
@@ -49,7 +50,9 @@ class RouterProcess:
             keys=self._key_source.read(),
             settle_s=settle_s,
             keep_alive_s=keep_alive_s,
+            otel=resolve_settings(config.otlp_endpoint, config.trace_sample_ratio),
         )
+        self._tracing = router.tracing
         register_own_usage(router.registry, "router")
         self._keyring = router.keyring
         self._live_feed = router.live_feed
@@ -70,6 +73,7 @@ class RouterProcess:
             await asyncio.wait((maintenance,))
             self._connections.close()
             await self.stream_runner.close()
+            await asyncio.to_thread(self._tracing.close)
 
     @property
     def key_file(self) -> str | None:

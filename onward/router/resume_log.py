@@ -5,9 +5,10 @@ from collections import deque
 from typing import Any
 
 from onward import log
+from onward.obs.request_trace import RequestTrace
 from onward.router.client_stream import FailureCause
 from onward.router.router_metrics import RouterMetrics
-from onward.router.router_stream_state import PendingResume, RouterStreamState
+from onward.router.stream_routing_state import PendingResume, StreamRoutingState
 
 _logger = logging.getLogger(__name__)
 
@@ -19,13 +20,13 @@ class ResumeLog:
         self._metrics = metrics
         self._last: deque[dict[str, Any]] = deque(maxlen=MAX_ENTRIES)
 
-    def begin(self, routed: RouterStreamState, cause: FailureCause, instance: str, now_s: float) -> None:
+    def begin(self, routed: StreamRoutingState, cause: FailureCause, instance: str, now_s: float) -> None:
         """The pause began with the last delivered event; several failures in a row are one pause."""
         if routed.pending_resume is None and routed.stream.was_accepted:
             since_s = routed.stream.last_delivery_at_s
             routed.pending_resume = PendingResume(cause, instance, now_s if since_s is None else since_s)
 
-    def end(self, routed: RouterStreamState, outcome: str, now_s: float) -> None:
+    def end(self, routed: StreamRoutingState, outcome: str, now_s: float) -> None:
         """`exact`, `inexact` (by other numerics) or `failed`."""
         pending, stream = routed.pending_resume, routed.stream
         assert pending is not None, "only a resume that has begun ends"
@@ -44,6 +45,8 @@ class ResumeLog:
             "positions": [len(choice.token_ids) for choice in stream.choices],
             "pause_s": round(pause_s, 4),
         }
+        if routed.trace is not None:
+            _add_event(routed.trace, entry, now_s)
         level = logging.INFO if outcome == "exact" else logging.WARNING
         request_fields = log.request_fields(stream.request_id, stream.request.client_request_id)
         _logger.log(level, log.event("stream resumed", **request_fields, **entry))
@@ -55,3 +58,10 @@ class ResumeLog:
             {key: value for key, value in entry.items() if key != "at_s"} | {"ago_s": round(now_s - entry["at_s"], 3)}
             for entry in self._last
         ]
+
+
+def _add_event(trace: RequestTrace, entry: dict[str, Any], now_s: float) -> None:
+    fields = {name: value for name, value in entry.items() if isinstance(value, str | float)}
+    attributes = {f"onward.resume.{name}": value for name, value in fields.items()}
+    positions = ("onward.resume.positions", tuple(str(position) for position in entry["positions"]))
+    trace.server_span.add_event("onward.resume", now_s, **attributes, **dict([positions]))

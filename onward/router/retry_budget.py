@@ -6,18 +6,19 @@ Two cases, since they deserve different answers:
   not come to a token yet: what it waited for there, in a queue or in a long prompt, has died with many others' at once,
   and a share of the traffic would refuse most of them. These are never refused, only spread out.
 * Any further attempt without a token in between, and any that follows on an error of an instance that lives, is counted
-  against a share of the requests of the last minute, and may be refused.
+  against a share of its caller's requests of the last minute, and may be refused. One caller's failing requests use up
+  no other caller's retries.
 
 So in the worst outage, where whatever is tried is lost, each request costs two attempts and the share, not all that its
 own count would allow; and instances that answer with errors, as they do when there is too much, get the share alone.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 WINDOW_S = 60.0
 MIN_RETRIES_PER_WINDOW = 10
-"""Attempts that are free in each window: a share of few requests would be none."""
+"""Attempts that each caller has in any case: a share of few requests would be none."""
 
 PACED_PER_S = 50.0
 PACE_BURST = 16
@@ -51,25 +52,41 @@ class _SlidingCounter:
         return self._total
 
 
+@dataclass(slots=True)
+class _CallerCounters:
+    requests: _SlidingCounter = field(default_factory=_SlidingCounter)
+    attempts: _SlidingCounter = field(default_factory=_SlidingCounter)
+
+    def is_idle(self, now_s: float) -> bool:
+        return not (self.requests.count(now_s) or self.attempts.count(now_s))
+
+
 class RetryBudget:
     def __init__(self, share: float, *, floor: int = MIN_RETRIES_PER_WINDOW) -> None:
         self._share = share
         self._floor = floor
-        self._requests = _SlidingCounter()
-        self._attempts = _SlidingCounter()
+        self._by_caller: dict[str, _CallerCounters] = {}
+        self._next_cleanup_s = 0.0
         self._next_slot_s: float | None = None
 
-    def record_request(self, now_s: float) -> None:
-        """A client's request has come."""
-        self._requests.count(now_s)
-        self._requests.add(now_s)
+    @property
+    def num_callers(self) -> int:
+        """Callers that are counted now: those of the last two minutes at most."""
+        return len(self._by_caller)
 
-    def try_spend(self, now_s: float) -> bool:
-        """Whether an attempt may begin that is not owed. If so, it is counted."""
-        allowed = max(self._floor, self._share * self._requests.count(now_s))
-        if self._attempts.count(now_s) + 1 > allowed:
+    def record_request(self, caller: str, now_s: float) -> None:
+        """A client's request has come."""
+        counters = self._counters_of(caller, now_s)
+        counters.requests.count(now_s)
+        counters.requests.add(now_s)
+
+    def try_spend(self, caller: str, now_s: float) -> bool:
+        """Whether an attempt of this caller may begin that is not owed. If so, it is counted."""
+        counters = self._counters_of(caller, now_s)
+        allowed = max(self._floor, self._share * counters.requests.count(now_s))
+        if counters.attempts.count(now_s) + 1 > allowed:
             return False
-        self._attempts.add(now_s)
+        counters.attempts.add(now_s)
         return True
 
     def pacing_delay_s(self, now_s: float) -> float:
@@ -81,3 +98,9 @@ class RetryBudget:
             return MAX_PACE_S
         self._next_slot_s = slot_s + interval_s
         return wait_s
+
+    def _counters_of(self, caller: str, now_s: float) -> _CallerCounters:
+        if now_s >= self._next_cleanup_s:
+            self._by_caller = {name: one for name, one in self._by_caller.items() if not one.is_idle(now_s)}
+            self._next_cleanup_s = now_s + WINDOW_S
+        return self._by_caller.setdefault(caller, _CallerCounters())

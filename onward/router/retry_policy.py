@@ -1,7 +1,7 @@
 """What a failed attempt means: for the instance, and for whether, when and where the stream is tried again.
 
-One owner of retries, with four bounds: the stream's own count since its last token, the cluster's budget for attempts
-that are not owed (see `budget`), the client's deadline, and the time that a stream waits for anything at all.
+One owner of retries, with four bounds: the stream's own count since its last token, the caller's budget for attempts
+that are not owed (see `retry_budget`), the client's deadline, and the time that a stream waits for anything at all.
 """
 
 import math
@@ -13,7 +13,7 @@ from onward.router.instance_registry import InstanceRegistry, InstanceState
 from onward.router.resume_log import ResumeLog
 from onward.router.retry_budget import RetryBudget
 from onward.router.router_metrics import RouterMetrics
-from onward.router.router_stream_state import RouterStreamState
+from onward.router.stream_routing_state import StreamRoutingState
 
 MAX_WAIT_STEP_S = 1.0
 REFUSED_PAUSE_S = 0.5
@@ -47,7 +47,7 @@ class RetryPolicy:
         self._paced_until_s = 0.0
 
     def on_attempt_failed(
-        self, routed: RouterStreamState, failure: AttemptFailure, instance: str, now_s: float
+        self, routed: StreamRoutingState, failure: AttemptFailure, instance: str, now_s: float
     ) -> None:
         """What a failure means for the instance, and for the stream's next attempt."""
         stream, info = routed.stream, failure.error
@@ -80,7 +80,7 @@ class RetryPolicy:
         self._resumes.begin(routed, failure.cause, instance, now_s)
         self._schedule_retry(routed, failure, now_s)
 
-    def pause_s(self, routed: RouterStreamState, now_s: float) -> float:
+    def pause_s(self, routed: StreamRoutingState, now_s: float) -> float:
         """How long the next attempt has to wait yet."""
         if now_s < routed.next_attempt_at_s:
             return routed.next_attempt_at_s - now_s
@@ -95,7 +95,7 @@ class RetryPolicy:
         return 0.0
 
     def _penalize_instance(
-        self, routed: RouterStreamState, failure: AttemptFailure, instance: str, now_s: float
+        self, routed: StreamRoutingState, failure: AttemptFailure, instance: str, now_s: float
     ) -> None:
         rest_s = min(MAX_INSTANCE_REST_S, failure.error.retry_after_s or 0.0)
         match failure.cause:
@@ -123,32 +123,32 @@ class RetryPolicy:
         if self._config.preempt_retry_exclude_decode:
             routed.avoided_instances = {instance}
 
-    def _grant_grace(self, routed: RouterStreamState, instance: str, now_s: float) -> None:
+    def _grant_grace(self, routed: StreamRoutingState, instance: str, now_s: float) -> None:
         current = self._instances.get(instance)
         if current is not None and current.state is InstanceState.RESTARTING:
             routed.grace_instance_id, routed.grace_until_s = instance, now_s + self._config.restart_grace_s
 
-    def _schedule_retry(self, routed: RouterStreamState, failure: AttemptFailure, now_s: float) -> None:
-        """One attempt more, if the stream's own count and the cluster's budget have one left."""
+    def _schedule_retry(self, routed: StreamRoutingState, failure: AttemptFailure, now_s: float) -> None:
+        """One attempt more, if the stream's own count and its caller's budget have one left."""
         stream, info = routed.stream, failure.error
         assert stream.num_failures > 0, "a failure that leads to a retry is counted"
         if stream.is_last_attempt or stream.num_failures > self._config.preempt_retry_count:
             routed.set_final_error(info, failure.body)
         elif stream.attempt_advanced or (stream.num_failures == 1 and failure.cause in LOSS_CAUSES):
             self._pace(routed, now_s)
-        elif self._budget.try_spend(now_s):
+        elif self._budget.try_spend(stream.request.caller, now_s):
             routed.next_attempt_at_s = now_s + retry_pause_s(stream.num_failures)
         else:
             self._metrics.budget_refusals.inc()
             self._on_budget_refused(routed, info, now_s)
 
-    def _pace(self, routed: RouterStreamState, now_s: float) -> None:
+    def _pace(self, routed: StreamRoutingState, now_s: float) -> None:
         """Many at once are spread out; new requests wait until they are through."""
         routed.next_attempt_at_s = now_s + self._budget.pacing_delay_s(now_s)
         if routed.next_attempt_at_s > now_s:
             self._paced_until_s = max(self._paced_until_s, routed.next_attempt_at_s)
 
-    def _on_budget_refused(self, routed: RouterStreamState, info: ErrorInfo, now_s: float) -> None:
+    def _on_budget_refused(self, routed: StreamRoutingState, info: ErrorInfo, now_s: float) -> None:
         """A request that was given up for want of blocks has something to show: one last attempt brings it in the
         client's own form. Others wait a while: when an instance dies, many streams need one attempt each at once."""
         if info.code.startswith("pd_") and routed.stream.has_progress:
@@ -156,10 +156,10 @@ class RetryPolicy:
         else:
             routed.budget_refused_error, routed.budget_deadline_at_s = info, now_s + MAX_BUDGET_WAIT_S
 
-    def try_spend_budget(self, routed: RouterStreamState, now_s: float) -> bool:
+    def try_spend_budget(self, routed: StreamRoutingState, now_s: float) -> bool:
         """Asks the budget again."""
         assert routed.budget_refused_error is not None, "the budget has refused the stream before"
-        if not self._budget.try_spend(now_s):
+        if not self._budget.try_spend(routed.stream.request.caller, now_s):
             return False
         routed.budget_refused_error = None
         return True

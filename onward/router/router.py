@@ -6,14 +6,15 @@
 import aiohttp
 
 from onward.clock import Clock
-from onward.config import RouterConfig
+from onward.config import OtelSettings, RouterConfig
 from onward.obs.build_info import register_build_info
 from onward.obs.metrics import Registry
+from onward.obs.tracer import ProcessTracing
 from onward.random_source import RandomSource
 from onward.router import client_writer
 from onward.router.app import build_app
 from onward.router.core import RouterCore
-from onward.router.endpoints.live import RouterWatch
+from onward.router.endpoints.live import RouterLiveView
 from onward.router.stream_runner import STARTUP_GRACE_S, StreamRunner
 from onward.router.upstream_client import PostStream, UpstreamClient
 from onward.web.auth.api_key_table import ApiKeyTable, admin_entries, merge_tables
@@ -36,13 +37,18 @@ class Router:
         keys: ApiKeyTable | None = None,
         settle_s: float = STARTUP_GRACE_S,
         keep_alive_s: float = client_writer.KEEP_ALIVE_S,
+        otel: OtelSettings | None = None,
     ) -> None:
         """`keys`: those that clients show; else the plain ones of the configuration."""
         self.keyring = ActiveKeys(merge_tables(admin_entries(config.api_key)) if keys is None else keys)
         self.registry = Registry()
         register_build_info(self.registry)
         core = RouterCore(config, f"router-{random.hex_token()}", self.registry, random.below)
+        attributes = {"service.instance.id": core.incarnation, "onward.role": "router"}
+        self.tracing = ProcessTracing(otel, clock, random, self.registry, attributes)
         upstream = UpstreamClient(cluster_key, clock, session, post)
         self.stream_runner = StreamRunner(core, upstream, clock, random, settle_s, keep_alive_s)
-        self.live_feed = LiveFeed(RouterWatch(self.stream_runner).look, clock)
-        self.app = build_app(self.stream_runner, self.registry, cluster_key, self.keyring, self.live_feed)
+        self.live_feed = LiveFeed(RouterLiveView(self.stream_runner).look, clock)
+        self.app = build_app(
+            self.stream_runner, self.registry, cluster_key, self.keyring, self.live_feed, self.tracing.tracer
+        )

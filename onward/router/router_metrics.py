@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from onward.obs.metrics import LabelValues, Registry
+from onward.obs.metrics import REQUEST_BOUNDS_S, LabelValues, Registry
 
 PAUSE_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -27,6 +27,11 @@ class RouterMetrics:
         )
         self.queue_wait = registry.histogram(
             "onward_router_queue_wait_seconds", "From a request's arrival until an instance has begun to answer it"
+        )
+        self.time_to_first_token = registry.histogram(
+            "onward_router_time_to_first_token_seconds",
+            "From a request's arrival to its first token, over all attempts. Not of streams that a client continues.",
+            REQUEST_BOUNDS_S,
         )
         self.budget_refusals = registry.counter(
             "onward_router_budget_refusals_total", "Attempts without progress that the retry budget refused"

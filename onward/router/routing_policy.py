@@ -97,8 +97,8 @@ def preference_key(instance: InstanceInfo, criteria: RoutingCriteria, now_s: flo
 
 
 def relative_load(instance: InstanceInfo) -> float:
-    """Requests there, relative to what runs at once: those that the instance has told of, and what this router has
-    booked or given back since. A report may be older than our latest bookings, which count in any case."""
+    """Requests at the instance, divided by how many run at once: those of its last report, plus what this router has
+    reserved or released since. A report may be older than our latest reservations, which count in any case."""
     load = instance.load
     since = instance.num_reserved - instance.num_reserved_at_report
     return max(instance.num_reserved, load.running + load.waiting + since) / max(1, load.max_running)

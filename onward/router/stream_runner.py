@@ -16,6 +16,7 @@ from onward.proto.engine import ErrorInfo
 from onward.proto.error_info import to_error_info
 from onward.proto.router import IGNORED_FIELDS_HEADER, Registration, RegistrationReply
 from onward.random_source import RandomSource
+from onward.router import attempt_spans
 from onward.router.client_stream import FailureCause
 from onward.router.client_writer import KEEP_ALIVE_S, ClientWriter
 from onward.router.core import (
@@ -29,7 +30,7 @@ from onward.router.core import (
     instance_unreachable,
 )
 from onward.router.instance_registry import InstanceInfo
-from onward.router.router_stream_state import RouterStreamState
+from onward.router.stream_routing_state import StreamRoutingState
 from onward.router.upstream_client import UpstreamClient, read_error_body
 from onward.router.upstream_connections import UpstreamConnectError, UpstreamResponse
 from onward.router.upstream_errors import parse_error_info
@@ -67,7 +68,7 @@ class StreamRunner:
 
     # One stream.
 
-    async def run_stream(self, routed: RouterStreamState, writer: ClientWriter) -> None:
+    async def run_stream(self, routed: StreamRoutingState, writer: ClientWriter) -> None:
         """To its end, or until cancelled since the client has gone."""
         task = asyncio.current_task()
         assert task is not None, "a stream runs in a task"
@@ -95,7 +96,7 @@ class StreamRunner:
             task.cancel()
             await asyncio.wait((task,), timeout=timeout_s)
 
-    async def _run_actions(self, routed: RouterStreamState, writer: ClientWriter) -> None:
+    async def _run_actions(self, routed: StreamRoutingState, writer: ClientWriter) -> None:
         while True:
             action = self.core.next_action(routed, self.clock.now_s())
             match action:
@@ -121,7 +122,7 @@ class StreamRunner:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _send_keep_alive(self, routed: RouterStreamState, writer: ClientWriter) -> None:
+    async def _send_keep_alive(self, routed: StreamRoutingState, writer: ClientWriter) -> None:
         now_s = self.clock.now_s()
         if now_s - routed.last_write_at_s >= self._keep_alive_s:
             routed.last_write_at_s = now_s
@@ -129,7 +130,17 @@ class StreamRunner:
 
     # One attempt.
 
-    async def _attempt(self, routed: RouterStreamState, dispatch: Dispatch, writer: ClientWriter) -> None:
+    async def _attempt(self, routed: StreamRoutingState, dispatch: Dispatch, writer: ClientWriter) -> None:
+        trace, span = routed.trace, None
+        if trace is not None:
+            span, dispatch = attempt_spans.begin_attempt(trace, routed.stream, dispatch, self.clock.now_s())
+        try:
+            await self._supervise_attempt(routed, dispatch, writer)
+        finally:
+            if trace is not None and span is not None:
+                attempt_spans.end_attempt(trace, span, routed.stream, self.clock.now_s())
+
+    async def _supervise_attempt(self, routed: StreamRoutingState, dispatch: Dispatch, writer: ClientWriter) -> None:
         request_id = routed.stream.request_id
         assert request_id not in self._attempts, f"the stream {request_id} has one attempt at a time"
         task = asyncio.create_task(self._run_attempt(routed, dispatch, writer))
@@ -149,7 +160,7 @@ class StreamRunner:
                 raise fault
             self.core.on_attempt_ended(routed, self.clock.now_s())
 
-    async def _run_attempt(self, routed: RouterStreamState, dispatch: Dispatch, writer: ClientWriter) -> None:
+    async def _run_attempt(self, routed: StreamRoutingState, dispatch: Dispatch, writer: ClientWriter) -> None:
         stream = routed.stream
         try:
             async with self.upstream.send_attempt(dispatch.url, dispatch.attempt) as response:
@@ -166,7 +177,7 @@ class StreamRunner:
         except OSError as fault:
             stream.fail_lost(FailureCause.LOST, f"the connection to the instance was lost: {type(fault).__name__}")
 
-    async def _on_http_error(self, routed: RouterStreamState, response: UpstreamResponse) -> None:
+    async def _on_http_error(self, routed: StreamRoutingState, response: UpstreamResponse) -> None:
         body = await read_error_body(response)
         info = parse_error_info(body, response.status)
         if info.retry_after_s is None and response.headers.get("retry-after", "").isdigit():
@@ -179,7 +190,7 @@ class StreamRunner:
         # Once there are tokens, an error without them says too little.
         routed.stream.fail(cause, info, None if routed.stream.has_progress else body or None)
 
-    async def _relay_events(self, routed: RouterStreamState, response: UpstreamResponse, writer: ClientWriter) -> None:
+    async def _relay_events(self, routed: StreamRoutingState, response: UpstreamResponse, writer: ClientWriter) -> None:
         # Runs for every token of every stream: no JSON, no timers, one write for all that has come together.
         stream, splitter, clock = routed.stream, EventSplitter(), self.clock
         is_new = True
@@ -239,7 +250,7 @@ class StreamRunner:
                     idle.setdefault(request_id, set()).update(names)
         return known_names, idle
 
-    def _cancel_attempt(self, routed: RouterStreamState) -> None:
+    def _cancel_attempt(self, routed: StreamRoutingState) -> None:
         if (task := self._attempts.get(routed.stream.request_id)) is not None:
             task.cancel()
 
@@ -312,7 +323,7 @@ class StreamRunner:
         await self.upstream.close()
 
 
-def _request_fields(routed: RouterStreamState) -> dict[str, str]:
+def _request_fields(routed: StreamRoutingState) -> dict[str, str]:
     return log.request_fields(routed.stream.request_id, routed.stream.request.client_request_id)
 
 

@@ -11,6 +11,7 @@ import msgspec
 from yarl import URL
 
 from onward.clock import Clock
+from onward.obs.trace_context import trace_headers
 from onward.proto.model import TokenizerFiles
 from onward.proto.router import (
     ABORT_PATH,
@@ -81,6 +82,8 @@ class UpstreamClient:
         """The instance's answer. Whoever leaves before its end has closed the connection, and so stopped the work."""
         body = msgspec.msgpack.encode(attempt)
         headers = _MSGPACK | self._auth_headers("POST", ATTEMPT_PATH, body)
+        if attempt.trace is not None:
+            headers |= trace_headers(attempt.trace)
         reply = await self._post(url, ATTEMPT_PATH, body, headers)
         try:
             yield reply

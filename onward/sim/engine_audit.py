@@ -26,7 +26,7 @@ def _check_states(core: EngineCore, live: list[Request]) -> None:
         RequestStatus.RUNNING: list(scheduler.running),
         RequestStatus.PREEMPTING: list(scheduler.preempting),
         RequestStatus.GRANTED: list(scheduler.allocator.awaiting_kv),
-        RequestStatus.OFFERED: scheduler.pushes.offered,
+        RequestStatus.OFFERED: scheduler.outgoing_handoffs.offered,
     }
     if (remote := core._handoffs._remote) is not None:
         expected_members[RequestStatus.ASKED] = [
@@ -52,8 +52,8 @@ def _check_blocks(core: EngineCore, live: list[Request]) -> None:
     pool = core.scheduler.pool
     holders: Counter[int] = Counter()
     for request in live:
-        assert len(set(request.block_ids)) == len(request.block_ids), "no block is twice in one table"
-        holders.update(request.block_ids)
+        assert len(set(request.held_block_ids)) == len(request.held_block_ids), "no block is twice in one table"
+        holders.update(request.held_block_ids)
     holders.update(pool._sending)
     assert pool._ref_counts == [holders[block] for block in range(pool.num_blocks)]
     free, cached, fenced = set(pool._free), set(pool._cached), set(pool._fenced)
@@ -83,7 +83,7 @@ def _check_shares(core: EngineCore, request: Request, holders: Counter[int]) -> 
     """A block with a name holds what the name says, and only a block with a name has several holders."""
     pool = core.scheduler.pool
     names = request.compute_block_hashes(pool.block_size, len(request.token_ids) // pool.block_size)
-    for index, block in enumerate(request.block_ids):
+    for index, block in enumerate(request.held_block_ids, request.num_freed_blocks):
         name = pool._block_hash[block]
         if name is not None:
             assert name == names[index], "a name stands for this history at this place"
@@ -119,7 +119,7 @@ def _check_gauges(core: EngineCore, live: list[Request]) -> None:
         s.value: counted[s.value] for s in RequestStatus if s is not RequestStatus.FINISHED
     }
     pool = core.scheduler.pool
-    held = {block for r in live for block in r.block_ids} - pool._leased - set(pool._sending)
+    held = {block for r in live for block in r.held_block_ids} - pool._leased - set(pool._sending)
     shown = _gauge(core, "onward_kv_blocks")
     assert shown["owned"] == len(held)
     assert shown["leased"] == len(pool._leased)
@@ -175,7 +175,7 @@ def _comes_before(needer: Request, victim: Request) -> bool:
 def _blocks_needed(core: EngineCore, request: Request) -> int:
     """The whole list of a request that is admitted, one more block for one that runs."""
     if request.status is RequestStatus.RUNNING:
-        return len(request.block_ids) + 1
+        return len(request.held_block_ids) + 1
     return core.scheduler.pool.num_blocks_for(len(request.token_ids))
 
 
@@ -183,6 +183,6 @@ def _blocks_within_reach(core: EngineCore, request: Request) -> int:
     """All blocks but those that other requests keep and this one cannot share."""
     pool = core.scheduler.pool
     names = request.compute_block_hashes(pool.block_size, len(request.token_ids) // pool.block_size)
-    shared = {*pool.find_cached([name for name in names if name in pool.cached_hashes]), *request.block_ids}
+    shared = {*pool.find_cached([name for name in names if name in pool.cached_hashes]), *request.held_block_ids}
     others = [r for r in core._live.values() if r is not request and r.status is not RequestStatus.PREEMPTING]
-    return pool.num_blocks - len({block for other in others for block in other.block_ids} - shared)
+    return pool.num_blocks - len({block for other in others for block in other.held_block_ids} - shared)

@@ -19,7 +19,7 @@ from onward.sim import engine_audit
 from onward.sim.engine_audit import find_useless_preemption
 from onward.sim.instance import SimInstance
 from onward.sim.loop import START_S
-from onward.stream_store.store_core import StreamStoreCore
+from onward.stream_store.core import StreamStoreCore
 from onward.supervisor.restart_policy import MAX_DEATHS
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from onward.sim.ports import SimControlChannel, SimServerPort, SimWorkerPort
 from onward.sim.process import SimProcess
 from onward.sim.scenario import SimInstanceSpec
 from onward.sim.wire import SimContext
+from onward.stream_store.core import StreamStoreCore
 from onward.stream_store.main import TICK_MS as STREAM_STORE_TICK_MS
 from onward.stream_store.main import StreamStoreProcess
-from onward.stream_store.store_core import StreamStoreCore
 from onward.web.auth.api_key_table import ApiKeyTable
 
 IDLE_ENGINE_TICK_S = 0.5

@@ -21,7 +21,7 @@ from onward.proto.control import (
     ToChild,
 )
 from onward.proto.stream_store import FromStreamStore, ToStreamStore
-from onward.stream_store.store_core import OutgoingMessages, StreamStoreCore
+from onward.stream_store.core import OutgoingMessages, StreamStoreCore
 from onward.transport.control_channel import ChannelClosed, SupervisorChannel, join_supervisor_as
 from onward.transport.zmq_sockets import SocketPoller
 

@@ -228,11 +228,17 @@ class SupervisorCore:
             return [*messages, *self._advance_shutdown(now_s)]
         actions = self._announce_exit(child, cause)
         policy = self._stream_store_restart_policy if child.role is ProcessRole.STREAM_STORE else self._restart_policy
-        delay_s = policy.record_death(now_s, self.snapshots.num_progress_reports)
+        isolated_request_id = self._isolated_request_of(child)
+        delay_s = policy.record_death(now_s, self.snapshots.num_progress_reports, isolated_request_id)
         if delay_s:
             logger.warning(log.event("restart delayed", role=child.role.value, seconds=delay_s))
         self._restart_at_s[child.role, child.index] = now_s + delay_s
         return actions
+
+    def _isolated_request_of(self, child: Child) -> str | None:
+        """The request that explains the death of this child: the engine had announced that it runs alone."""
+        engines = self.children_of(ProcessRole.ENGINE) if child.role is ProcessRole.WORKER else [child]
+        return next((engine.isolated_request_id for engine in engines), None)
 
     def _announce_exit(self, child: Child, cause: str) -> list[SupervisorAction]:
         match child.role:

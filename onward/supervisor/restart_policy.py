@@ -1,9 +1,16 @@
 """When to try again: at once after a first death, later after each further one, and not at all for a while after five.
 
 Only deaths without a completed step between them count: an instance that makes progress is allowed to be unlucky.
+
+All deaths that one isolated request explains count as one. Otherwise two requests that kill every process they run in
+would bring the cool-down before both are found. It lasts as long as clients wait: they would repeat their requests
+without the charges of earlier deaths, and the search would begin anew each time. If five isolated requests die one after
+the other, the instance is the likelier cause, and it cools down.
 """
 
 from dataclasses import dataclass, field
+
+from onward.proto.engine import CRASHES_TO_ISOLATE
 
 WINDOW_S = 60.0
 MAX_DEATHS = 5
@@ -13,17 +20,36 @@ DELAYS_S = (0.0, 0.2, 1.0, 3.0)
 
 @dataclass(slots=True)
 class RestartPolicy:
-    _deaths_s: list[float] = field(default_factory=list)
+    _unexplained_deaths_s: list[float] = field(default_factory=list)
+    _isolated_deaths_s: dict[str, float] = field(default_factory=dict)
+    """For each request that ran alone when a process died: the time of the last such death."""
     _progress: int = 0
 
-    def record_death(self, now_s: float, progress: int) -> float:
-        """Called at each death, with a number that grows when steps are completed. How long to wait before the restart."""
+    def record_death(self, now_s: float, progress: int, isolated_request_id: str | None = None) -> float:
+        """Called at each death, with a number that grows when steps are completed, and with the request that ran alone, if
+        one did. How long to wait before the restart."""
         if progress > self._progress:
-            self._deaths_s.clear()
+            self._clear()
             self._progress = progress
-        self._deaths_s = [death_s for death_s in self._deaths_s if now_s - death_s < WINDOW_S]
-        self._deaths_s.append(now_s)
-        if len(self._deaths_s) >= MAX_DEATHS:
-            self._deaths_s.clear()
+        self._drop_old_deaths(now_s)
+        if isolated_request_id is None:
+            self._unexplained_deaths_s.append(now_s)
+        else:
+            if isolated_request_id not in self._isolated_deaths_s:
+                del self._unexplained_deaths_s[-CRASHES_TO_ISOLATE:]  # those that made it a suspect
+            self._isolated_deaths_s[isolated_request_id] = now_s
+        num_deaths = len(self._unexplained_deaths_s) + len(self._isolated_deaths_s)
+        if num_deaths >= MAX_DEATHS:
+            self._clear()
             return COOL_DOWN_S
-        return DELAYS_S[min(len(self._deaths_s), len(DELAYS_S)) - 1]
+        return DELAYS_S[min(num_deaths, len(DELAYS_S)) - 1]
+
+    def _drop_old_deaths(self, now_s: float) -> None:
+        self._unexplained_deaths_s = [at_s for at_s in self._unexplained_deaths_s if now_s - at_s < WINDOW_S]
+        self._isolated_deaths_s = {
+            request_id: at_s for request_id, at_s in self._isolated_deaths_s.items() if now_s - at_s < WINDOW_S
+        }
+
+    def _clear(self) -> None:
+        self._unexplained_deaths_s.clear()
+        self._isolated_deaths_s.clear()

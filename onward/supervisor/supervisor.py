@@ -418,6 +418,9 @@ class Supervisor:
                 continue  # the death of its engine has removed it
             process = self._processes[child]
             self._read_messages(child)  # its last words, if any
+            if child.role is ProcessRole.WORKER:
+                for engine in self._core.children_of(ProcessRole.ENGINE):
+                    self._read_messages(engine)  # it announces an isolated request before the worker runs it
             cause, oom = process.exit_cause(), self._oom_evidence(child)
             cause += f", {oom.value}" if oom is not None else ""
             if not self._core.was_ready and self._core.is_running:

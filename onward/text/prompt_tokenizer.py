@@ -102,7 +102,11 @@ class PromptTokenizer:
     ) -> list[int]:
         """`renderer`: instead of the model's template. `max_tokens`: as in `tokenize_text`."""
         if (self._template is None and renderer is None) or self.tokenizer is None:
-            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+            raise InvalidRequest(
+                "messages: chat is disabled: this model has no chat template; use /v1/completions, or start the server "
+                "with --chat-template",
+                param="messages",
+            )
         max_chars = None if max_tokens is None else max_tokens * self.tokenizer.max_bytes_per_token
         rendered = _render(messages, options, renderer or self._model_renderer(created_s, max_chars))
         try:

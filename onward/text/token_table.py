@@ -4,7 +4,7 @@ Text is defined on these bytes: the text of some tokens is their bytes, joined a
 not UTF-8. Nothing ever turns a single token into text by guessing. Does not know how text becomes tokens.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onward.errors import StartupError
@@ -77,7 +77,7 @@ def table_from_spec(spec: Mapping[str, Any]) -> TokenTable:
         )
     added = spec.get("added_tokens") or ()
     tokens = {token_id: to_bytes(token) for token, token_id in _vocabulary(spec).items()}
-    tokens |= {token["id"]: token["content"].encode() for token in added}
+    tokens |= {token["id"]: _added_bytes(token, to_bytes) for token in added}
     if not all(isinstance(token_id, int) and 0 <= token_id < MAX_TOKENS for token_id in tokens):
         raise StartupError(f"the tokenizer has a token whose id is not a number below {MAX_TOKENS}")
     pieces = [tokens.get(token_id, b"") for token_id in range(max(tokens, default=-1) + 1)]
@@ -127,6 +127,12 @@ def _whole_text(piece: bytes) -> str | None:
         return None
 
 
+def _added_bytes(token: Mapping[str, Any], to_bytes: Callable[[str], bytes]) -> bytes:
+    """Added tokens are written as they are, but for spaces in pieces of SentencePiece."""
+    is_marked = to_bytes is _sentencepiece_bytes and not token["special"]
+    return (token["content"].replace(WORD_MARK, " ") if is_marked else token["content"]).encode()
+
+
 def _sentencepiece_bytes(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes.fromhex(token[3:5])
@@ -148,3 +154,4 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_alphabet()
+CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.items()}

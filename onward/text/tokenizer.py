@@ -4,8 +4,11 @@ Knows nothing of chats: a rendered template comes in as text, with the special t
 """
 
 import json
+import re
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -15,6 +18,10 @@ from onward.text.token_table import TokenTable, table_from_spec
 
 MAX_SHRINKAGE = 4
 """A normalizer of Unicode makes no text shorter than a quarter of its bytes (U+1D400 becomes "A")."""
+TEXT_PREFIX = "text_prefix"
+"""A field of our own in the description: what is put before a text that begins with no added token (`text`), and the added
+tokens that it is put before all the same (`also_before`). The library can only put it before every stretch of text between
+added tokens."""
 
 
 class Tokenizer:
@@ -27,7 +34,11 @@ class Tokenizer:
             longest = max(map(len, self.table.token_bytes_list), default=0)
             self.max_bytes_per_token: int = max(1, longest) * (MAX_SHRINKAGE if spec.get("normalizer") else 1)
             """Of the text that a token is made of."""
-            self._tokenizer = tokenizers.Tokenizer.from_str(spec_json)
+            prefix = spec.pop(TEXT_PREFIX, None)
+            self._prefix: str = prefix["text"] if prefix else ""
+            others = [t for t in spec.get("added_tokens") or () if prefix and t["content"] not in prefix["also_before"]]
+            self._added_token_start = _AddedTokenStart(others)
+            self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec) if prefix else spec_json)
             # Some files ask for padding or cutting to a length, which is for training.
             self._tokenizer.no_padding()
             self._tokenizer.no_truncation()
@@ -87,6 +98,8 @@ class Tokenizer:
         return len(self._encoding(text, False))
 
     def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+        if self._prefix and text and not self._added_token_start.matches(text):
+            text = self._prefix + text
         # Of the library's ways only this one lets other threads run meanwhile: a long prompt takes a while.
         try:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
@@ -104,6 +117,34 @@ class Tokenizer:
         if len(with_special) > len(plain) and with_special[0] in self.special_ids and with_special[0] not in plain:
             return with_special[0]
         return None
+
+
+class _AddedTokenStart:
+    """Finds out whether a text begins with an added token, as the library looks for them."""
+
+    def __init__(self, added_tokens: Iterable[dict[str, Any]]) -> None:
+        tokens = [token for token in added_tokens if token["content"]]
+        self._anywhere = _any_of(token for token in tokens if not token["single_word"])
+        self._as_word = _any_of(token for token in tokens if token["single_word"])
+
+    def matches(self, text: str) -> bool:
+        if self._anywhere.match(text):
+            return True
+        found = self._as_word.match(text)
+        return found is not None and not _is_word_character(text[found.end() : found.end() + 1])
+
+
+def _any_of(tokens: Iterable[dict[str, Any]]) -> re.Pattern[str]:
+    parts = [(r"\s*" if token["lstrip"] else "") + re.escape(token["content"]) for token in tokens]
+    return re.compile("|".join(parts) if parts else r"(?!)")
+
+
+def _is_word_character(character: str) -> bool:
+    """As the library's regular expressions have it; Python's count other characters."""
+    if not character:
+        return False
+    category = unicodedata.category(character)
+    return category[0] in "LM" or category in ("Nd", "Nl", "Pc") or character in "\u200c\u200d"
 
 
 def _describe_error(error: BaseException) -> str:

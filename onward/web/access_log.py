@@ -11,7 +11,14 @@ from starlette.types import Scope
 
 from onward import log
 from onward.clock import Clock
+from onward.obs.request_trace import Attribute, RequestTrace
+from onward.obs.trace_context import TRACEPARENT, TRACESTATE, parse_traceparent
+from onward.obs.tracer import Tracer
+from onward.proto.cursor import Cursor
 from onward.proto.router import ATTEMPT_PATH, INTERNAL_PREFIX
+from onward.proto.trace import TraceContext
+from onward.web import asgi
+from onward.web.gen_ai_spans import MAX_TEXT, OPERATIONS, describe_body
 
 MAX_PATH_LENGTH = 200
 MAX_METHOD_LENGTH = 16
@@ -20,6 +27,8 @@ CLIENT_GONE = 499
 """The status of a request whose client has gone before a response began, as nginx logs it."""
 
 _ACCESS = "onward.access"
+_REFUSED = "onward.connection_refusal"
+_TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 _logger = logging.getLogger("onward.access")
 
 
@@ -44,6 +53,83 @@ class AccessRecord:
     finish_reason: str | None = None
     num_resumes: int | None = None
     """Of a router: how often the stream was carried on."""
+    trace: RequestTrace | None = None
+    """Of a request that is sampled."""
+    trace_context: TraceContext | None = None
+    """What attempts at this request carry. None: no process has decided anything about a trace."""
+    tracer: Tracer | None = None
+    client_trace: TraceContext | None = None
+    """What the client's headers say."""
+
+    def begin_trace(
+        self, request_id: str, known: TraceContext | None = None, cursor: Cursor | None = None, *, is_attempt: bool
+    ) -> TraceContext | None:
+        """A client's request. `known`: the trace of an earlier attempt at it; `cursor`: where no process knows that.
+        `is_attempt`: this process makes the attempt itself, so that the next one links to its span. Returns what attempts
+        carry. Without a tracer the client's own context is passed on."""
+        tracer = self.tracer
+        if tracer is None:
+            self.trace_context = known or self.client_trace
+            return self.trace_context
+        if known is None and cursor is not None:
+            known = tracer.context_of_cursor(cursor)
+        context = tracer.decide(request_id, known, self.client_trace)
+        trace = self.trace = tracer.begin(context, self.client_trace, self.started_at_s)
+        if trace is not None and is_attempt:
+            if context.span_id:
+                trace.link_to(trace.server_span, context.trace_id, context.span_id, "previous attempt")
+            context = trace.server_context
+        self.trace_context = context
+        return context
+
+    def begin_routed_trace(self, request_id: str, context: TraceContext | None) -> TraceContext | None:
+        """A router's attempt at a request. Where the router has decided nothing, this process decides."""
+        if context is None:
+            return self.begin_trace(request_id, is_attempt=True)
+        self.trace_context = context
+        if self.tracer is not None:
+            self.trace = self.tracer.begin_routed(context, self.started_at_s)
+        return context
+
+    def describe_request(self, path: str, body: bytes) -> None:
+        """Names the span. Costs nothing for a request that is not traced."""
+        if self.trace is not None:
+            self.trace.server_span.name, attributes = describe_body(path, body)
+            self.trace.server_span.attributes.update(attributes)
+
+    def end_trace(self, now_s: float) -> None:
+        if self.trace is None and self.trace_context is None and self.tracer is not None and self.path in OPERATIONS:
+            # Refused before it was known what it is.
+            self.begin_trace(self.request_id, is_attempt=True)
+            self.describe_request(self.path, b"")
+        trace = self.trace
+        if trace is None:
+            return
+        trace.server_span.attributes.update(self._span_attributes())
+        has_failed = self.error_code is not None and (self.status or 0) not in range(400, 500)
+        is_server_error = self.status is not None and self.status >= 500
+        error = (self.error_code or str(self.status)) if has_failed or is_server_error else None
+        if error is None and self.error_code is not None:
+            trace.server_span.attributes["error.type"] = self.error_code  # a client's error is no failure of the server
+        trace.end_span(trace.server_span, now_s, error)
+
+    def _span_attributes(self) -> dict[str, Attribute]:
+        first_s = self.first_token_at_s
+        known: dict[str, Attribute | None] = {
+            "http.request.method": self.method[:MAX_METHOD_LENGTH],
+            "url.path": self.path[:MAX_PATH_LENGTH],
+            "http.response.status_code": CLIENT_GONE if self.status is None else self.status,
+            "gen_ai.response.id": self.request_id or None,
+            "gen_ai.usage.input_tokens": self.prompt_tokens,
+            "gen_ai.usage.output_tokens": self.output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": self.cached_tokens,
+            "gen_ai.response.finish_reasons": None if self.finish_reason is None else (self.finish_reason,),
+            "gen_ai.response.time_to_first_chunk": None if first_s is None else max(0.0, first_s - self.started_at_s),
+            "onward.label": self.label[:MAX_TEXT] or None,
+            "onward.caller": self.key_name or None,
+            "onward.resumes": self.num_resumes or None,
+        }
+        return {name: value for name, value in known.items() if value is not None}
 
     def describe(self, request_id: str, label: str, key_name: str) -> None:
         """What the router says of its client, whose request is not the HTTP request here."""
@@ -60,6 +146,7 @@ class AccessRecord:
             "resumes": self.num_resumes or None,
             "error": self.error_code,
             "ttft": None if first_s is None else max(0.0, first_s - self.started_at_s),
+            "trace": None if self.trace is None else self.trace.trace_id,
         }
         return log.event(
             "request",
@@ -93,17 +180,36 @@ def log_refused_connection(method: bytes, url: bytes, status: int, error_code: s
     _logger.info(log.event("request", **fields, status=status, error=error_code))
 
 
+def note_connection_refusal(scope: Scope, status: int, error_code: str) -> None:
+    """The connection was answered while the request's body arrived. Its application hears only that the client has gone."""
+    scope[_REFUSED] = status, error_code
+
+
 class AccessLog:
-    def __init__(self, clock: Clock) -> None:
+    """`tracer`: of a process that traces. A request's span ends when its line is written."""
+
+    def __init__(self, clock: Clock, tracer: Tracer | None = None) -> None:
         self._clock = clock
+        self._tracer = tracer
 
     def begin(self, scope: Scope, label: str) -> AccessRecord:
         record = scope[_ACCESS] = AccessRecord(scope["method"], scope["path"], self._clock.now_s(), label=label)
+        record.tracer = self._tracer
+        if (traceparent := asgi.header(scope, _TRACEPARENT)) is not None:
+            record.client_trace = parse_traceparent(traceparent, asgi.header(scope, _TRACESTATE))
         return record
 
+    def end(self, scope: Scope, record: AccessRecord) -> None:
+        """The application has returned."""
+        if record.status is None:
+            record.status, record.error_code = scope.get(_REFUSED, (None, record.error_code))
+        self.write(record)
+
     def write(self, record: AccessRecord) -> None:
+        now_s = self._clock.now_s()
+        record.end_trace(now_s)
         if _logger.isEnabledFor(record.level):
-            _logger.log(record.level, record.event(self._clock.now_s()))
+            _logger.log(record.level, record.event(now_s))
 
 
 def access_record(scope: Scope) -> AccessRecord:

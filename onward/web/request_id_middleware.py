@@ -125,7 +125,7 @@ class RequestIdMiddleware:
             # A stream has ended by now: its events go past this middleware, but its application returns after the last.
             if record is not None and self._access_log is not None:
                 record.key_name = record.key_name or caller_name(scope)
-                self._access_log.write(record)
+                self._access_log.end(scope, record)
 
 
 def _is_valid(client_id: str) -> bool:

@@ -13,14 +13,16 @@ from onward.kernels.cpu.dot_instruction import best_level
 from onward.kernels.cpu.target import kernel_target
 from onward.kernels.cpu.threads import ThreadPool
 from onward.models.decoder import build_decoder
+from onward.models.head_padding import pad_for_cpu
 from onward.models.layers.paged_kv import kv_dtype
+from onward.models.rope_scaling import length_choice
 from onward.proto.kv_transfer import KvLayout
 from onward.proto.model import PreparedModel
 from onward.proto.sampling_params import Pooling, SamplingParams
 from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS, AssignSlot, TokenLogprobs
 from onward.worker import kv_pool
 from onward.worker.batch_builder import BatchBuilder
-from onward.worker.device import DummySteps, KvMemory, SampledRow, StepOutput, Ticket
+from onward.worker.device import DummySteps, KvMemory, LaunchHandle, SampledRow, StepOutput
 from onward.worker.embedding_pooler import EmbeddingPooler
 from onward.worker.kv_memory_budget import choose_num_blocks, free_memory_bytes, resolve_max_model_len
 from onward.worker.logits_processors.penalties import LogitsProcessor
@@ -52,6 +54,7 @@ class CpuDevice:
         drafter: ProposerFactory | None = None,
     ) -> None:  # fmt: skip
         """`drafter` creates the proposer of draft tokens; None: no drafts."""
+        model, weights = pad_for_cpu(model, weights)
         self._model, self._config = model, config
         max_model_len = resolve_max_model_len(config, model.config)
         dtype = kv_dtype(model.config, model.quantization)
@@ -78,7 +81,7 @@ class CpuDevice:
             max_sampled=max_sampled + MAX_PROMPT_LOGPROB_ROWS,
             threads=threads,
         )
-        self.kv_memory = KvMemory(pool, _kv_layout(model, pool, config.block_size), self.layers_done)
+        self.kv_memory = KvMemory(pool, _kv_layout(model, pool, config.block_size, max_model_len), self.layers_done)
         self.draft_manager: DraftManager | None = None
         if drafter is not None:
             buffers = (self._tokens, self._tables, self.num_blocks, max_model_len, threads)
@@ -87,6 +90,11 @@ class CpuDevice:
                 proposer, self._tokens, self._decoder.last_hidden_states, vocab_size=model.config.vocab_size,
                 max_rows=self._max_rows, draft_cost=drafter.draft_cost,
             )  # fmt: skip
+
+    @property
+    def attention_window(self) -> int | None:
+        """A model that drafts has layers of its own in the same blocks."""
+        return self._model.config.attention_window if self.draft_manager is None else None
 
     @property
     def kernels(self) -> str:
@@ -122,31 +130,31 @@ class CpuDevice:
     def new_pooler(self, pooling: Pooling) -> EmbeddingPooler:
         return EmbeddingPooler(pooling, self._model.config.hidden_size)
 
-    def launch(self, spans: Sequence[TokenSpan[SlotState]], *, is_deferred: bool) -> Ticket:
+    def launch(self, spans: Sequence[TokenSpan[SlotState]], *, is_deferred: bool) -> LaunchHandle:
         sampling = [span for span in spans if span.is_sampled]
         not_sampling = [span for span in spans if not span.is_sampled]
         reporting = [span for span in spans if span.logprob_positions is not None]
         if not spans:
             no_logits = np.zeros((0, self._model.config.vocab_size), np.float32)
-            return Ticket(sampling, not_sampling, reporting, _ComputedStep(no_logits, [], {}, StepOutput([], [])))
+            return LaunchHandle(sampling, not_sampling, reporting, _ComputedStep(no_logits, [], {}, StepOutput([], [])))
         logits = self._decoder.forward(self._batch.build(spans))
         num_sampled = sum(1 + len(span.drafts) for span in sampling)
         given = self._given_logprobs(logits[num_sampled:], reporting) if reporting else []
         work = _ComputedStep(logits[:num_sampled], given, self._add_to_poolers(spans, not_sampling), StepOutput([], []))
-        ticket = Ticket(sampling, not_sampling, reporting, work)
+        handle = LaunchHandle(sampling, not_sampling, reporting, work)
         if sampling and not is_deferred:
-            self.sample(ticket)
-        return ticket
+            self.sample(handle)
+        return handle
 
-    def new_bitmask(self, ticket: Ticket, num_rows: int) -> np.ndarray:
+    def new_bitmask(self, handle: LaunchHandle, num_rows: int) -> np.ndarray:
         return np.empty((num_rows, -(-self._model.config.vocab_size // 8)), np.uint8)
 
     def sample(
-        self, ticket: Ticket, masks: TokenBitmasks | None = None, rows: Sequence[SampledRow] | None = None
+        self, handle: LaunchHandle, masks: TokenBitmasks | None = None, rows: Sequence[SampledRow] | None = None
     ) -> None:
-        work: _ComputedStep = ticket.work
+        work: _ComputedStep = handle.work
         if rows is None:
-            logits, spans = work.logits, ticket.sampling
+            logits, spans = work.logits, handle.sampling
             positions, ends = [span.position for span in spans], [span.end for span in spans]
         else:
             logits = work.logits if len(rows) == len(work.logits) else work.logits[[row.row for row in rows]]
@@ -159,11 +167,11 @@ class CpuDevice:
         # What lies behind a slot's list is no part of it, so tokens that do not count need not be left out.
         self._tokens[[span.slot for span in spans], ends] = work.output.token_ids
 
-    def is_done(self, ticket: Ticket) -> bool:
+    def is_done(self, handle: LaunchHandle) -> bool:
         return True
 
-    def collect(self, ticket: Ticket) -> StepOutput:
-        work: _ComputedStep = ticket.work
+    def collect(self, handle: LaunchHandle) -> StepOutput:
+        work: _ComputedStep = handle.work
         work.output.given_logprobs, work.output.vectors = work.given_logprobs, work.vectors
         return work.output
 
@@ -200,9 +208,13 @@ class CpuDevice:
         return vectors
 
 
-def _kv_layout(model: PreparedModel, pool: kv_pool.KvPool, block_size: int) -> KvLayout:
+def _kv_layout(model: PreparedModel, pool: kv_pool.KvPool, block_size: int, max_model_len: int) -> KvLayout:
+    """Where rope depends on a length, keys agree only with those of instances that chose alike."""
+    config = model.config
+    scalings = (config.rope_scaling, config.local_rope_scaling)
+    choices = [choice for scaling in scalings if (choice := length_choice(scaling, max_model_len))]
     return KvLayout(
-        fingerprint=model.fingerprint,
+        fingerprint="/".join([model.fingerprint, *choices]),
         dtype=pool.kv.data.dtype.name,
         block_size=block_size,
         num_layers=model.config.num_layers,

@@ -1,4 +1,6 @@
-"""What a model runner needs of the device that computes its steps. Knows no torch, no Triton and no numba.
+"""The interface between the model runner and the device that runs the forward pass and samples tokens.
+
+Independent of torch, Triton and numba.
 
 Of one step:   assign, extend (each slot that changes)  ->  launch  ->  sample, where that was deferred  ->  collect
 
@@ -28,8 +30,10 @@ MAX_STEPS_IN_FLIGHT = 4
 
 
 @dataclass(slots=True)
-class Ticket:
-    """A step that was launched."""
+class LaunchHandle:
+    """Identifies a step in flight on the device: `Device.launch` returns it for `sample`, `is_done` and `collect`.
+
+    `LaunchedStep` is the runner's record of the same step: its plan, events and grammar state."""
 
     sampling: Sequence[TokenSpan[SlotState]]
     """In the order of their rows of logits; each has one, and one more for each draft."""
@@ -37,7 +41,7 @@ class Ticket:
     reporting: Sequence[TokenSpan[SlotState]]
     """Those with logprobs of given tokens."""
     work: Any
-    """What the device remembers of it."""
+    """The device's own state of the step."""
 
 
 class SampledRow(NamedTuple):
@@ -57,7 +61,7 @@ class StepOutput:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """By row, where asked for."""
     given_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of `Ticket.reporting`, in order."""
+    """Of `LaunchHandle.reporting`, in order."""
     vectors: dict[int, bytes] = field(default_factory=dict)
     """By slot, of prompts that are whole: float32, little-endian."""
 
@@ -83,6 +87,8 @@ class KvMemory:
 
 
 class Device(Protocol):
+    """Runs forward passes and samples: int8 or float on the CPU, plain torch, or Triton."""
+
     @property
     def is_synchronous(self) -> bool: ...
 
@@ -100,6 +106,12 @@ class Device(Protocol):
     @property
     def kernels(self) -> str:
         """What computes, for people to read."""
+        ...
+
+    @property
+    def attention_window(self) -> int | None:
+        """How many positions a token's KV is read for, the token's own included. Blocks before them may be given to other
+        requests, so nothing of them may be read, not even to be masked. None: all positions are read."""
         ...
 
     @property
@@ -125,26 +137,26 @@ class Device(Protocol):
 
     def new_pooler(self, pooling: Pooling) -> Any: ...
 
-    def launch(self, spans: Sequence[TokenSpan[SlotState]], *, is_deferred: bool) -> Ticket:
+    def launch(self, spans: Sequence[TokenSpan[SlotState]], *, is_deferred: bool) -> LaunchHandle:
         """Computes all tokens of the spans, and samples, unless that is deferred."""
         ...
 
-    def new_bitmask(self, ticket: Ticket, num_rows: int) -> np.ndarray:
+    def new_bitmask(self, handle: LaunchHandle, num_rows: int) -> np.ndarray:
         """uint8 [rows, bytes]: one bit for each token, from where `sample` reads it."""
         ...
 
     def sample(
-        self, ticket: Ticket, masks: TokenBitmasks | None = None, rows: Sequence[SampledRow] | None = None
+        self, handle: LaunchHandle, masks: TokenBitmasks | None = None, rows: Sequence[SampledRow] | None = None
     ) -> None:
         """Samples these rows (None: one of each span) behind penalties, masks and end tokens, puts the tokens behind the
         slots' and moves logits processors on."""
         ...
 
-    def is_done(self, ticket: Ticket) -> bool:
+    def is_done(self, handle: LaunchHandle) -> bool:
         """Whether all that was launched for it is."""
         ...
 
-    def collect(self, ticket: Ticket) -> StepOutput:
+    def collect(self, handle: LaunchHandle) -> StepOutput:
         """Waits until it is done. Rows are those of the last `sample`."""
         ...
 

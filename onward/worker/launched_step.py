@@ -1,4 +1,4 @@
-"""A step that was launched, and what it says once the device is done with it."""
+"""The model runner's record of a step in flight, and the events it becomes once the device has computed it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from onward.proto.step import SlotAdvanced, SlotEmbedding, SlotEvent, SlotFailed, SlotTokens, StepPlan, TokenLogprobs
-from onward.worker.device import StepOutput, Ticket
+from onward.worker.device import LaunchHandle, StepOutput
 from onward.worker.draft_verifier import DraftVerifier
 from onward.worker.logits_processors.slot_grammar import SlotGrammarError
 from onward.worker.mask_deferred_sampling import MaskDeferredSampling
@@ -28,7 +28,7 @@ class LaunchedStep:
     """Those that are known already."""
     spans: Sequence[TokenSpan[SlotState]]
     """In the plan's order."""
-    ticket: Ticket
+    handle: LaunchHandle
     mask_deferred_sampling: MaskDeferredSampling | None = None
     """Its logits are under way; what is drawn from them is not decided yet."""
     rows_without_mask: set[int] = field(default_factory=set)
@@ -42,15 +42,15 @@ class LaunchedStep:
 def build_events(step: LaunchedStep, output: StepOutput, free: Free) -> list[SlotEvent]:
     """`free` is called for a span whose request has failed."""
     assert step.mask_deferred_sampling is None, "a step is sampled before its events are built"
-    ticket = step.ticket
+    handle = step.handle
     reported = iter(output.given_logprobs)
-    given = {span.slot: [next(reported) for _ in span.logprob_positions or ()] for span in ticket.reporting}
-    events = [_unfinished(span, output, given, free) for span in ticket.not_sampling if not span.slot_state.has_failed]
+    given = {span.slot: [next(reported) for _ in span.logprob_positions or ()] for span in handle.reporting}
+    events = [_unfinished(span, output, given, free) for span in handle.not_sampling if not span.slot_state.has_failed]
     if step.verifiers is not None:
-        return events + [_verified(step, row, given, free) for row in range(len(ticket.sampling))]
+        return events + [_verified(step, row, given, free) for row in range(len(handle.sampling))]
     is_plain = not (output.logprobs or given or step.rows_without_mask or step.faults)
     for row, (span, token, is_valid) in enumerate(
-        zip(ticket.sampling, output.token_ids, output.are_valid, strict=True)
+        zip(handle.sampling, output.token_ids, output.are_valid, strict=True)
     ):
         slot = span.slot_state
         if slot.has_failed:
@@ -75,7 +75,7 @@ def _unfinished(span: TokenSpan[SlotState], output: StepOutput, given: GivenLogp
 def _sampled(
     step: LaunchedStep, row: int, token: int | None, logprobs: TokenLogprobs | None, given: GivenLogprobs, free: Free
 ) -> SlotEvent:
-    span = step.ticket.sampling[row]
+    span = step.handle.sampling[row]
     slot, scores = span.slot_state, given.get(span.slot)
     if row in step.rows_without_mask:
         return SlotAdvanced(span.slot, slot.slot_epoch, span.end - 1, scores)
@@ -93,7 +93,7 @@ def _sampled(
 
 def _verified(step: LaunchedStep, row: int, given: GivenLogprobs, free: Free) -> SlotEvent:
     assert step.verifiers is not None, "a step with drafts has verifiers"
-    span, verifier = step.ticket.sampling[row], step.verifiers[row]
+    span, verifier = step.handle.sampling[row], step.verifiers[row]
     slot, scores = span.slot_state, given.get(span.slot)
     if row in step.rows_without_mask:
         return SlotAdvanced(span.slot, slot.slot_epoch, span.end - 1, scores)

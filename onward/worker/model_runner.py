@@ -95,6 +95,7 @@ class ModelRunner:
             kernels=self.device.kernels,
             threads=self.device.num_threads,
             draft_cost=0.0 if self.device.draft_manager is None else self.device.draft_manager.draft_cost,
+            attention_window=self.device.attention_window,
         )
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
@@ -136,7 +137,7 @@ class ModelRunner:
             if not (deferred.is_computed() or deferred.is_ready):
                 return False
             self._sample_deferred(step, deferred)
-        return self.device.is_done(step.ticket)
+        return self.device.is_done(step.handle)
 
     def begin(self, plan: StepPlan) -> None:
         """Executes all of it: preempt, assign, run, in this order."""
@@ -179,8 +180,8 @@ class ModelRunner:
         has_drafts = self.device.draft_manager is not None and self._add_drafts(spans, plan)
         is_constrained = any(span.position >= span.slot_state.constrained_from for span in spans)
         is_pushing = self.kv_pusher is not None and self._send_pushes(spans)
-        ticket = self.device.launch(spans, is_deferred=has_drafts or is_constrained)
-        step = LaunchedStep(plan, started_s, events, spans, ticket)
+        handle = self.device.launch(spans, is_deferred=has_drafts or is_constrained)
+        step = LaunchedStep(plan, started_s, events, spans, handle)
         if is_pushing and self.kv_pusher is not None:
             self.kv_pusher.wake()  # for the last layers
         if has_drafts:
@@ -193,7 +194,7 @@ class ModelRunner:
         if step.mask_deferred_sampling is not None:
             assert not self._in_flight, "only the newest step defers its sampling"
             self._sample_deferred(step, step.mask_deferred_sampling)
-        output = self.device.collect(step.ticket)
+        output = self.device.collect(step.handle)
         events = step.events + build_events(step, output, self._free_failed)
         if self.device.draft_manager is not None:
             events = self._after_drafts(step, events)
@@ -287,15 +288,15 @@ class ModelRunner:
             )
 
     def _defer_sampling(self, step: LaunchedStep) -> None:
-        ticket = step.ticket
+        handle = step.handle
         constrained = [
-            (row, span) for row, span in enumerate(ticket.sampling) if span.position >= span.slot_state.constrained_from
+            (row, span) for row, span in enumerate(handle.sampling) if span.position >= span.slot_state.constrained_from
         ]
         if not constrained:
-            self.device.sample(ticket)
+            self.device.sample(handle)
             return
-        is_computed = partial(self.device.is_done, ticket)
-        step.mask_deferred_sampling = MaskDeferredSampling(constrained, ticket.sampling, is_computed)
+        is_computed = partial(self.device.is_done, handle)
+        step.mask_deferred_sampling = MaskDeferredSampling(constrained, handle.sampling, is_computed)
         if step.mask_deferred_sampling.is_ready:
             self._sample_deferred(step, step.mask_deferred_sampling)
 
@@ -308,9 +309,9 @@ class ModelRunner:
             else:
                 step.rows_without_mask.add(row)
                 span.slot_state.undo_sample()
-        masks = TokenBitmasks(ready, self.device.new_bitmask(step.ticket, len(ready)), step.rows_without_mask)
+        masks = TokenBitmasks(ready, self.device.new_bitmask(step.handle, len(ready)), step.rows_without_mask)
         step.faults, step.mask_deferred_sampling = masks.faults, None
-        self.device.sample(step.ticket, masks)
+        self.device.sample(step.handle, masks)
 
     def _add_drafts(self, spans: Sequence[TokenSpan[SlotState]], plan: StepPlan) -> bool:
         """Whether there are any. They follow the newest token of slots whose KV does not go to a peer."""
@@ -337,10 +338,10 @@ class ModelRunner:
         this one is done."""
         assert not self._in_flight, "drafts are verified while no other step is in flight"
         step.verifiers, row = [], 0
-        for span in step.ticket.sampling:
+        for span in step.handle.sampling:
             step.verifiers.append(DraftVerifier(span, row))
             row += 1 + len(span.drafts)
-        wait_for_masks(step.ticket.sampling)
+        wait_for_masks(step.handle.sampling)
         ready: list[DraftVerifier] = []
         for row, verifier in enumerate(step.verifiers):
             if verifier.pending_grammar is None:  # asked once: a mask may become ready while we are at it
@@ -352,11 +353,11 @@ class ModelRunner:
 
     def _sample_verifiers(self, step: LaunchedStep, rows: Sequence[tuple[DraftVerifier, int]]) -> StepOutput:
         constrained = [(row, verifier.slot) for row, (verifier, _) in enumerate(rows) if verifier.slot.is_constrained]
-        masks = TokenBitmasks(constrained, self.device.new_bitmask(step.ticket, len(constrained)))
+        masks = TokenBitmasks(constrained, self.device.new_bitmask(step.handle, len(constrained)))
         for row, fault in masks.faults.items():
             rows[row][0].fail(fault)
-        self.device.sample(step.ticket, masks, [verifier.sampled_row(depth) for verifier, depth in rows])
-        return self.device.collect(step.ticket)
+        self.device.sample(step.handle, masks, [verifier.sampled_row(depth) for verifier, depth in rows])
+        return self.device.collect(step.handle)
 
     def _after_drafts(self, step: LaunchedStep, events: list[SlotEvent]) -> list[SlotEvent]:
         """Tells the proposer what was computed, and adds drafts to events of slots whose KV goes to a peer."""

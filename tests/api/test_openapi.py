@@ -25,6 +25,10 @@ def document(instance: Instance) -> dict[str, Any]:
         return json.load(answer)
 
 
+WHOLE = ("ChatCompletionResponse", "CompletionResponse", "GenerateResponse", "ResponseObject")
+"""Schemas that name every field of their answers."""
+
+
 def test_every_field_that_is_read_is_told(document: dict[str, Any]) -> None:
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/ChatCompletionRequest"}
@@ -98,6 +102,8 @@ def test_real_answers_and_errors_are_as_their_schemas_say(document: dict[str, An
     asked: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": chat,
         "/v1/completions": {"model": model, "prompt": "a", "max_tokens": 3},
+        "/v1/generate": {"model": model, "prompt_token_ids": [5, 6], "max_tokens": 3, "logprobs": 1},
+        "/v1/responses": {"model": model, "input": "a", "max_output_tokens": 3},
         "/v1/embeddings": {"model": model, "input": "a"},
         "/v1/abort": {"ids": ["nothing"]},
         "/tokenize": {"prompt": "a"},
@@ -107,6 +113,9 @@ def test_real_answers_and_errors_are_as_their_schemas_say(document: dict[str, An
     def check(path: str, method: str, status: str, answer: Any) -> None:
         schema = document["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"]
         jsonschema.validate(answer, {**schema, "components": document["components"]})
+        name = schema["$ref"].rpartition("/")[2]
+        told = document["components"]["schemas"][name]["properties"]
+        assert name not in WHOLE or set(answer) <= set(told), "every field is told"
 
     with httpx.Client(base_url=instance.url, timeout=60, verify=NO_CERTIFICATES) as client:
         for path, body in asked.items():
@@ -118,6 +127,18 @@ def test_real_answers_and_errors_are_as_their_schemas_say(document: dict[str, An
             check(path, "post", "default", refused.json())
         for path in ("/v1/models", "/health", "/live", "/version"):
             check(path, "get", "200", client.get(path).json())
+
+
+def test_stored_responses_are_as_their_schemas_say(document: dict[str, Any], instance: Instance) -> None:
+    asked = {"model": instance.model.name, "input": "a", "max_output_tokens": 3}
+    with httpx.Client(base_url=instance.url, timeout=60, verify=NO_CERTIFICATES) as client:
+        path = f"/v1/responses/{client.post('/v1/responses', json=asked).json()['id']}"
+        for method, suffix in (("GET", ""), ("GET", "/input_items"), ("DELETE", "")):
+            answer = client.request(method, path + suffix)
+            assert answer.status_code == 200, answer.text
+            operation = document["paths"]["/v1/responses/{response_id}" + suffix][method.lower()]
+            schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+            jsonschema.validate(answer.json(), {**schema, "components": document["components"]})
 
 
 def test_an_error_s_schema_has_all_that_an_error_may_say(document: dict[str, Any]) -> None:

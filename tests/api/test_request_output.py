@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.api.engine_link.request_tracker import ABORTED, EngineOutput
-from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
+from onward.api.lifecycle.choice_output import ChoiceOutput, ChoiceStart
 from onward.api.lifecycle.choice_update import ChoiceUpdate, NullTextStream, join_updates
 from onward.api.lifecycle.logprobs_json import TextOffsets
 from onward.api.lifecycle.request_output import MAX_EVENT_TOKENS, RequestOutput
@@ -17,9 +17,9 @@ from onward.text.token_table import TokenTable
 BYTES = TokenTable([bytes([byte]) for byte in range(256)])
 
 
-def choice(index: int = 0, stop: tuple[str, ...] = (), **sampling: int) -> ActiveChoice:
+def choice(index: int = 0, stop: tuple[str, ...] = (), **sampling: int) -> ChoiceOutput:
     limits = SamplingParams(seed=1, choice_index=index, **sampling)
-    return ActiveChoice(index, f"r-{index}", limits, TextStream(BYTES, stop))
+    return ChoiceOutput(index, f"r-{index}", limits, TextStream(BYTES, stop))
 
 
 def news(data: bytes, reason: str | None = None, index: int = 0, error: ErrorInfo | None = None) -> EngineOutput:
@@ -157,8 +157,8 @@ def measured(*positions: int, data: bytes, reason: str | None = None) -> EngineO
     return EngineOutput("r-0", list(data), 2, reason, logprobs=likely(*positions))
 
 
-def measured_choice(stop: tuple[str, ...] = ()) -> ActiveChoice:
-    return ActiveChoice(
+def measured_choice(stop: tuple[str, ...] = ()) -> ChoiceOutput:
+    return ChoiceOutput(
         0, "r-0", SamplingParams(seed=1, logprobs=0, prompt_logprobs=0), TextStream(BYTES, stop), TextOffsets(BYTES)
     )
 
@@ -224,7 +224,7 @@ def test_only_a_token_that_ended_the_output_is_said_to_have_ended_it() -> None:
 
 
 def test_without_text_tokens_pass_and_only_they_end_an_output() -> None:
-    answer = RequestOutput([[1]], [ActiveChoice(0, "r-0", SamplingParams(seed=1), NullTextStream())])
+    answer = RequestOutput([[1]], [ChoiceOutput(0, "r-0", SamplingParams(seed=1), NullTextStream())])
     assert answer.apply([news(b"ab", "length")]).updates == [ChoiceUpdate(0, list(b"ab"), "", "length")]
 
 
@@ -240,6 +240,6 @@ def test_the_cached_part_of_a_prompt_is_told_by_the_first_choice_that_ran() -> N
 
 
 def test_a_prompt_of_one_token_has_no_logprobs_to_tell_and_says_so() -> None:
-    asking = ActiveChoice(0, "r-0", SamplingParams(seed=1, prompt_logprobs=3), NullTextStream())
+    asking = ChoiceOutput(0, "r-0", SamplingParams(seed=1, prompt_logprobs=3), NullTextStream())
     answer = RequestOutput([[7]], [asking])
     assert [answer.apply([news(b"a")]).updates[0].prompt_logprobs for _ in range(2)] == [[], None]

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.full
 KEY = "ow-an-admin-of-the-demo"
 MODEL = "smollm2-135m-instruct"
 FLAGS = ("--mixed", "2", "--threads", "1", "--num-kv-blocks", "160", "--max-model-len", "1024", "--max-num-seqs", "8")
+TRACED = ("--otlp-endpoint", "http://127.0.0.1:9", "--trace-url", "http://traces.test/{trace_id}")
+"""No collector is there; the page shows traces all the same."""
 START_TIMEOUT_S = 240
 QUESTION = "Tell me a long story about a lighthouse keeper."
 ANSWER = ".assistant .answer"
@@ -46,6 +48,7 @@ class DemoCluster:
                 "--port",
                 "0",
                 *FLAGS,
+                *TRACED,
                 "--api-key-file",
                 key_file,
             ],
@@ -224,6 +227,30 @@ def test_an_instance_is_drained_and_taken_back_by_a_button(page: Page, cluster: 
     until(page, lambda: card.locator(".state").inner_text() == "ready", "the end of the drain")
 
 
+def test_a_stream_leads_to_its_trace_and_its_log_lines(page: Page, cluster: DemoCluster) -> None:
+    page.click("#tab-live")
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    body = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 400, "ignore_eos": True}
+    headers = {"X-Request-Id": "traced-one", "traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+    asking = threading.Thread(target=cluster.post, args=("/v1/chat/completions", body), kwargs=headers)
+    asking.start()
+    try:
+        opener = page.locator("#streams button.opener", has_text="traced-one")
+        until(page, lambda: opener.count() == 1, "the stream")
+        opener.click()
+        link = page.locator("#streams tr.details a.trace")
+        assert link.get_attribute("href") == f"http://traces.test/{trace_id}"
+        assert (link.inner_text(), link.get_attribute("rel")) == (trace_id, "noopener noreferrer")
+        stream_id = page.locator("#streams tr.details .stream-id").inner_text()
+        assert re.fullmatch("[0-9a-f]{32}", stream_id)
+        assert f"grep {stream_id}" in page.locator("#streams tr.details").inner_text()
+        opener.click()
+        assert page.locator("#streams tr.details").count() == 0
+    finally:
+        cluster.post("/v1/abort", {"all": True})
+        asking.join()
+
+
 def test_the_block_map_changes_under_preemption_and_a_stream_is_aborted_by_its_button(
     page: Page, cluster: DemoCluster
 ) -> None:
@@ -294,7 +321,7 @@ def hostile_answer(index: int, text: str) -> str:
 
 def hostile_look(strings: list[str]) -> dict[str, Any]:
     requests = [
-        {"id": f"{text}-{index}", "label": text, "caller": text, "state": text, "slot": index % 8}
+        {"id": f"{text}-{index}", "label": text, "caller": text, "state": text, "slot": index % 8, "trace_id": text}
         | {"num_generated_tokens": 1}
         for index, text in enumerate(strings)
     ]
@@ -310,7 +337,7 @@ def hostile_look(strings: list[str]) -> dict[str, Any]:
     process = {"role": strings[1], "pid": strings[2], "incarnation": strings[3], "state": strings[4]}
     instance = {"id": strings[5], "role": strings[6], "state": strings[7], "processes": [process], "restarts": {}}
     fields = {"attempt": 1, "num_tokens": 1, "is_paused": False}
-    streams = [{name: one[name] for name in ("id", "label", "caller")} | fields for one in requests]
+    streams = [{name: one[name] for name in ("id", "label", "caller", "trace_id")} | fields for one in requests]
     resumes = [
         dict.fromkeys(("request_id", "cause", "from", "to", "outcome"), text) | {"pause_s": 1, "ago_s": 1}
         for text in strings[:16]
@@ -354,6 +381,8 @@ def test_nothing_that_a_server_or_a_client_says_is_executed(page: Page, cluster:
     until(page, lambda: page.locator(".message").count() == 2 * COUNT, "the conversation")
     page.click("#tab-live")
     until(page, lambda: page.locator("#streams tbody tr").count() == COUNT, "the streams")
+    page.evaluate("() => document.querySelectorAll('#streams button.opener').forEach((opener) => opener.click())")
     page.wait_for_timeout(500)
+    assert page.locator("#streams a.trace").count() == 0, "no text of a stranger becomes a link"
     assert page.evaluate("() => window.hit") is None and dialogs == []
     assert not [url for url in requested if not url.startswith(cluster.url)]

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -183,3 +184,70 @@ def test_the_usage_shows_two_ways_of_which_one_needs_no_further_word(capsys: pyt
     with pytest.raises(SystemExit):
         main.run(["bench", "offline", "--help"])
     assert capsys.readouterr().out.startswith("usage: onward bench offline [-h]")
+
+
+SMALL = ("--streams", "2", "--requests", "3", "--output-tokens", "8")
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html"])
+def test_a_run_can_be_drawn(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / "charts" / f"run{suffix}"
+    with serving(_answer) as server:
+        assert run_bench(server.url, *SMALL, "--plot", str(file)) == 0
+    drawn = file.read_text()
+    for title in ("time to first token", "between tokens", "output tokens per second", "tiny at http"):
+        assert title in drawn
+    assert ("output tokens: 24" in drawn) == (suffix == ".html")
+
+
+def test_two_servers_are_measured_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    order: list[str] = []
+
+    def answer_as(name: str) -> Any:
+        async def answer(body: dict[str, Any]) -> AsyncIterator[bytes]:
+            order.append(name)
+            async for part in _answer(body):
+                yield part
+
+        return answer
+
+    files = tmp_path / "compared.json", tmp_path / "compared.svg"
+    with serving(answer_as("A")) as a, serving(answer_as("B")) as b:
+        flags = ["--compare", b.url, "--api-key", "secret-of-a", "--compare-api-key", "secret-of-b"]
+        assert run_bench(a.url, *SMALL, *flags, "--json", str(files[0]), "--plot", str(files[1])) == 0
+    runs = [name for index, name in enumerate(order) if index == 0 or order[index - 1] != name]
+    assert runs == ["A", "B"] * 5
+    assert {*a.keys} == {"Bearer secret-of-a"} and {*b.keys} == {"Bearer secret-of-b"}
+    prompts = [sorted(body["messages"][0]["content"] for body in server.bodies) for server in (a, b)]
+    assert prompts[0] == prompts[1], "both servers of a pair get the same prompts"
+    assert len({*prompts[0]}) == len(prompts[0]), "and no prompt comes twice"
+    written = msgspec.json.decode(files[0].read_bytes())
+    assert (len(written["pairs"]), len(written["targets"])) == (5, 2)
+    assert "secret" not in files[0].read_text()
+    [row] = [row for row in written["ratios"] if row["figure"] == "requests/s"]
+    assert row["lowest"] <= row["ratio"] <= row["highest"]
+    printed = capsys.readouterr().out
+    assert "A : B" in printed and "lowest" in printed and "pair 5 of 5" in printed
+    assert ">A<" in files[1].read_text() and ">B<" in files[1].read_text()
+
+
+def test_without_a_key_of_its_own_the_second_server_gets_none() -> None:
+    with serving(_answer) as a, serving(_answer) as b:
+        assert run_bench(a.url, *SMALL, "--compare", b.url, "--api-key", "secret-of-a") == 0
+    assert {*b.keys} == {None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--plot", "run.png"], "--plot run.png must end with .svg or .html"),
+        (["--compare", "http://127.0.0.1:1", "--pairs", "4"], "--pairs must be at least 5"),
+        (["--pairs", "6"], "--pairs is about --compare URL"),
+        (["--compare-model", "x"], "--compare-model is about --compare URL"),
+        (["--compare", "nowhere"], "--compare 'nowhere' is no address"),
+        (["--plot", "/dev/null/x.svg"], "cannot write --plot /dev/null/x.svg"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_measured(arguments: list[str], problem: str) -> None:
+    with pytest.raises(OnwardError, match=re.escape(problem)):
+        run_bench("http://127.0.0.1:9", *arguments)

@@ -8,7 +8,7 @@ import pytest
 
 from onward.cli.main import run
 from onward.engine.recording.recording_file import RecordingReader
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from tests.e2e.server import Server
 from tests.e2e.streams import chat_body, run_streams
 from tests.engine.test_recording import eventful_run
@@ -26,7 +26,7 @@ def test_a_difference_is_shown_with_both_sides_and_exits_with_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eventful_run(tmp_path / "run")
-    monkeypatch.setattr(TokenProcessor, "charge_crash", lambda self, request, now_s: False)
+    monkeypatch.setattr(StepResultProcessor, "charge_crash", lambda self, request, now_s: False)
     assert run(["replay", str(tmp_path / "run")]) == 1
     shown = capsys.readouterr().out
     assert "differs" in shown

@@ -43,6 +43,20 @@ def test_a_start_says_what_it_has_come_to() -> None:
     assert lines["addresses"] == URL
 
 
+def test_a_start_says_that_chat_is_disabled() -> None:
+    with_template = msgspec.structs.replace(MODEL, tokenizer="tokenizer.json", chat_template="T")
+    assert start_summary.chat_disabled(with_template) is None
+    without_template = msgspec.structs.replace(with_template, chat_template=None)
+    assert start_summary.chat_disabled(without_template) == (
+        "disabled: the model has no chat template; --chat-template FILE gives it one"
+    )
+    assert "token ids" in (start_summary.chat_disabled(msgspec.structs.replace(with_template, tokenizer=None)) or "")
+    config = ServeConfig()
+    pd, routers = resolve_pd(config, "", None), resolve_registration(config, 8000)
+    for model, is_told in ((with_template, False), (without_template, True)):
+        assert ("chat" in dict(summary(config, model, WORKER, URL, pd, routers, num_keys=0))) is is_told
+
+
 @pytest.mark.parametrize(
     ("num_blocks", "expected"),
     [

@@ -8,7 +8,16 @@ from onward.cli.main import run
 from onward.config import ServeConfig
 
 MATTERS = {
-    *("--model", "--device", "--deterministic", "--dtype", "--quantization", "--load-format", "--speculative"),
+    *(
+        "--model",
+        "--revision",
+        "--device",
+        "--deterministic",
+        "--dtype",
+        "--quantization",
+        "--load-format",
+        "--speculative",
+    ),
     *("--max-model-len", "--block-size", "--num-kv-blocks", "--max-num-seqs", "--max-num-batched-tokens"),
     *("--gpu-memory-utilization", "--threads"),
 }

@@ -10,6 +10,7 @@ from onward.supervisor.registration_config import resolve_registration
 from tests.supervisor.test_worker_wire import MODEL
 
 URL = "http://127.0.0.1:8000"
+CHAT_MODEL = msgspec.structs.replace(MODEL, name="small", tokenizer="tokenizer.json", chat_template="T")
 
 
 def said(
@@ -18,7 +19,7 @@ def said(
     out = io.StringIO()
     console = Console(file=out, highlight=False, width=20)
     pd, routers = resolve_pd(config, "", handoff_port), resolve_registration(config, 8000)
-    model = msgspec.structs.replace(MODEL, name="small", quantization=quantization)
+    model = msgspec.structs.replace(CHAT_MODEL, quantization=quantization)
     print_ready(console, config, model, URL, pd, routers, needs_key=needs_key)
     assert out.getvalue().splitlines()[1].startswith(READY_LINE_PREFIX), "`onward up` looks for it"
     return out.getvalue()
@@ -71,7 +72,15 @@ def test_a_router_says_how_instances_join_it() -> None:
 
 
 def test_the_request_to_try_has_a_place_for_a_key_where_one_is_needed() -> None:
-    assert "Bearer" in curl_example("small", URL, needs_key=True)
-    assert "Bearer" not in curl_example("small", URL)
+    assert "Bearer" in curl_example(CHAT_MODEL, URL, needs_key=True)
+    assert "Bearer" not in curl_example(CHAT_MODEL, URL)
     assert "Bearer" in said(ServeConfig(), needs_key=True)
     assert "Bearer" not in said(ServeConfig())
+
+
+def test_the_request_to_try_is_one_that_the_model_can_answer() -> None:
+    without_template = msgspec.structs.replace(CHAT_MODEL, chat_template=None)
+    assert f"{URL}/v1/completions" in curl_example(without_template, URL)
+    assert '"prompt": "The capital' in curl_example(without_template, URL)
+    without_tokenizer = msgspec.structs.replace(without_template, tokenizer=None)
+    assert '"prompt": [1]' in curl_example(without_tokenizer, URL)

@@ -8,7 +8,7 @@ import pytest
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import Request
 from onward.engine.scheduling.scheduler import Scheduler
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from tests.conformance.conftest import Connect
 
 NOT_STAGES = {
@@ -25,8 +25,8 @@ NOT_STAGES = {
 def _stages() -> list[tuple[type, str]]:
     """Every function that the token stage runs for one request, found by what it takes."""
     own = [
-        (TokenProcessor, name)
-        for name, function in inspect.getmembers(TokenProcessor, inspect.isfunction)
+        (StepResultProcessor, name)
+        for name, function in inspect.getmembers(StepResultProcessor, inspect.isfunction)
         if "request" in inspect.signature(function).parameters and name not in NOT_STAGES
     ]
     return [*own, (Scheduler, "publish_computed"), (Scheduler, "requeue_preempted"), (ApiOutbox, "add_delta")]
@@ -91,8 +91,8 @@ def test_a_stage_that_raises_for_one_request_costs_no_other_a_token(
 def test_a_vector_that_cannot_be_passed_on_costs_no_other_request_a_token(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
-    breaks = Breaks(TokenProcessor._on_embedding, from_token=0, after=after)
-    monkeypatch.setattr(TokenProcessor, "_on_embedding", lambda *args: breaks(*args))
+    breaks = Breaks(StepResultProcessor._on_embedding, from_token=0, after=after)
+    monkeypatch.setattr(StepResultProcessor, "_on_embedding", lambda *args: breaks(*args))
     harness = connect(num_blocks=14, block_size=4, max_num_seqs=4, max_num_batched_tokens=8)
     bad = harness.submit("bad", list(range(1, 12)), max_tokens=None, pooling="last")
     good = harness.submit("good", [20] * 7, max_tokens=16)

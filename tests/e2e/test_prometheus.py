@@ -24,8 +24,6 @@ from tests.e2e.prometheus_server import PrometheusServer, find_binary
 pytestmark = pytest.mark.full
 
 KNOWN_COMPLAINTS = {
-    # An earlier name, shown for one release; its successor has no abbreviated unit.
-    "onward_ttft_s_seconds metric names should not contain abbreviated units",
     # vLLM's own name of a histogram.
     'vllm:iteration_tokens_total non-counter metrics should not have "_total" suffix',
 }

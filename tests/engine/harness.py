@@ -21,6 +21,7 @@ from onward.proto.engine import (
 )
 from onward.proto.sampling_params import Pooling, SamplingParams
 from onward.proto.step import StepPlan, StepResult
+from onward.proto.trace import PhaseChange, RequestPhases
 from onward.sim import engine_audit
 from onward.sim.hash_worker import HashDraftProposer, HashWorker, expected_embedding, expected_output
 
@@ -83,6 +84,8 @@ class Harness:
         """What each step in flight may write."""
         self.clients: dict[str, Client] = {}
         self.holding: list[HeldRequestsReport] = []
+        self.phases: list[tuple[str, PhaseChange]] = []
+        """What is told of traced requests, by id."""
         self.abort_answers: list[AbortReply] = []
         self.now_s = 0.0
         self.seq = 0
@@ -267,6 +270,7 @@ class Harness:
             num_cached_tokens=client.cached,
             caller=old.caller,
             caller_limits=old.caller_limits,
+            trace_id=old.trace_id,
         )
         self.core.receive_from_api(API, client.submit, self.now_s)
         self.deliver()
@@ -287,6 +291,8 @@ class Harness:
                 self.clients[message.request_id].worker_crashes = message.worker_crashes
             case AbortReply():
                 self.abort_answers.append(message)
+            case RequestPhases():
+                self.phases += [(message.request_id, change) for change in message.changes]
             case HeldRequestsReport():
                 self.holding.append(message)
                 for held in message.held:

@@ -196,7 +196,7 @@ def test_a_grant_that_comes_behind_the_deadline_of_its_offer_starts_no_push() ->
     cluster.prefill.tick(LATER_S)
     cluster.holds = lambda message: False
     cluster.deliver()
-    assert not cluster.prefill.core.scheduler.pushes.num_sending
+    assert not cluster.prefill.core.scheduler.outgoing_handoffs.num_sending
     cluster.settle()
     assert client.tokens == cluster.decode.expected(client)
     cluster.check_idle()

@@ -33,7 +33,7 @@ from onward.engine.recording.recording_file import RecordingReader, RecordingWri
 from onward.engine.recording.replayer import ReplayResult, first_difference, replay
 from onward.engine.recording.token_anonymizer import TokenAnonymizer
 from onward.engine.scheduling.block_pool import BlockPool
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from onward.errors import InvalidRequest, StartupError
 from onward.proto.control import StartEngine
 from onward.proto.engine import CallerLimits, KvEventsReply, QueryKvEvents, Submit, TokenDelta, TokenDeltas
@@ -170,7 +170,7 @@ def test_a_core_that_decides_otherwise_is_found_at_its_first_other_answer(
 
 def test_a_core_that_forgets_a_message_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eventful_run(tmp_path / "run")
-    monkeypatch.setattr(TokenProcessor, "charge_crash", lambda self, request, now_s: False)
+    monkeypatch.setattr(StepResultProcessor, "charge_crash", lambda self, request, now_s: False)
     difference = replayed(tmp_path / "run").difference
     assert difference is not None
     assert difference.where == "messages"

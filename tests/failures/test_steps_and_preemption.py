@@ -8,7 +8,7 @@ import pytest
 from onward.engine.core import MAX_TOMBSTONES
 from onward.engine.request import Request, RequestStatus
 from onward.engine.scheduling import scheduling_policy
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from onward.proto.step import SlotAdvanced, SlotEvent, SlotPreempted, SlotTokens, StepPlan, StepResult
 from onward.proto.worker_wire_address import ShmWireAddress
 from onward.transport import shm_rows, shm_wire
@@ -389,14 +389,14 @@ def test_f16_an_exception_in_one_slot_costs_the_others_nothing(monkeypatch: pyte
     harness = Harness()
     bad = harness.submit("bad", [1, 2], max_tokens=9)
     good = [harness.submit(f"good{i}", [3, i], max_tokens=9) for i in range(3)]
-    process = TokenProcessor._process
+    process = StepResultProcessor._process
 
-    def raise_for_bad(self: TokenProcessor, request, *rest) -> None:
+    def raise_for_bad(self: StepResultProcessor, request, *rest) -> None:
         if request.request_id == "bad" and request.num_generated == 2:
             raise ZeroDivisionError
         process(self, request, *rest)
 
-    monkeypatch.setattr(TokenProcessor, "_process", raise_for_bad)
+    monkeypatch.setattr(StepResultProcessor, "_process", raise_for_bad)
     harness.run_until_idle()
     assert (bad.error_code, len(bad.tokens)) == ("internal_error", 2)
     assert all(client.tokens == harness.expected(client) for client in good)

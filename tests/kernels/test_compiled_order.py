@@ -18,18 +18,22 @@ import triton
 
 from onward.bench.model_shapes import SHAPES
 from onward.kernels.batch_sizes import padded_batch_size
-from onward.kernels.triton.activation import silu_and_mul
+from onward.kernels.ops import NormWeights, Scoring
+from onward.kernels.triton.activation import activate, silu_and_mul
 from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
+from onward.kernels.triton.elementwise import add_scaled, finish_logits
 from onward.kernels.triton.kernel_launch import is_launching, record_variants
 from onward.kernels.triton.logsumexp import logsumexp
 from onward.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from onward.kernels.triton.rotate_and_store import rotate_and_store
+from onward.kernels.triton.row_norm import row_norm
 from onward.kernels.triton.sampling import FilterParams, SampleInputs, SampleScratch, sample
 from onward.kernels.triton.triton_ops import TritonOps
 from onward.models.loader.config_parser import from_hf
 from tests.kernels.compiling import CompiledKernel, compiled_kernels, num_warps_of
 from tests.worker.cuda.small_model import DeviceDriver
+from tests.worker.cuda.test_families_on_device import MAX_MODEL_LEN, config_of
 from tests.worker.cuda.test_kernels_are_rehearsed import EIGHT_KV_HEADS, SETTINGS
 
 HEAD_DIMS, GROUPS, BLOCK_SIZES = (64, 96, 128, 256), (1, 2, 3, 4, 5, 6, 7, 8, 24, 32), (16, 64)
@@ -53,12 +57,19 @@ class Heads:
     """Query heads of a KV head."""
     block_size: int = 16
     normed: bool = True
+    window: int | None = None
+    """Such a model also has a soft-cap, sinks, and rotates a part of its heads."""
 
     def __str__(self) -> str:
-        return f"{self.dim}-{self.group}-{self.block_size}{'' if self.normed else '-plain'}"
+        name = f"{self.dim}-{self.group}-{self.block_size}{'' if self.normed else '-plain'}"
+        return name if self.window is None else f"{name}-window-{self.window}"
+
+    def scoring(self, num_heads: int) -> Scoring | None:
+        return None if self.window is None else Scoring(0.1, self.window, 30.0, torch.empty(num_heads))
 
 
-REPRESENTATIVE = (Heads(128, 2), Heads(96, 3, 64), Heads(256, 8), Heads(64, 32, normed=False))
+WINDOWED = (Heads(64, 4, window=40), Heads(128, 2, window=4096, normed=False), Heads(256, 2, 64, window=512))
+REPRESENTATIVE = (Heads(128, 2), Heads(96, 3, 64), Heads(256, 8), Heads(64, 32, normed=False), *WINDOWED)
 ALL_HEADS = tuple(itertools.starmap(Heads, itertools.product(HEAD_DIMS, GROUPS, BLOCK_SIZES)))
 HEADS = [
     *REPRESENTATIVE,
@@ -93,16 +104,18 @@ def attention_kernels(heads: Heads) -> tuple[CompiledKernel, ...]:
     tables, lengths = torch.empty(batch, 64, dtype=torch.int32), torch.empty(batch, dtype=torch.int32)
     tiles = torch.empty(3, 4, dtype=torch.int32)
     weights = torch.empty(heads.dim, dtype=torch.bfloat16)
-    norms, angles = (weights, weights) if heads.normed else None, torch.empty(1024, heads.dim // 2)
+    rotated = heads.dim if heads.window is None else heads.dim // 2
+    norms, angles = (weights, weights) if heads.normed else None, torch.empty(1024, rotated // 2)
+    scoring = heads.scoring(num_heads)
     scratch = DecodeScratch.allocate(batch, num_heads, num_kv_heads, heads.dim, 20, "cpu")
     with _compiling() as kernels:
         for plan in decode_plans(heads.dim):
             decode_attention(
-                qkv, kv, tables, lengths, out, norms, 1e-6, (angles, angles), plan, scratch, overlap=True
+                qkv, kv, tables, lengths, out, norms, 1e-6, (angles, angles), plan, scratch, scoring=scoring, overlap=True
             )  # fmt: skip
         rotate_and_store(qkv, kv, lengths, lengths, norms, 1e-6, (angles, angles))
         queries = qkv[:, : num_heads * heads.dim].unflatten(1, (num_heads, heads.dim))
-        chunk_attention(queries, kv, tables, tiles, out, ChunkPlan.choose(heads.dim, fixed_order=True))
+        chunk_attention(queries, kv, tables, tiles, out, ChunkPlan.choose(heads.dim, fixed_order=True), scoring)
     return tuple(kernels)
 
 
@@ -225,6 +238,22 @@ def test_every_kernel_of_a_fixed_order_step_is_compiled_without_contraction_or_s
     assert fused <= set(MAY_CONTRACT)
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gptneox"])
+def test_every_kernel_of_a_fixed_order_step_of_other_families_is_compiled_without_contraction(family: str) -> None:
+    ops = TritonOps(max_model_len=MAX_MODEL_LEN, fixed_order=True)
+    with record_variants() as variants:
+        DeviceDriver(config_of(family), ops=ops, dtype="bfloat16", deterministic=True, max_num_seqs=8).rehearse()
+    fused = {name for name, _, options in variants if dict(options).get("enable_fp_fusion", True)}
+    assert {name for name, _, _ in variants} >= {
+        "_linear",
+        "_decode_attention",
+        "_chunk_attention",
+        "_row_norm",
+        "_activate",
+    }
+    assert fused <= set(MAY_CONTRACT)
+
+
 def _norm(rows: int) -> None:
     x, out = torch.empty(2048, 1024, dtype=torch.bfloat16), torch.empty(2048, 1024, dtype=torch.bfloat16)
     rms_norm(x[:rows], torch.empty(1024, dtype=torch.bfloat16), 1e-6, out[:rows])
@@ -241,6 +270,30 @@ def _gate(rows: int) -> None:
     silu_and_mul(gate_up[:rows], out[:rows], overlap=True)
 
 
+def _layer_norm(rows: int) -> None:
+    x, weight = torch.empty(2048, 768, dtype=torch.bfloat16), torch.empty(768, dtype=torch.bfloat16)
+    row_norm(x[:rows], NormWeights(weight, weight, centers=True), 1e-6, x[:rows])
+
+
+def _norm_of_all_heads(rows: int) -> None:
+    qkv = torch.empty(2048, 3072, dtype=torch.bfloat16)[:, :2048]
+    row_norm(qkv[:rows], NormWeights(torch.empty(2048, dtype=torch.bfloat16)), 1e-6, qkv[:rows])
+
+
+def _activation(rows: int) -> None:
+    x, out = torch.empty(2048, 6144, dtype=torch.bfloat16), torch.empty(2048, 3072, dtype=torch.bfloat16)
+    activate(x[:rows], "gelu_tanh", out[:rows])
+
+
+def _scaled_sum(rows: int) -> None:
+    x, residual = (torch.empty(2048, 768, dtype=torch.bfloat16) for _ in range(2))
+    add_scaled(x[:rows], 0.3, residual[:rows])
+
+
+def _capped_logits(rows: int) -> None:
+    finish_logits(torch.empty(2048, 1000, dtype=torch.bfloat16)[:rows], 0.2, 30.0)
+
+
 def _log_totals(rows: int) -> None:
     logsumexp(torch.empty(rows, 151_936))
 
@@ -249,7 +302,13 @@ def _log_totals_of_an_odd_vocabulary(rows: int) -> None:
     logsumexp(torch.empty(rows, 50_257))
 
 
-@pytest.mark.parametrize("run", [_norm, _residual_norm, _gate, _log_totals, _log_totals_of_an_odd_vocabulary])
+@pytest.mark.parametrize(
+    "run",
+    [
+        _norm, _residual_norm, _gate, _layer_norm, _norm_of_all_heads, _activation, _scaled_sum, _capped_logits,
+        _log_totals, _log_totals_of_an_odd_vocabulary,
+    ],
+)  # fmt: skip
 def test_one_kernel_serves_every_number_of_rows(run: Callable[[int], None]) -> None:
     with record_variants() as variants:
         for rows in ROW_COUNTS:

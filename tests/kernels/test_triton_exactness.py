@@ -14,6 +14,7 @@ import torch
 from onward.bench.model_shapes import SHAPES
 from onward.kernels import torch_reference
 from onward.kernels.batch_sizes import padded_batch_size
+from onward.kernels.ops import Scoring
 from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
 from onward.kernels.triton.chunk_tiles import chunk_tiles
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
@@ -128,8 +129,8 @@ def _decode_plans(head_dim: int) -> list[DecodePlan]:
 class Attending:
     """One request of LENGTH tokens. Its keys are `key_scale` times as large as those of a usual model."""
 
-    def __init__(self, heads: Heads, key_scale: float) -> None:
-        self._heads = heads
+    def __init__(self, heads: Heads, key_scale: float, scoring: Scoring | None = None) -> None:
+        self._heads, self._scoring = heads, scoring
         self._qkv = 2 * _random(LENGTH, (heads.num_heads + 2 * heads.num_kv_heads) * heads.dim)
         weights = _random(heads.dim, seed=1), key_scale * _random(heads.dim, seed=2)
         self._norms = weights if heads.normed else None
@@ -161,7 +162,7 @@ class Attending:
         plan, out = ChunkPlan.choose(self._heads.dim, fixed_order=True), _poisoned(*queries.shape)
         chunks = [(0, start, end - start) for start, end in itertools.pairwise((*cuts, LENGTH))]
         tiles = torch.from_numpy(chunk_tiles(chunks, self._heads.group, plan.rows)).to(DEVICE)
-        chunk_attention(queries, kv, self._table[None], tiles, out, plan)
+        chunk_attention(queries, kv, self._table[None], tiles, out, plan, self._scoring)
         return out
 
     def decoded(self, kv: torch.Tensor, plan: DecodePlan) -> torch.Tensor:
@@ -173,10 +174,16 @@ class Attending:
         )
         tables = self._table[None].repeat(LENGTH, 1)
         decode_attention(
-            self._qkv, kv, tables, self._positions + 1, out, self._norms, EPS, self._rotary, plan, scratch, overlap=True
-        )
+            self._qkv, kv, tables, self._positions + 1, out, self._norms, EPS, self._rotary, plan, scratch,
+            scoring=self._scoring, overlap=True,
+        )  # fmt: skip
         assert not scratch.tickets.any(), "tickets are put back"
         return out
+
+    def expected(self, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        """In float64."""
+        keys, values = torch_reference.history(kv, self._table, LENGTH)
+        return torch_reference.attention(queries, keys, values, 0, self._scoring)
 
     def stored(self, plan: DecodePlan) -> torch.Tensor:
         """What decode writes into empty pages."""

@@ -9,6 +9,8 @@ import gguf
 import numpy as np
 from safetensors.numpy import save_file
 
+from onward.kernels.quantize import quantize_model
+from onward.models.head_padding import PaddedTensors, padded_config
 from onward.models.tensor_names import expected_tensors
 from onward.proto.model import ModelConfig
 
@@ -41,6 +43,12 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
     return {
         name: generator.standard_normal(shape, dtype=np.float32) for name, shape in expected_tensors(config).items()
     }
+
+
+def int8_arrays(config: ModelConfig, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As a converted folder has them: heads are padded for the kernels."""
+    padded = padded_config(config, 32)
+    return dict(quantize_model(padded, PaddedTensors(tensors, config, padded.head_dim)))
 
 
 def hf_json(config: ModelConfig, **more: Any) -> dict[str, Any]:

@@ -23,7 +23,20 @@ class Hub:
     """File -> bytes after which the connection is dropped, the first time."""
     failing: set[str] = field(default_factory=set)
     """Files that are answered with a 403."""
+    revisions: dict[str, tuple[str, Path]] = field(default_factory=dict)
+    """Commit and folder of further branches and tags, by their names. `main` is `folder` at `COMMIT`."""
+    is_down: bool = False
+    """Every connection is dropped without an answer."""
     url: str = ""
+
+    def fetched(self) -> set[str]:
+        """Names of all files that were asked for."""
+        return {path.rpartition("/")[2] for method, path, _ in self.requests if method == "GET" and "/resolve/" in path}
+
+    def revision(self, name: str) -> tuple[str, Path] | None:
+        """By a name or a commit."""
+        known = {"main": (COMMIT, self.folder)} | self.revisions
+        return (known | {commit: (commit, folder) for commit, folder in known.values()}).get(name)
 
     def downloads(self, file: str) -> list[str | None]:
         """The Range headers of all GETs of a file."""
@@ -71,25 +84,39 @@ class _HubHandler(BaseHTTPRequestHandler):
         hub = self.served
         path = self.path.partition("?")[0]
         hub.requests.append((self.command, path, self.headers.get("Range")))
-        files = sorted(hub.folder.iterdir())
-        if path in (f"/api/models/{hub.model_id}", f"/api/models/{hub.model_id}/revision/main"):
-            siblings = [{"rfilename": file.name} for file in files]
-            self._send_json({"id": hub.model_id, "sha": COMMIT, "siblings": siblings})
-        elif path == f"/api/models/{hub.model_id}/tree/{COMMIT}":
-            self._send_json([hub.entry(file) for file in files])
-        elif path.startswith(f"/{hub.model_id}/resolve/"):
-            self._send_file(hub.folder / path.rpartition("/")[2])
-        else:
+        if hub.is_down:
+            self.close_connection = True
+            return
+        parts = path.removeprefix("/api/models").removeprefix(f"/{hub.model_id}").strip("/").split("/")
+        if f"/{hub.model_id}" not in path:
             self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
+            return
+        found = hub.revision(parts[1] if len(parts) > 1 else "main")
+        if found is None:
+            self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+            return
+        commit, folder = found
+        files = sorted(folder.iterdir())
+        match parts[0]:
+            case "" | "revision":
+                siblings = [{"rfilename": file.name} for file in files]
+                self._send_json({"id": hub.model_id, "sha": commit, "siblings": siblings})
+            case "tree":
+                self._send_json([hub.entry(file) for file in files])
+            case _:
+                self._send_file(folder / parts[-1], commit)
 
-    def _send_file(self, file: Path) -> None:
+    def _send_file(self, file: Path, commit: str) -> None:
         hub = self.served
         if file.name in hub.failing:
             self._send(403, b"", {})
             return
+        if not file.is_file():
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            return
         content = file.read_bytes()
         headers = {
-            "X-Repo-Commit": COMMIT,
+            "X-Repo-Commit": commit,
             "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
             "Accept-Ranges": "bytes",
         }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from onward.kernels import numpy_reference
-from onward.models.decoder import build_rotary
+from onward.models.layers.rotary_table import build_rotary
 from onward.proto.model import ModelConfig
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from onward.proto.model import ModelConfig, RopeScaling
+from onward.proto.model import Llama3Rope, ModelConfig
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 301, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 3,
@@ -59,7 +59,7 @@ def make(name: str) -> SmallModel:
     config = ModelConfig(
         architecture=architecture, vocab_size=301, hidden_size=96, intermediate_size=160, num_layers=3, num_heads=6,
         num_kv_heads=2, head_dim=32, max_position_embeddings=512, rms_norm_eps=1e-5, rope_theta=theta,
-        rope_scaling=RopeScaling(8.0, 1.0, 4.0, 64) if name == "llama" else None, tie_word_embeddings=is_tied,
+        rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 64) if name == "llama" else None, tie_word_embeddings=is_tied,
         qkv_bias=architecture == "qwen2", qk_norm=architecture == "qwen3",
     )  # fmt: skip
     return SmallModel(config, theirs, tensors)

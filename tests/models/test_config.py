@@ -5,7 +5,7 @@ import transformers
 
 from onward.errors import StartupError
 from onward.models.loader.config_parser import from_gguf, from_hf
-from onward.proto.model import RopeScaling
+from onward.proto.model import Llama3Rope
 from tests.models.checkpoints import HF_NAMES, hf_json, tiny_config
 
 LLAMA3 = {
@@ -33,7 +33,7 @@ def test_config_as_transformers_writes_it_is_read(architecture: str) -> None:
 
 
 def test_rope_scaling_is_read_in_the_old_spelling_and_in_the_new() -> None:
-    scaling = RopeScaling(8.0, 1.0, 4.0, 64)
+    scaling = Llama3Rope(8.0, 1.0, 4.0, 64)
     expected = tiny_config(rope_theta=500000.0, rope_scaling=scaling)
     old = hf_json(tiny_config()) | {"rope_theta": 500000.0, "rope_scaling": LLAMA3}
     new = hf_json(tiny_config()) | {"rope_parameters": LLAMA3 | {"rope_theta": 500000.0}}
@@ -56,14 +56,16 @@ def test_absent_values_have_the_defaults_of_the_family() -> None:
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"architectures": None, "model_type": "bert"}, "bert"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
-        ({"rope_parameters": {"rope_type": "dynamic"}}, "dynamic"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
-        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_scaling": {"type": "spiral", "factor": 4.0}}, "spiral"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters.factor"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "twist": 3}}, "rope_parameters.twist"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0]}}, "short_factor"),
+        ({"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
+        ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "use_sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"num_local_experts": 8}, "num_local_experts"),
+        ({"logit_scale": 0.5}, "logit_scale"),
+        ({"hidden_act": "mish"}, "mish"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"hidden_size": None}, "hidden_size"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers"),

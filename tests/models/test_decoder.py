@@ -5,7 +5,7 @@ import pytest
 
 from onward.errors import StartupError
 from onward.kernels.quantize import quantize_model
-from onward.models.decoder import check_supported
+from onward.models.device_support import check_supported
 from onward.proto.sampling_params import Pooling, SamplingParams
 from onward.proto.step import RunSlot, SlotAdvanced, SlotEmbedding, SlotTokens
 from tests.models import small_models
@@ -88,13 +88,13 @@ def test_a_step_past_the_prompt_samples_its_own_next_token(model: small_models.S
     assert events == [SlotTokens(2, request.slot_epoch, 0, 9, [expected])]
 
 
-@pytest.mark.parametrize(("field", "value"), [("head_dim", 40), ("hidden_size", 100), ("intermediate_size", 48)])
+@pytest.mark.parametrize(("field", "value"), [("hidden_size", 100), ("intermediate_size", 48)])
 def test_sizes_that_the_kernels_cannot_handle_are_named(field: str, value: int) -> None:
     config = small_models.make("llama").config
     import msgspec
 
     with pytest.raises(StartupError, match=field):
-        check_supported(msgspec.structs.replace(config, **{field: value}), "int8")
+        check_supported(msgspec.structs.replace(config, **{field: value}), "cpu int8")
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])

@@ -6,9 +6,9 @@ import pytest
 
 from onward.errors import StartupError
 from onward.models.loader.gguf_file import GgufFile, is_dequantizable
-from onward.models.rope_scaling import rope_divisors
+from onward.models.rope_scaling import llama3_divisors
 from onward.models.tensor_names import LM_HEAD
-from onward.proto.model import RopeScaling
+from onward.proto.model import Llama3Rope
 from tests.models.checkpoints import VARIANTS, random_tensors, tiny_config, write_gguf
 
 Kind = gguf.GGMLQuantizationType
@@ -83,9 +83,9 @@ def test_a_type_that_cannot_be_dequantized_is_named(tmp_path: Path) -> None:
 
 
 def test_llama3_rope_scaling_is_found_in_its_tensor(tmp_path: Path) -> None:
-    scaling = RopeScaling(32.0, 1.0, 4.0, 8192)
+    scaling = Llama3Rope(32.0, 1.0, 4.0, 8192)
     config = tiny_config(head_dim=64, rope_theta=500000.0, rope_scaling=scaling)
-    divisors = np.asarray(rope_divisors(scaling, 500000.0, 64), dtype=np.float32)
+    divisors = np.asarray(llama3_divisors(scaling, 500000.0, 64), dtype=np.float32)
     path = write_gguf(tmp_path / "model.gguf", config, random_tensors(config), extra={"rope_freqs.weight": divisors})
     assert GgufFile(path).config == config
 

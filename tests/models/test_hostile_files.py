@@ -3,6 +3,7 @@
 Every one is refused in one line that names the file or the field, and none takes memory or time for what it claims.
 """
 
+import base64
 import json
 import struct
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from onward.models.loader.config_parser import from_hf
 from onward.models.loader.gguf_file import GgufFile
 from onward.models.loader.gguf_header import read_header
 from onward.models.loader.model_store import prepare
+from onward.models.loader.tokenizer_files import prepare_tokenizer
 from onward.text.gguf_tokenizer import build_tokenizer
 from onward.text.tokenizer import Tokenizer
 from tests.models.checkpoints import GPT2_TOKENIZER, hf_json, random_tensors, tiny_config, write_folder, write_gguf
@@ -154,9 +156,107 @@ def test_files_of_text_have_a_largest_size(tmp_path: Path) -> None:
     sparse(tmp_path / "chat_template.jinja", b"x", MAX_TEMPLATE_BYTES + 1)
     with pytest.raises(StartupError, match=r"chat_template\.jinja is larger"):
         text_metadata.read_folder_text_metadata(tmp_path)
-    sparse(tmp_path / "tokenizer.json", b"{", 1 << 40)
-    with pytest.raises(StartupError, match=r"tokenizer\.json is larger"):
-        text_metadata.has_tokenizer(tmp_path)
+    for name in ("tokenizer.json", "tokenizer.model", "vocab.json"):
+        sparse(tmp_path / name, b"{", 1 << 40)
+        (tmp_path / "merges.txt").touch()
+        with pytest.raises(StartupError, match=rf"{name} is larger"):
+            prepare_tokenizer(tmp_path, tmp_path / "cache")
+        (tmp_path / name).unlink()
+
+
+def spm_field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"", "no pieces"),
+        (b"\x0a\xff\xff\xff\xff\x0f", "longer than the file"),
+        (b"\x0a", "ends within a number"),
+        (b"\x08" + b"\xff" * 11, "too long"),
+        (b"\x0f", "wire type 7"),
+        (spm_field(1, spm_field(1, b"\xff")), "not UTF-8"),
+        (spm_field(1, spm_field(1, b"a")) * 2 + spm_field(3, b"\x20\x00"), "twice"),
+        (spm_field(1, spm_field(1, b"a")) + spm_field(3, b"\x20\x00") + spm_field(2, b"\xc0\x02\x07"), "unk_id is 7"),
+        (spm_field(1, spm_field(1, b"a")) + spm_field(2, b"\x18\x03"), "model_type WORD"),
+        (spm_field(1, spm_field(1, b"a")) + spm_field(2, b"\xc0\x01\x01"), "treat_whitespace_as_suffix"),
+        (spm_field(1, spm_field(1, b"a")), "remove_extra_whitespaces"),
+        (spm_field(1, spm_field(1, b"a")) + spm_field(3, b"\x12\x01x"), "precompiled_charsmap"),
+        (b"AA== 0\nAB== x\n", "entry 2"),
+        (b"AA== 0\nAA== 1\n", "twice"),
+        (b"AA== 0\nAQ== 0\n", "twice"),
+        (b"AA== 9999999\n", "below 4194304"),
+        (b"AA== 0\n", "no token for the byte 0x01"),
+    ],
+)
+def test_a_tokenizer_model_that_cannot_be_followed_is_refused_by_name(
+    tmp_path: Path, content: bytes, named: str
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    with pytest.raises(StartupError, match=named) as refused:
+        prepare_tokenizer(tmp_path, tmp_path / "cache")
+    assert "(tokenizer.model)" in refused.value.message
+
+
+TEKKEN: dict[str, Any] = {
+    "config": {"pattern": "x+", "default_vocab_size": 257, "default_num_special_tokens": 1},
+    "vocab": [{"rank": byte, "token_bytes": base64.b64encode(bytes([byte])).decode()} for byte in range(256)],
+    "special_tokens": [{"rank": 0, "token_str": "<s>"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"config": {}}, "pattern"),
+        ({"vocab": [{"rank": 0}]}, "token_bytes"),
+        ({"special_tokens": None}, "special_tokens"),
+        ({"special_tokens": [{"rank": 1, "token_str": "<s>"}]}, "special_tokens: .*not below 1"),
+        ({"special_tokens": [{"rank": 0, "token_str": "<s>"}] * 2}, "special_tokens: .*twice"),
+        ({"vocab": TEKKEN["vocab"][:-1]}, "default_vocab_size is 257"),
+        ({"config": TEKKEN["config"] | {"default_vocab_size": 10**12}}, "default_vocab_size"),
+        ({"vocab": TEKKEN["vocab"][:-1] * 2}, "twice"),
+        ({"vocab": [{"rank": 0, "token_bytes": "?"}, *TEKKEN["vocab"][1:]]}, "rank 0 is not in base64"),
+        ({"config": TEKKEN["config"] | {"pattern": "("}}, "pattern"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_tekken_file_that_cannot_be_followed_is_refused_by_field(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    (tmp_path / "tekken.json").write_text(json.dumps(TEKKEN | changes))
+    with pytest.raises(StartupError, match=named) as refused:
+        prepare_tokenizer(tmp_path, tmp_path / "cache")
+    assert "tekken.json" in refused.value.message
+    (tmp_path / "tekken.json").write_text(json.dumps(TEKKEN))
+    assert prepare_tokenizer(tmp_path, tmp_path / "cache") is not None
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"added_tokens_decoder": []}, None),
+        ({"added_tokens_decoder": [1]}, "added_tokens_decoder: must be an object"),
+        ({"added_tokens_decoder": {"x": "y"}}, "added_tokens_decoder: 'x' is not a token id"),
+        ({"added_tokens_decoder": {"99999999": "y"}}, "added_tokens_decoder: '99999999' is not a token id"),
+        ({"added_tokens_decoder": {"0": {"content": 7}}}, "added_tokens_decoder: .*content"),
+        ({"added_tokens_decoder": {"0": "<|im_end|>"}}, "'<|im_end|>' has the id 0 there, but 2"),
+        ({"extra_special_tokens": 7}, "extra_special_tokens: must be a list"),
+        ({"legacy": "yes"}, "legacy: must be a bool"),
+        ({"bos_token": 7}, "bos_token"),
+    ],
+)
+def test_a_tokenizer_config_that_is_wrong_is_refused_by_field(
+    tmp_path: Path, config: dict[str, Any], named: str | None
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(build_tokenizer(GPT2_TOKENIZER).to_str())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if named is None:
+        assert prepare_tokenizer(tmp_path, tmp_path / "cache") == "tokenizer.json"
+        return
+    with pytest.raises(StartupError, match=named.replace("|", r"\|")):
+        prepare_tokenizer(tmp_path, tmp_path / "cache")
 
 
 @pytest.mark.parametrize(

@@ -4,23 +4,24 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from onward.errors import StartupError
-from onward.models.rope_scaling import fit_rope_scaling, rope_divisors
-from onward.proto.model import RopeScaling
+from onward.models.loader.gguf_rope import fit_rope_scaling
+from onward.models.rope_scaling import llama3_divisors
+from onward.proto.model import Llama3Rope
 
 SCALINGS = [
-    (RopeScaling(8.0, 1.0, 4.0, 8192), 500000.0, 128),
-    (RopeScaling(32.0, 1.0, 4.0, 8192), 500000.0, 64),
-    (RopeScaling(4.0, 1.0, 2.0, 1024), 10000.0, 128),
-    (RopeScaling(16.0, 2.0, 12.0, 4096), 500000.0, 128),
+    (Llama3Rope(8.0, 1.0, 4.0, 8192), 500000.0, 128),
+    (Llama3Rope(32.0, 1.0, 4.0, 8192), 500000.0, 64),
+    (Llama3Rope(4.0, 1.0, 2.0, 1024), 10000.0, 128),
+    (Llama3Rope(16.0, 2.0, 12.0, 4096), 500000.0, 128),
 ]
 
 
-def stored(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
-    return np.asarray(rope_divisors(scaling, theta, head_dim), dtype=np.float32).tolist()
+def stored(scaling: Llama3Rope, theta: float, head_dim: int) -> list[float]:
+    return np.asarray(llama3_divisors(scaling, theta, head_dim), dtype=np.float32).tolist()
 
 
 @pytest.mark.parametrize(("scaling", "theta", "head_dim"), SCALINGS)
-def test_divisors_are_those_of_transformers(scaling: RopeScaling, theta: float, head_dim: int) -> None:
+def test_divisors_are_those_of_transformers(scaling: Llama3Rope, theta: float, head_dim: int) -> None:
     parameters = {
         "rope_type": "llama3",
         "rope_theta": theta,
@@ -32,15 +33,15 @@ def test_divisors_are_those_of_transformers(scaling: RopeScaling, theta: float, 
     config = LlamaConfig(head_dim=head_dim, rope_parameters=parameters, max_position_embeddings=131072)
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
     plain = theta ** (-np.arange(0, head_dim, 2) / head_dim)
-    np.testing.assert_allclose(plain / scaled.numpy(), rope_divisors(scaling, theta, head_dim), rtol=1e-5)
+    np.testing.assert_allclose(plain / scaled.numpy(), llama3_divisors(scaling, theta, head_dim), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("scaling", "theta", "head_dim"), SCALINGS)
-def test_scaling_is_recovered_from_its_divisors(scaling: RopeScaling, theta: float, head_dim: int) -> None:
+def test_scaling_is_recovered_from_its_divisors(scaling: Llama3Rope, theta: float, head_dim: int) -> None:
     divisors = stored(scaling, theta, head_dim)
     recovered = fit_rope_scaling(divisors, theta, head_dim)
     assert recovered is not None
-    np.testing.assert_allclose(rope_divisors(recovered, theta, head_dim), divisors, rtol=1e-4)
+    np.testing.assert_allclose(llama3_divisors(recovered, theta, head_dim), divisors, rtol=1e-4)
 
 
 def test_usual_scaling_is_recovered_exactly() -> None:

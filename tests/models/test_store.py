@@ -13,7 +13,6 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from onward.errors import StartupError
-from onward.kernels.quantize import quantize_model
 from onward.models.loader.dummy_weights import DummyWeights
 from onward.models.loader.model_store import MANIFEST, prepare
 from onward.models.loader.safetensors_file import BFloat16Bits, write_file
@@ -22,13 +21,14 @@ from onward.proto.model import PreparedModel
 from tests.models.checkpoints import (
     GPT2_TOKENIZER,
     VARIANTS,
+    int8_arrays,
     random_tensors,
     tiny_config,
     write_folder,
     write_gguf,
 )
 
-CONFIG = tiny_config(hidden_size=64, intermediate_size=128, head_dim=16)
+CONFIG = tiny_config(hidden_size=64, intermediate_size=128, head_dim=32)
 TENSORS = random_tensors(CONFIG)
 
 
@@ -181,7 +181,7 @@ def test_a_quantized_gguf_becomes_int8_unless_told_otherwise(tmp_path: Path, cac
     plain = prepare(path, quantization="none", cache_dir=cache)
     assert (quantized.quantization, plain.quantization) == ("int8", "none")
     assert quantized.fingerprint != plain.fingerprint
-    expected = dict(quantize_model(CONFIG, {name: np.asarray(array) for name, array in open_weights(plain).items()}))
+    expected = int8_arrays(CONFIG, {name: np.asarray(array) for name, array in open_weights(plain).items()})
     assert_weights_are(quantized, expected)
 
 
@@ -191,7 +191,7 @@ def test_a_float_checkpoint_is_quantized_into_the_cache(tmp_path: Path, cache: P
     Tokenizer(models.BPE()).save(str(folder / "tokenizer.json"))
     model = prepare(str(folder), quantization="int8", cache_dir=cache)
     assert (model.quantization, model.tokenizer) == ("int8", "tokenizer.json")
-    assert_weights_are(model, dict(quantize_model(CONFIG, TENSORS)))
+    assert_weights_are(model, int8_arrays(CONFIG, TENSORS))
     (folder / "chat_template.jinja").write_text("changed")
     assert prepare(str(folder), quantization="int8", cache_dir=cache).chat_template == "changed"
 
@@ -201,20 +201,20 @@ def test_a_bfloat16_checkpoint_is_quantized_from_its_float_values(tmp_path: Path
     folder = write_folder(tmp_path / "m", CONFIG, TENSORS)
     write_file(folder / "model.safetensors", rounded)
     model = prepare(str(folder), quantization="int8", cache_dir=cache)
-    assert_weights_are(model, dict(quantize_model(CONFIG, {name: bits.to_float32() for name, bits in rounded.items()})))
+    assert_weights_are(model, int8_arrays(CONFIG, {name: bits.to_float32() for name, bits in rounded.items()}))
 
 
 def test_dummy_weights_can_be_quantized(tmp_path: Path, cache: Path) -> None:
     folder = write_folder(tmp_path / "m", CONFIG, TENSORS)
     (folder / "model.safetensors").unlink()
     model = prepare(str(folder), load_format="dummy", quantization="int8", cache_dir=cache)
-    assert_weights_are(model, dict(quantize_model(CONFIG, DummyWeights(CONFIG))))
+    assert_weights_are(model, int8_arrays(CONFIG, DummyWeights(CONFIG)))
 
 
 def test_sizes_that_int8_cannot_have_are_refused_by_name(tmp_path: Path, cache: Path) -> None:
     config = tiny_config(hidden_size=24, num_heads=3, num_kv_heads=1)
     folder = write_folder(tmp_path / "m", config, random_tensors(config))
-    with pytest.raises(StartupError, match="24 inputs"):
+    with pytest.raises(StartupError, match="hidden_size is 24"):
         prepare(str(folder), quantization="int8", cache_dir=cache)
 
 
@@ -321,3 +321,43 @@ def test_a_cuda_device_has_its_own_types_and_its_own_fingerprint(gguf_path: Path
 def test_what_a_device_cannot_do_is_said(gguf_path: Path, cache: Path, asked: dict[str, Any], named: str) -> None:
     with pytest.raises(StartupError, match=named):
         prepare(str(gguf_path), cache_dir=cache, **asked)
+
+
+def test_a_template_file_takes_the_place_of_the_models_own(gguf_path: Path, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("own: {{ messages[0].content }}")
+    model = prepare(str(gguf_path), chat_template=str(tmp_path / "own.jinja"), cache_dir=cache)
+    assert model.chat_template == "own: {{ messages[0].content }}"
+    assert prepare(str(gguf_path), cache_dir=cache).chat_template == GPT2_TOKENIZER["tokenizer.chat_template"]
+
+
+@pytest.mark.parametrize(("content", "named"), [(None, "cannot read"), (b"{% if %}", "broken"), (b"\xff", "UTF-8")])
+def test_a_template_file_that_cannot_be_used_is_refused_first(
+    tmp_path: Path, cache: Path, content: bytes | None, named: str
+) -> None:
+    path = tmp_path / "own.jinja"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StartupError, match=rf"--chat-template .*own\.jinja: .*{named}"):
+        prepare("no-such-model", chat_template=str(path), cache_dir=cache)
+
+
+@pytest.mark.parametrize("is_gguf", [True, False])
+def test_a_context_that_the_model_has_not_is_refused_before_weights_are_read(
+    tmp_path: Path, cache: Path, gguf_path: Path, is_gguf: bool
+) -> None:
+    folder = write_folder(tmp_path / "m", CONFIG, TENSORS)
+    heard: list[str] = []
+    limit = CONFIG.max_position_embeddings
+    with pytest.raises(StartupError, match=rf"--max-model-len {limit + 1} is not within the model's 1 to {limit}"):
+        prepare(
+            str(gguf_path if is_gguf else folder),
+            max_model_len=limit + 1,
+            cache_dir=cache,
+            progress=lambda message, _: heard.append(message),
+        )
+    assert heard == [], "nothing was hashed or converted"
+
+
+def test_a_revision_is_for_models_of_the_hub(gguf_path: Path, cache: Path) -> None:
+    with pytest.raises(StartupError, match="--revision v1 is for a Hugging Face id"):
+        prepare(str(gguf_path), revision="v1", cache_dir=cache)

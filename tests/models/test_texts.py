@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from onward.errors import StartupError
-from onward.models.loader.text_metadata import has_tokenizer, read_folder_text_metadata, read_gguf_text_metadata
+from onward.models.loader.text_metadata import read_folder_text_metadata, read_gguf_text_metadata
+from onward.text.chat_template import ChatTemplate
 from tests.models.checkpoints import GPT2_TOKENIZER
 
 
@@ -39,7 +40,7 @@ def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
-    templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    templates = [{"name": "rag", "template": "documents"}, {"name": "default", "template": "plain"}]
     assert (
         read_folder_text_metadata(write(tmp_path, tokenizer_config={"chat_template": templates})).chat_template
         == "plain"
@@ -55,16 +56,14 @@ def test_end_tokens_of_generation_and_model_config_are_joined(tmp_path: Path) ->
 
 def test_without_ids_the_tokenizers_end_token_is_looked_up(tmp_path: Path) -> None:
     added = [{"id": 11, "content": "<s>"}, {"id": 12, "content": "</s>"}]
-    said = read_folder_text_metadata(
-        write(tmp_path, tokenizer_config={"eos_token": "</s>"}, tokenizer={"added_tokens": added})
-    )
+    write(tmp_path, tokenizer_config={"eos_token": "</s>"}, tokenizer={"added_tokens": added})
+    said = read_folder_text_metadata(tmp_path, "tokenizer.json")
     assert said.eos_token_ids == [12]
 
 
 def test_a_folder_without_any_text_files_says_nothing(tmp_path: Path) -> None:
     said = read_folder_text_metadata(tmp_path)
     assert (said.chat_template, said.bos_token, said.eos_token, said.eos_token_ids) == (None, None, None, [])
-    assert not has_tokenizer(tmp_path)
 
 
 def test_wrong_end_tokens_are_refused(tmp_path: Path) -> None:
@@ -72,10 +71,36 @@ def test_wrong_end_tokens_are_refused(tmp_path: Path) -> None:
         read_folder_text_metadata(write(tmp_path, config={"eos_token_id": "</s>"}))
 
 
-def test_a_tokenizer_in_another_form_is_refused_with_advice(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"")
-    with pytest.raises(StartupError, match=r"tokenizer\.model but no tokenizer\.json"):
-        has_tokenizer(tmp_path)
+@pytest.mark.parametrize("tools", [None, [{"type": "function"}]])
+@pytest.mark.parametrize("ending", ["", "\n", " ", "\n  ", "{% if tools %}x{% endif %}"])
+def test_a_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path, tools: Any, ending: str) -> None:
+    """As if each were rendered by itself, to the last space."""
+    sources = {name: f"\n  {{%- set x = {name!r} %}}\n{{{{ x }}}}{ending}" for name in ("tool_use", "default")}
+    templates = [{"name": name, "template": source} for name, source in sources.items()]
+    combined = read_folder_text_metadata(write(tmp_path, tokenizer_config={"chat_template": templates})).chat_template
+    assert combined is not None
+
+    def rendered(source: str) -> str:
+        return ChatTemplate(source).render([{"role": "user", "content": "x"}], created_s=0, tools=tools)
+
+    assert rendered(combined) == rendered(sources["tool_use" if tools else "default"])
+
+
+@pytest.mark.parametrize("templates", [[], [{"name": "rag", "template": "x"}]])
+def test_templates_for_other_uses_are_none_for_chats(tmp_path: Path, templates: list[Any]) -> None:
+    written = write(tmp_path, tokenizer_config={"chat_template": templates})
+    assert read_folder_text_metadata(written).chat_template is None
+
+
+@pytest.mark.parametrize("wrong", [7, {"default": "x"}, [{"name": "default"}], ["x"]])
+def test_a_template_of_another_type_is_refused_by_field(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(StartupError, match=r"tokenizer_config\.json: chat_template"):
+        read_folder_text_metadata(write(tmp_path, tokenizer_config={"chat_template": wrong}))
+
+
+def test_a_template_in_a_json_file_of_its_own_is_found(tmp_path: Path) -> None:
+    write(tmp_path, chat_template={"chat_template": "own"}, tokenizer_config={"chat_template": "old"})
+    assert read_folder_text_metadata(tmp_path).chat_template == "own"
 
 
 def test_gguf_names_its_tokens_by_id() -> None:

@@ -1,6 +1,6 @@
 """Labels of an instance, earlier names and vLLM's names are made from the same numbers."""
 
-from onward.obs.metric_names import DEPRECATED_NAMES, VLLM_NAMES, MetricsView, deprecated_names, vllm_names
+from onward.obs.metric_names import DEPRECATED_NAMES, VLLM_NAMES, MetricsRelabeling, deprecated_names, vllm_names
 from onward.obs.metrics import Registry, render
 from onward.proto.stats import MetricFamily
 
@@ -29,12 +29,12 @@ def families() -> list[MetricFamily]:
     return registry.snapshot()
 
 
-def shown(view: MetricsView) -> list[str]:
+def shown(view: MetricsRelabeling) -> list[str]:
     return render(view.apply(families())).decode().splitlines()
 
 
 def test_every_series_has_the_labels_of_its_instance() -> None:
-    lines = [line for line in shown(MetricsView("vllm", LABELS)) if not line.startswith("#")]
+    lines = [line for line in shown(MetricsRelabeling("vllm", LABELS)) if not line.startswith("#")]
     assert len(lines) > 20
     assert all('model_name="m"' in line and 'role="decode"' in line for line in lines)
 
@@ -42,7 +42,7 @@ def test_every_series_has_the_labels_of_its_instance() -> None:
 def test_a_series_keeps_its_own_label_of_the_same_name() -> None:
     registry = Registry()
     registry.gauge("onward_router_instances", "I.", ["role"], lambda: {("prefill",): 1})
-    text = render(MetricsView("onward", LABELS).apply(registry.snapshot())).decode()
+    text = render(MetricsRelabeling("onward", LABELS).apply(registry.snapshot())).decode()
     assert 'onward_router_instances{model_name="m",role="prefill"} 1.0' in text
 
 
@@ -58,14 +58,14 @@ def test_earlier_names_show_the_same_numbers_and_say_which_name_is_better() -> N
 
 
 def test_earlier_names_are_shown_beside_today_s() -> None:
-    lines = shown(MetricsView("onward", {}))
+    lines = shown(MetricsRelabeling("onward", {}))
     for name in ("onward_inter_token_seconds", "onward_inter_token_latency_seconds"):
         assert f"{name}_count 1.0" in lines
 
 
 def test_vllm_s_names_are_shown_only_where_they_are_asked_for() -> None:
-    assert not [line for line in shown(MetricsView("onward", LABELS)) if "vllm" in line]
-    lines = shown(MetricsView("vllm", {"model_name": "m"}))
+    assert not [line for line in shown(MetricsRelabeling("onward", LABELS)) if "vllm" in line]
+    lines = shown(MetricsRelabeling("vllm", {"model_name": "m"}))
     for line in (
         'vllm:num_requests_running{engine="0",model_name="m"} 5.0',
         'vllm:num_requests_waiting{engine="0",model_name="m"} 7.0',

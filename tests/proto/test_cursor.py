@@ -13,6 +13,7 @@ from onward.proto.cursor import (
     parse_cursor_slow,
 )
 
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 ID = "5f0c9d3e5f0c9d3e5f0c9d3e5f0c9d3e"
 request_ids = st.one_of(st.uuids().map(lambda u: u.hex), st.from_regex(r"[A-Za-z0-9_.-]{1,128}", fullmatch=True))
 reasons = st.sampled_from(["stop", "length", "abort", "error", "pd_reschedule"])
@@ -31,6 +32,7 @@ def cursors(draw: st.DrawFn) -> Cursor:
         choices=choices,
         new_tokens=draw(st.dictionaries(st.integers(0, len(choices) - 1), token_ids)),
         created_s=draw(st.integers(0, 2**37 - 1)),
+        trace_id=draw(st.sampled_from(["", TRACE_ID])),
     )
 
 
@@ -48,6 +50,8 @@ def test_the_line_is_as_documented() -> None:
     cursor = Cursor(ID, 42, 3, [ChoiceCursor(17), ChoiceCursor(9, "stop")], {0: [19556, 33]}, 1767225600)
     assert format_cursor(cursor) == f"1;{ID};1767225600;42;3;17,9:stop;0:19556+33"
     assert format_cursor(Cursor(ID, 42, 3, [ChoiceCursor(0)])) == f"1;{ID};0;42;3;0;"
+    traced = Cursor(ID, 42, 3, [ChoiceCursor(1)], {0: [5]}, 9, trace_id=TRACE_ID)
+    assert format_cursor(traced) == f"1;{ID}~{TRACE_ID};9;42;3;1;0:5"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +67,10 @@ def test_the_line_is_as_documented() -> None:
         ("1;a\n;9;1;1;1;", "request id"),
         (f"1;{'a' * 129};9;1;1;1;", "request id"),
         ("1;é;9;1;1;1;", "request id"),
+        ("1;a~;9;1;1;1;", "trace id"),
+        (f"1;a~{TRACE_ID}0;9;1;1;1;", "trace id"),
+        (f"1;a~{TRACE_ID.upper()};9;1;1;1;", "trace id"),
+        (f"1;~{TRACE_ID};9;1;1;1;", "request id"),
         ("1;a;;1;1;1;", "time of creation"),
         ("1;a;-1;1;1;1;", "time of creation"),
         (f"1;a;{2**37};1;1;1;", "time of creation"),
@@ -106,7 +114,7 @@ def test_a_malformed_line_is_refused_by_field(line: str, reason: str) -> None:
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.one_of(st.text(max_size=80), st.text(alphabet="1a;:,+-0", max_size=40).map(lambda s: "1;" + s)))
+@given(st.one_of(st.text(max_size=80), st.text(alphabet="1a;:,+-0~", max_size=40).map(lambda s: "1;" + s)))
 def test_whatever_is_accepted_is_written_the_same_way_again(line: str) -> None:
     try:
         cursor = parse_cursor(line)

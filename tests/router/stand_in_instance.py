@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from onward.obs.trace_context import trace_id_in_cursor
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor
 from onward.proto.router import (
@@ -77,6 +78,7 @@ class StandInInstance:
         self.max_tokens = 0
         self.handoff_address = ""
         self.attempts: list[Attempt] = []
+        self.headers_of_attempts: list[dict[str, str]] = []
         self.cancelled: list[str] = []
         """Ids of attempts whose connection the router closed."""
         self.answers: dict[str, tuple[int, bytes]] = {}
@@ -171,7 +173,10 @@ class StandInInstance:
         self._connections.add(task)
         try:
             while (request := await _read_request(reader)) is not None:
-                await self._answer(*request, reader, writer)
+                path, headers, body = request
+                if path == ATTEMPT_PATH:
+                    self.headers_of_attempts.append(headers)
+                await self._answer(path, body, reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
@@ -343,9 +348,9 @@ class _Answer:
     def _cursor(self, new: dict[int, list[int]]) -> str:
         choices = [ChoiceCursor(len(t), r) for t, r in zip(self._tokens, self._reasons, strict=True)]
         attempt = self._attempt
-        return format_cursor(
-            Cursor(attempt.request_id, attempt.seed, attempt.attempt_epoch, choices, new, attempt.created_s)
-        )
+        trace_id = trace_id_in_cursor(attempt.request_id, attempt.trace)
+        place = (attempt.request_id, attempt.seed, attempt.attempt_epoch, choices, new, attempt.created_s)
+        return format_cursor(Cursor(*place, trace_id=trace_id))
 
     def _head(self) -> dict[str, Any]:
         return {"id": f"chatcmpl-{self._attempt.request_id}", "created": self._attempt.created_s, "model": "hash"}
@@ -378,7 +383,7 @@ class _Answer:
         return msgspec.json.encode(self._head() | fields)
 
 
-async def _read_request(reader: asyncio.StreamReader) -> tuple[str, bytes] | None:
+async def _read_request(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes] | None:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
@@ -386,7 +391,7 @@ async def _read_request(reader: asyncio.StreamReader) -> tuple[str, bytes] | Non
     lines = head.decode().split("\r\n")
     path = lines[0].split(" ")[1]
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-    return path, await reader.readexactly(int(headers.get("content-length", "0")))
+    return path, headers, await reader.readexactly(int(headers.get("content-length", "0")))
 
 
 def respond(writer: asyncio.StreamWriter, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:

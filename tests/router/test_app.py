@@ -43,10 +43,15 @@ def first_fails(behaviour: Behaviour, *instances: StandInInstance) -> None:
         instance.behave = lambda attempt, _: behaviour if attempt.attempt_epoch == 1 else Behaviour()
 
 
-async def read_until(router: Router, body: dict[str, Any], num_cursors: int) -> Received:
+async def read_until(
+    router: Router, body: dict[str, Any], num_cursors: int, headers: dict[str, str] | None = None
+) -> Received:
     """A client that goes away after so many events with tokens."""
     received, rest = Received(), b""
-    async with aiohttp.ClientSession() as session, session.post(router.url + CHAT, json=body) as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(router.url + CHAT, json=body, headers=headers) as response,
+    ):
         assert response.status == 200
         async for chunk in response.content.iter_any():
             *events, rest = (rest + chunk).split(b"\n\n")
@@ -870,5 +875,22 @@ def test_many_streams_at_once_each_get_their_own() -> None:
                 await until_detached(router)
             assert all(one["streams"] == 0 for one in (await router.get("/internal/status")).json["instances"])
             assert parse_cursor(answers[-1].stream.last_id).attempt_epoch == 2
+
+    uvloop.run(scenario())
+
+
+def test_the_time_to_the_first_token_is_observed_once_for_a_request_over_all_attempts() -> None:
+    async def scenario() -> None:
+        a, b = two_instances()
+        first_fails(Behaviour(cut_after_bytes=700), a, b)
+        async with running_router(a, b) as router:
+            histogram = router.process.stream_runner.core.metrics.time_to_first_token
+            first = await read_until(router, STREAM, 3)
+            await until_detached(router)
+            assert sum(histogram.series({}).buckets) == 1
+            await router.get(CHAT, {"Last-Event-ID": first.last_id})
+            assert sum(histogram.series({}).buckets) == 1, "a client that continues has had its first token"
+            await router.post(BODY)
+            assert sum(histogram.series({}).buckets) == 2
 
     uvloop.run(scenario())

@@ -16,7 +16,7 @@ from onward.proto.engine import ErrorInfo
 from onward.proto.router import Registration, StreamProgress
 from onward.router.client_stream import ClientRequest, FailureCause
 from onward.router.core import ABORTED, MAX_INSTANCE_WAIT_S, Dispatch, Finish, GiveUp, RouterCore, Wait, block_hashes
-from onward.router.router_stream_state import RouterStreamState
+from onward.router.stream_routing_state import StreamRoutingState
 from onward.router.upstream_events import CompleteBody, TokenEvent, UpstreamErrorEvent
 
 NO_BLOCKS = ErrorInfo("pd_preempted", "PD Error: no blocks", 503, True)
@@ -51,7 +51,7 @@ class World:
             kv_layout=None,
         )
 
-    def open(self, **fields: Any) -> RouterStreamState:
+    def open(self, **fields: Any) -> StreamRoutingState:
         origin = ClientRequest(
             request_id=next(self._ids),
             seed=1,
@@ -63,10 +63,10 @@ class World:
         )
         return self.core.open_stream(origin, self.now_s)
 
-    def step(self, route: RouterStreamState) -> Any:
+    def step(self, route: StreamRoutingState) -> Any:
         return self.core.next_action(route, self.now_s)
 
-    def dispatch(self, route: RouterStreamState) -> Dispatch:
+    def dispatch(self, route: StreamRoutingState) -> Dispatch:
         step = self.step(route)
         waited = 0
         while isinstance(step, Wait):
@@ -77,14 +77,14 @@ class World:
         assert isinstance(step, Dispatch), step
         return step
 
-    def start(self, route: RouterStreamState, tokens: int = 0) -> str:
+    def start(self, route: StreamRoutingState, tokens: int = 0) -> str:
         dispatch = self.dispatch(route)
         self.core.on_accepted(route, self.now_s)
         for _ in range(tokens):
             self.advance(route)
         return dispatch.instance_id
 
-    def advance(self, route: RouterStreamState) -> None:
+    def advance(self, route: StreamRoutingState) -> None:
         stream = route.stream
         position = len(stream.choices[0].token_ids) + 1 if stream.choices else 1
         cursor = Cursor(stream.request_id, 1, stream.epoch, [ChoiceCursor(position)], {0: [position]})
@@ -94,7 +94,7 @@ class World:
             self.core.on_first_tokens(route, self.now_s)
 
     def fail(
-        self, route: RouterStreamState, cause: FailureCause = FailureCause.LOST, info: ErrorInfo | None = None
+        self, route: StreamRoutingState, cause: FailureCause = FailureCause.LOST, info: ErrorInfo | None = None
     ) -> None:
         if info is None:
             route.stream.fail_lost(cause, "it failed")

@@ -2,14 +2,14 @@
 
 from onward.proto.engine import ErrorInfo
 from onward.router.core import MAX_INSTANCE_WAIT_S, Dispatch, GiveUp, Wait
-from onward.router.router_stream_state import RouterStreamState
+from onward.router.stream_routing_state import StreamRoutingState
 from onward.router.upstream_events import UpstreamErrorEvent
 from tests.router.test_core import World
 
 NO_ROOM = ErrorInfo("pd_no_decode_blocks", "PD Error: no free blocks", 503, True)
 
 
-def turn_away(world: World, route: RouterStreamState) -> str:
+def turn_away(world: World, route: StreamRoutingState) -> str:
     """Whoever it is sent to has begun, and finds no room."""
     instance = world.start(route)
     route.stream.on_event(UpstreamErrorEvent(NO_ROOM), world.now_s)

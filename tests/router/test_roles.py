@@ -28,7 +28,7 @@ from onward.proto.router import ChoiceSnapshot, StreamRecord
 from onward.router.app import GENERATION_PATHS, build_routes
 from onward.router.endpoints.admin import RouterAdminEndpoints
 from onward.router.endpoints.generation import RouterGenerationEndpoint
-from onward.router.endpoints.live import DRAIN_PATH, UNDRAIN_PATH, RouterWatch
+from onward.router.endpoints.live import DRAIN_PATH, UNDRAIN_PATH, RouterLiveView
 from onward.router.response_store import ClusterResponseStore
 from onward.web.auth.api_key_file import ApiKeySource
 from onward.web.auth.api_key_table import table_text
@@ -98,7 +98,7 @@ def test_every_route_and_method_is_closed_as_the_table_says(key_file: Path) -> N
             serving = router.process.stream_runner
             generating = dict.fromkeys(GENERATION_PATHS, RouterGenerationEndpoint(serving, None))
             admin = RouterAdminEndpoints(serving, Registry(), "")
-            feed = LiveFeed(RouterWatch(serving).look, serving.clock)
+            feed = LiveFeed(RouterLiveView(serving).look, serving.clock)
             routes = build_routes(serving, admin, generating, None, ClusterResponseStore(serving), feed)
             assert {route.path: route.access for route in routes} == ACCESS, "a new route belongs into the table"
 

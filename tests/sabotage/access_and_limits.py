@@ -27,10 +27,10 @@ from onward.router import detached_streams as router_records
 from onward.router.endpoints import generation as router_generation
 from onward.router.main import RouterProcess
 from onward.router.stream_runner import StreamRunner
+from onward.stream_store import core as stream_store_core
 from onward.stream_store import entries as store_entries
-from onward.stream_store import store_core
+from onward.stream_store.core import StreamStoreCore
 from onward.stream_store.entries import EntryTable
-from onward.stream_store.store_core import StreamStoreCore
 from onward.text import bounded_template
 from onward.web import http_responses
 from onward.web.auth import api_key_table, authenticator
@@ -46,7 +46,7 @@ SECOND_STOP = "test_a_second_stop_ends_streams_at_once_and_says_how_many"
 HOSTILE = "tests/models/test_hostile_files.py::"
 TEMPLATES = "tests/text/test_chat_template.py::"
 SANDBOX = "tests/web/test_template_sandbox.py::test_a_hostile_template_is_refused_and_harms_nobody_after_it"
-STORE = "tests/stream_store/test_store_core.py::"
+STORE = "tests/stream_store/test_stream_store_core.py::"
 ENTRIES = "tests/stream_store/test_entries.py::"
 AT_INSTANCE = "tests/api/test_roles.py::"
 AT_ROUTER = "tests/router/test_roles.py::"
@@ -125,7 +125,7 @@ def _anybody_may_ask_for_any_id(patch: Patches) -> None:
 
 
 def _the_stream_store_ignores_the_caller(patch: Patches) -> None:
-    for module in (store_core, store_entries):
+    for module in (stream_store_core, store_entries):
         patch.put(module, "is_visible_to", lambda record, caller: True)
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import msgspec
 
-from onward.engine import token_processor
+from onward.engine import step_result_processor
 from onward.engine.core import EngineCore
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import Request, RequestStatus
@@ -13,7 +13,7 @@ from onward.engine.scheduling import scheduling_policy, slot_and_block_allocator
 from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.scheduling.slot_and_block_allocator import SlotPool
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from onward.proto import block_hash
 from onward.proto.step import SlotPreempted, SlotTokens, StepPlan, StepResult, TokenLogprobs
 from onward.sim.hash_worker import HashWorker
@@ -49,31 +49,31 @@ def _no_result_when_nothing_runs(patch: Patches) -> None:
 
 
 def _requeue_without_the_reply(patch: Patches) -> None:
-    def commit(original: Callable, self: TokenProcessor, result: StepResult, now_s: float) -> None:
+    def commit(original: Callable, self: StepResultProcessor, result: StepResult, now_s: float) -> None:
         original(self, result, now_s)
         for request in list(self._scheduler.preempting):
             self._scheduler.requeue_preempted(request)
 
-    patch.around(TokenProcessor, "commit", commit)
+    patch.around(StepResultProcessor, "commit", commit)
 
 
 def _requeue_beats_finish(patch: Patches) -> None:
-    def finish(original: Callable, self: TokenProcessor, request: Request, *rest: object) -> None:
+    def finish(original: Callable, self: StepResultProcessor, request: Request, *rest: object) -> None:
         if request.status is RequestStatus.PREEMPTING:
             self._outbox.add_delta(request, [])
             return
         original(self, request, *rest)
 
-    patch.around(TokenProcessor, "finish", finish)
+    patch.around(StepResultProcessor, "finish", finish)
 
 
 def _drop_token_zero(patch: Patches) -> None:
     def append(
-        original: Callable, self: TokenProcessor, request: Request, token_ids: list[int], grammar_done: bool
+        original: Callable, self: StepResultProcessor, request: Request, token_ids: list[int], grammar_done: bool
     ) -> list[int]:
         return original(self, request, [token for token in token_ids if token > 0], grammar_done)
 
-    patch.around(TokenProcessor, "_append", append)
+    patch.around(StepResultProcessor, "_append", append)
 
 
 def _cut_the_list_at_preemption(patch: Patches) -> None:
@@ -120,10 +120,12 @@ def _ignore_the_salt(patch: Patches) -> None:
 
 
 def _take_any_position(patch: Patches) -> None:
-    def on_tokens(original: Callable, self: TokenProcessor, request: Request, event: SlotTokens, now_s: float) -> None:
+    def on_tokens(
+        original: Callable, self: StepResultProcessor, request: Request, event: SlotTokens, now_s: float
+    ) -> None:
         original(self, request, msgspec.structs.replace(event, position=request.num_generated), now_s)
 
-    patch.around(TokenProcessor, "_on_tokens", on_tokens)
+    patch.around(StepResultProcessor, "_on_tokens", on_tokens)
 
 
 def _cache_before_it_is_computed(patch: Patches) -> None:
@@ -179,18 +181,20 @@ def _abort_by_prefix(patch: Patches) -> None:
 
 
 def _no_isolation(patch: Patches) -> None:
-    def isolate(original: Callable, self: TokenProcessor, request: Request, fault: Exception, now_s: float) -> None:
+    def isolate(
+        original: Callable, self: StepResultProcessor, request: Request, fault: Exception, now_s: float
+    ) -> None:
         raise fault
 
-    patch.around(TokenProcessor, "_fail_isolated", isolate)
+    patch.around(StepResultProcessor, "_fail_isolated", isolate)
 
 
 def _an_error_behind_tokens_that_were_not_sent(patch: Patches) -> None:
-    def isolate(original: Callable, self: TokenProcessor, request: Request, *rest: object) -> None:
+    def isolate(original: Callable, self: StepResultProcessor, request: Request, *rest: object) -> None:
         request.num_sent_tokens = request.num_generated
         original(self, request, *rest)
 
-    patch.around(TokenProcessor, "_fail_isolated", isolate)
+    patch.around(StepResultProcessor, "_fail_isolated", isolate)
 
 
 def _admit_without_a_slot(patch: Patches) -> None:
@@ -241,26 +245,28 @@ def _ignore_min_tokens(patch: Patches) -> None:
     def stop_reason(original: Callable, request: Request, position: int, grammar_done: bool) -> object:
         token = request.token_ids[request.num_prompt + position]
         ends = token in request.spec.sampling_params.end_token_ids
-        return token_processor.FinishReason.STOP if ends else original(request, position, grammar_done=grammar_done)
+        return (
+            step_result_processor.FinishReason.STOP if ends else original(request, position, grammar_done=grammar_done)
+        )
 
-    patch.around(token_processor, "stop_reason", stop_reason)
+    patch.around(step_result_processor, "stop_reason", stop_reason)
 
 
 def _keep_what_lies_behind_the_stop(patch: Patches) -> None:
     def append(
-        original: Callable, self: TokenProcessor, request: Request, token_ids: list[int], grammar_done: bool
+        original: Callable, self: StepResultProcessor, request: Request, token_ids: list[int], grammar_done: bool
     ) -> list[int]:
         accepted = original(self, request, token_ids, grammar_done)
         request.token_ids += token_ids[len(accepted) :]
         return token_ids
 
-    patch.around(TokenProcessor, "_append", append)
+    patch.around(StepResultProcessor, "_append", append)
 
 
 def _decide_the_reason_again(patch: Patches) -> None:
     def delta(original: Callable, self: ApiOutbox, request: Request, *rest: object, **more: object) -> None:
         if request.finish_reason and request.num_generated >= request.max_output_tokens:
-            request.finish_reason = token_processor.FinishReason.LENGTH
+            request.finish_reason = step_result_processor.FinishReason.LENGTH
         original(self, request, *rest, **more)
 
     patch.around(ApiOutbox, "add_delta", delta)
@@ -302,7 +308,7 @@ def _logprobs_of_the_neighbour(patch: Patches) -> None:
 
 
 def _the_wire_s_order(patch: Patches) -> None:
-    patch.put(token_processor, "_slot", lambda event: 0)
+    patch.put(step_result_processor, "_slot", lambda event: 0)
 
 
 def _a_reply_shorter_than_the_list(patch: Patches) -> None:
@@ -324,12 +330,12 @@ def _accept_an_older_submission(patch: Patches) -> None:
 
 
 def _time_the_first_token_twice(patch: Patches) -> None:
-    def observe(original: Callable, self: TokenProcessor, request: Request, *rest: object) -> None:
+    def observe(original: Callable, self: StepResultProcessor, request: Request, *rest: object) -> None:
         request.last_token_s = None
         request.spec = msgspec.structs.replace(request.spec, generated_token_ids=[])
         original(self, request, *rest)
 
-    patch.around(TokenProcessor, "_record_metrics", observe)
+    patch.around(StepResultProcessor, "_record_metrics", observe)
 
 
 TABLE = [
@@ -503,7 +509,7 @@ TABLE = [
         "F16: the error of an isolated request stands behind tokens that were not sent",
         _an_error_behind_tokens_that_were_not_sent,
         [
-            f"{ISOLATION}[{wire}-TokenProcessor-_record_metrics-after its work-early]"
+            f"{ISOLATION}[{wire}-StepResultProcessor-_record_metrics-after its work-early]"
             for wire in ("inproc", "zmq", "shm")
         ],
     ),

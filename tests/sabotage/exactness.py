@@ -25,7 +25,7 @@ COMPILED = "tests/kernels/test_compiled_order.py::test_"
 SCORED = SAMPLING + "test_an_output_that_is_scored_again_has_the_logprobs_that_were_told_with_its_tokens"
 
 
-def _compile_anew(patch: Patches) -> None:
+def compile_anew(patch: Patches) -> None:
     import numba
 
     def cfunc(original: Callable, *args: Any, **options: Any) -> Any:
@@ -61,7 +61,7 @@ def _softmax_over_the_keys_of_the_tile(patch: Patches) -> None:
                 weights[group * 64 + i] = 0
         return np.float32(1.0) / simd.sum_lanes(total)
 
-    _compile_anew(patch)
+    compile_anew(patch)
     patch.put(int8_attention, "_softmax", inlined_kernel_function(softmax))
 
 
@@ -80,7 +80,7 @@ def _blocks_of_a_decoding_row_in_another_order(patch: Patches) -> None:
         add_values(pairs, records, first + 4 * shift, count, values_at, head_dim, weights, weights_at + 64 * shift, step,
                    scales, scales_at + shift, scales_step, sums)  # fmt: skip
 
-    _compile_anew(patch)
+    compile_anew(patch)
     patch.put(int8_attention, "_add_values", inlined_kernel_function(swapped))
 
 
@@ -90,7 +90,7 @@ def _a_lone_row_s_product_in_two_parts(patch: Patches) -> None:
     from onward.kernels.cpu.jit import kernel_function
     from onward.kernels.weight_packing import BYTES_RECORD, GROUP
 
-    multiply, level = int8_forward._multiply, int8_forward._LEVEL
+    multiply, level = int8_forward.multiply, int8_forward._LEVEL
 
     def split(product, pair, row, num_rows, out, out_at):
         if num_rows > 1 or product.is_nibbles:
@@ -108,8 +108,8 @@ def _a_lone_row_s_product_in_two_parts(patch: Patches) -> None:
         for i in range(0, 32, 16):
             simd.store(out, out_at + i, simd.load(out, out_at + i) + simd.load(out, out_at + 32 + i))
 
-    _compile_anew(patch)
-    patch.put(int8_forward, "_multiply", kernel_function(split))
+    compile_anew(patch)
+    patch.put(int8_forward, "multiply", kernel_function(split))
 
 
 def _the_first_row_s_norm_in_another_order(patch: Patches) -> None:
@@ -133,14 +133,14 @@ def _the_first_row_s_norm_in_another_order(patch: Patches) -> None:
             high = simd.load(hidden, at + i + 16) * inverse * simd.load(weight, i + 16)
             quantize_group(low, high, target, target_row * (width // 32) + group)
 
-    _compile_anew(patch)
+    compile_anew(patch)
     patch.put(int8_forward, "_normalize_row", inlined_kernel_function(normalize_row))
 
 
 def _multiply_and_add_in_two_roundings(patch: Patches) -> None:
     from onward.kernels.cpu import int8_attention_loops, outer_product, simd
 
-    _compile_anew(patch)
+    compile_anew(patch)
     for module in (simd, outer_product, int8_attention_loops):
         patch.put(module, "fma_value", lambda builder, a, b, c: builder.fadd(builder.fmul(a, b), c))
 
@@ -157,7 +157,7 @@ def _fold_neighbouring_lanes_first(patch: Patches) -> None:
             vector = combine(vector, builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), order))
         return builder.extract_element(vector, ir.Constant(I32, 0))
 
-    _compile_anew(patch)
+    compile_anew(patch)
     patch.put(simd, "_fold", fold)
 
 
@@ -178,7 +178,7 @@ def _top_p_before_top_k(patch: Patches) -> None:
             drop_below(weights, size, min_p)
         return token_at(weights, size, number * mass_from(weights, size, zero))
 
-    _compile_anew(patch)
+    compile_anew(patch)
     patch.put(sampling, "_draw_from", kernel_function(draw_from))
 
 

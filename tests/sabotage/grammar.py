@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from onward.engine.request import Request
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from onward.grammar.lazy import LazyGrammarCompiler
 from onward.grammar.matcher import TokenBitmask
 from onward.pd.handoff_events import HandoffKey
@@ -46,10 +46,12 @@ def _use_a_mask_twice(patch: Patches) -> None:
 
 
 def _ignore_the_end(patch: Patches) -> None:
-    def append(original: Callable, self: TokenProcessor, request: Request, ids: list[int], done: bool) -> list[int]:
+    def append(
+        original: Callable, self: StepResultProcessor, request: Request, ids: list[int], done: bool
+    ) -> list[int]:
         return original(self, request, ids, False)
 
-    patch.around(TokenProcessor, "_append", append)
+    patch.around(StepResultProcessor, "_append", append)
 
 
 def _do_not_hand_off_the_end(patch: Patches) -> None:

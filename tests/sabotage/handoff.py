@@ -11,10 +11,10 @@ from onward.engine.main import EngineProcess
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import FinishReason, Request
 from onward.engine.scheduling.block_pool import BlockPool
-from onward.engine.scheduling.outgoing_pushes import OutgoingPushes
+from onward.engine.scheduling.outgoing_handoffs import OutgoingHandoffs
 from onward.engine.scheduling.peer_write_leases import PeerWriteLeases
 from onward.engine.scheduling.slot_and_block_allocator import PlannedAllocation, SlotAndBlockAllocator
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from onward.pd import decode_handoff_protocol, prefill_handoff_protocol
 from onward.pd.decode_handoff_protocol import DecodeHandoffProtocol
 from onward.pd.prefill_handoff_protocol import PrefillHandoffProtocol
@@ -84,14 +84,14 @@ def _a_refusal_is_decided_and_not_sent(patch: Patches) -> None:
 
 
 def _a_silent_peer_blocks_the_queue(patch: Patches) -> None:
-    def may_offer(original: Callable, self: OutgoingPushes, handoff: object) -> bool:
+    def may_offer(original: Callable, self: OutgoingHandoffs, handoff: object) -> bool:
         return not self.offered and original(self, handoff)
 
-    patch.around(OutgoingPushes, "may_offer", may_offer)
+    patch.around(OutgoingHandoffs, "may_offer", may_offer)
 
 
 def _offer_everything_at_once(patch: Patches) -> None:
-    patch.around(OutgoingPushes, "may_offer", lambda original, self, handoff: True)
+    patch.around(OutgoingHandoffs, "may_offer", lambda original, self, handoff: True)
 
 
 def _each_offer_is_a_new_one(patch: Patches) -> None:
@@ -245,13 +245,18 @@ def _repeat_all_that_was_not_sent(patch: Patches) -> None:
 
 def _count_when_sampled(patch: Patches) -> None:
     def finish(
-        original: Callable, self: TokenProcessor, request: Request, reason: FinishReason, now_s: float, *rest: object
+        original: Callable,
+        self: StepResultProcessor,
+        request: Request,
+        reason: FinishReason,
+        now_s: float,
+        *rest: object,
     ) -> None:
         original(self, request, reason, now_s, *rest)
         if reason is FinishReason.HANDED_OFF:
             self.record_finish(request, reason, now_s)
 
-    patch.around(TokenProcessor, "finish", finish)
+    patch.around(StepResultProcessor, "finish", finish)
 
 
 def _do_not_log_failed_handoffs(patch: Patches) -> None:

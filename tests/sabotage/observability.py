@@ -1,14 +1,20 @@
 """Deliberate bugs in what operators see: logs and metrics."""
 
 from collections.abc import Callable
+from statistics import median
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from onward import log
+from onward.bench import compare, load
+from onward.cli import bench
 from onward.engine.request import RecomputeCause, Request
 from onward.obs import metric_names, process_usage
+from onward.router.core import RouterCore
 from onward.web import request_id_middleware
 from onward.web.access_log import AccessLog, AccessRecord
+from onward.web.server import http_protocol
 from tests.sabotage.patches import Patches, Sabotage
 
 ACCESS = "tests/web/test_access_log.py::"
@@ -64,6 +70,19 @@ def _faults_have_no_line(patch: Patches) -> None:
     patch.around(request_id_middleware.RequestIdMiddleware, "__call__", call)
 
 
+def _refusals_of_bodies_are_not_noted(patch: Patches) -> None:
+    patch.put(http_protocol, "note_connection_refusal", lambda scope, status, error_code: None)
+
+
+def _continued_streams_have_a_first_token_again(patch: Patches) -> None:
+    def add(original: Callable, self: RouterCore, stream: Any, now_s: float) -> Any:
+        routed = original(self, stream, now_s)
+        routed.is_continued = False
+        return routed
+
+    patch.around(RouterCore, "_add", add)
+
+
 def _no_kv_is_ever_lost(patch: Patches) -> None:
     patch.put(Request, "lose_kv", lambda self, cause: None)
 
@@ -93,11 +112,35 @@ def _dead_processes_take_their_time_along(patch: Patches) -> None:
     patch.around(process_usage.ProcessUsage, "sample", sample)
 
 
+def _ratio_of_medians(patch: Patches) -> None:
+    patch.put(compare, "median_ratio", lambda pairs: median(a for a, _ in pairs) / median(b for _, b in pairs))
+
+
+def _the_second_server_gets_the_first_one_s_key(patch: Patches) -> None:
+    def run(original: Callable, first: load.BenchTarget, args: Any) -> int:
+        args.compare_api_key = args.compare_api_key or first.api_key
+        return original(first, args)
+
+    patch.around(bench, "_run_comparison", run)
+
+
 def _fields_replace_what_every_line_has(patch: Patches) -> None:
     patch.put(log, "RESERVED_FIELDS", frozenset())
 
 
 TABLE = [
+    Sabotage(
+        "comparison-by-medians",
+        "two servers are compared by medians over all runs, which a busy machine moves, instead of pair by pair",
+        _ratio_of_medians,
+        ["tests/bench/test_compare.py::test_the_median_of_the_ratios_is_not_the_ratio_of_the_medians"],
+    ),
+    Sabotage(
+        "key-sent-to-the-second-server",
+        "onward bench --compare shows the key of the first server to the second",
+        _the_second_server_gets_the_first_one_s_key,
+        ["tests/cli/test_bench.py::test_without_a_key_of_its_own_the_second_server_gets_none"],
+    ),
     Sabotage(
         "access-log-without-refusals",
         "a request that was refused has no line in the access log",
@@ -115,6 +158,21 @@ TABLE = [
         "a request that fails by a fault of ours has no line in the access log",
         _faults_have_no_line,
         [ACCESS + "test_a_request_that_was_not_answered_has_a_line"],
+    ),
+    Sabotage(
+        "access-log-without-refusals-of-bodies",
+        "a request that is refused while its body arrives is logged as one whose client has gone",
+        _refusals_of_bodies_are_not_noted,
+        [
+            "tests/web/test_connections.py::"
+            "test_a_request_that_is_refused_while_its_body_arrives_is_logged_with_the_status_that_was_sent"
+        ],
+    ),
+    Sabotage(
+        "first-tokens-of-continued-streams",
+        "a client that continues its stream has the time of its reconnection counted as a time to the first token",
+        _continued_streams_have_a_first_token_again,
+        ["tests/router/test_app.py::test_the_time_to_the_first_token_is_observed_once_for_a_request_over_all_attempts"],
     ),
     Sabotage(
         "recomputed-tokens-uncounted",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
+from onward.api.lifecycle.choice_output import ChoiceOutput, ChoiceStart
 from onward.proto.step import AssignSlot
 from onward.text.message_events import MessageEvent
 from onward.text.parsed_text_stream import ParsedTextStream
@@ -37,9 +37,9 @@ def _bind_thoughts(patch: Patches) -> None:
 
 
 def _tell_again(patch: Patches) -> None:
-    replayed: list[ActiveChoice] = []
+    replayed: list[ChoiceOutput] = []
 
-    def push_again(original: Callable, self: ActiveChoice, start: ChoiceStart) -> tuple[list[int], str]:
+    def push_again(original: Callable, self: ChoiceOutput, start: ChoiceStart) -> tuple[list[int], str]:
         replayed.append(self)
         told = original(self, start)
         replayed.clear()
@@ -48,7 +48,7 @@ def _tell_again(patch: Patches) -> None:
     def take(original: Callable, self: ParsedTextStream) -> list[MessageEvent]:
         return [] if replayed else original(self)
 
-    patch.around(ActiveChoice, "_replay_tokens", push_again)
+    patch.around(ChoiceOutput, "_replay_tokens", push_again)
     patch.around(ParsedTextStream, "take_events", take)
 
 

@@ -1,12 +1,14 @@
 """Deliberate bugs about responses: their events, records, cancellation and retries."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 
+from onward.api.endpoints import attempts
 from onward.api.engine_link.request_tracker import ABORTED
-from onward.api.lifecycle import request_builder, stream_registry
+from onward.api.lifecycle import generation_runner, request_builder, stream_registry
 from onward.api.lifecycle.stream_registry import LiveStream, StreamRegistry
 from onward.api.responses import event_builder, response_formatters, response_store
 from onward.api.responses.create_endpoint import CreateResponseEndpoint
@@ -18,10 +20,10 @@ from onward.router import core as router_core
 from onward.router.endpoints.responses import ResponseEventWriter
 from onward.router.record_lookup import find_records
 from onward.router.response_store import ClusterResponseStore
-from onward.router.router_stream_state import RouterStreamState
+from onward.router.stream_routing_state import StreamRoutingState
 from onward.stream_store import entries as store_entries
+from onward.stream_store.core import StreamStoreCore
 from onward.stream_store.entries import EntryTable
-from onward.stream_store.store_core import StreamStoreCore
 from onward.web import task_pool
 from onward.web.auth.api_key_table import Caller
 from onward.web.openai_api import response_endpoint
@@ -35,9 +37,14 @@ ROUTED = "tests/api/responses/test_behind_router.py::"
 ABORTS = "tests/api/responses/test_aborted.py::"
 ABORTS_ROUTED = "tests/api/responses/test_aborted_behind_router.py::"
 FAILS_AFTER_RETURN = "test_a_stream_that_fails_after_a_client_came_back_has_the_next_number_and_the_output_so_far"
+ABORTED_AFTER_RETURN = "test_a_response_that_is_aborted_after_its_client_came_back_is_told_again_with_its_logprobs"
 ABORTED_STREAM = "test_a_streamed_response_that_is_aborted_ends_as_one_that_is_cancelled_and_is_told_again_the_same"
 FOR_EVER_S = 1e9
+STORE = "tests/stream_store/test_stream_store_core.py::"
+CLAIMS = "tests/api/test_claims.py::"
+RESUMED_AND_CANCELLED = "test_a_response_that_is_resumed_and_cancelled_at_once_has_one_end"
 _ENDS = ("complete", "cancelled")
+_ENDED_FOR_GOOD = ("cancelled", "deleted")
 
 
 def _show_it_and_let_it_run(patch: Patches) -> None:
@@ -113,7 +120,7 @@ def _keep_none_that_runs(patch: Patches) -> None:
 
 
 def _keep_only_streams(patch: Patches) -> None:
-    def is_of_use(original: Callable, route: RouterStreamState) -> bool:
+    def is_of_use(original: Callable, route: StreamRoutingState) -> bool:
         return route.stream.request.is_streaming and original(route)
 
     patch.around(router_core, "_is_resumable", is_of_use)
@@ -142,6 +149,25 @@ _WORDY = ("words", "thoughts", "two calls and words")
 
 def _let_others_start_what_is_ended(patch: Patches) -> None:
     patch.put(StreamStoreCore, "_finalized_epoch", lambda self, record_id, now_s: None)
+
+
+def _let_attempts_start_during_a_cancel(patch: Patches) -> None:
+    patch.put(StreamRegistry, "_block_attempts", lambda self, request_id: nullcontext())
+
+
+def _grant_what_has_ended_meanwhile(patch: Patches) -> None:
+    def reply(original: Callable, self: StreamStoreCore, *of: Any) -> Any:
+        self._blocking_epoch = lambda query, now_s: None
+        try:
+            return original(self, *of)
+        finally:
+            del self._blocking_epoch
+
+    patch.around(StreamStoreCore, "_reply", reply)
+
+
+def _let_attempts_outlive_a_cancel(patch: Patches) -> None:
+    patch.put(StreamStoreCore, "_release_ended", lambda self, *of: [])
 
 
 def _replace_an_end(patch: Patches) -> None:
@@ -206,6 +232,16 @@ def _a_failure_passes_what_waits_for_scores(patch: Patches) -> None:
         "format_error",
         lambda self, info: [response_formatters.event_bytes(self._event_builder.fail(info))],
     )
+
+
+def _an_attempt_begins_without_logprobs(patch: Patches) -> None:
+    for module in (attempts, generation_runner, response_store):
+        patch.put(module, "with_prior_logprobs", lambda prepared, record: prepared)
+
+
+def _a_router_drops_logprobs(patch: Patches) -> None:
+    for module in (stream_registry, response_store):
+        patch.put(module, "with_longest_logprobs", lambda record, other: record)
 
 
 def _each_instance_cancels_what_it_keeps(patch: Patches) -> None:
@@ -296,7 +332,22 @@ TABLE = [
         "failure-before-scores",
         "a response that fails while its tokens are rescored gives an earlier sequence number",
         _a_failure_passes_what_waits_for_scores,
-        [CUTS + FAILS_AFTER_RETURN + "[words, scored-GET]"],
+        [CUTS + FAILS_AFTER_RETURN + "[words, scored, not stored-GET]"],
+    ),
+    Sabotage(
+        "resumed-without-logprobs",
+        "a response that is aborted before a resumed attempt has computed anything is told again without its logprobs",
+        _an_attempt_begins_without_logprobs,
+        [ABORTS + f"{ABORTED_AFTER_RETURN}[{way}]" for way in ("GET", "POST", "by number", "router")],
+    ),
+    Sabotage(
+        "router-drops-logprobs",
+        "a response that a router ends loses the logprobs that an instance has kept",
+        _a_router_drops_logprobs,
+        [
+            ABORTS + "test_a_response_that_a_router_ends_keeps_the_logprobs_that_its_instance_has[cancelled]",
+            ABORTS + "test_a_response_that_a_router_ends_keeps_the_logprobs_that_its_instance_has[failed]",
+        ],
     ),
     Sabotage(
         "older-record-cancelled",
@@ -389,7 +440,42 @@ TABLE = [
         "cancel-undone",
         "a reader of a response starts its next attempt while it is being cancelled",
         _let_others_start_what_is_ended,
-        ["tests/stream_store/test_store_core.py::test_what_somebody_is_about_to_end_is_not_taken_up_meanwhile"],
+        [
+            STORE + "test_what_somebody_is_about_to_end_is_not_taken_up_meanwhile",
+            STORE + "test_no_attempt_starts_while_its_response_is_finalized_however_late_its_epoch_is",
+            f"{CLAIMS}{RESUMED_AND_CANCELLED}[cancel first-2-later epoch]",
+        ],
+    ),
+    Sabotage(
+        "resume-during-cancel",
+        "a reader of a response starts its next attempt in the api process that is cancelling it",
+        _let_attempts_start_during_a_cancel,
+        [
+            f"{CLAIMS}{RESUMED_AND_CANCELLED}[resume first-1-next epoch]",
+            CLAIMS + "test_an_attempt_whose_claim_is_not_answered_does_not_start_after_a_cancel",
+            f"{FOUND}[a_cancel_passes_a_resume_in_the_same_process]",
+        ],
+    ),
+    Sabotage(
+        "ended-while-claimed",
+        "an attempt starts although its response ended while other api processes were asked about its claim",
+        _grant_what_has_ended_meanwhile,
+        [
+            f"{STORE}test_a_claim_is_refused_if_its_response_ends_while_other_processes_are_asked[{one}]"
+            for one in _ENDED_FOR_GOOD
+        ],
+    ),
+    Sabotage(
+        "runs-on-after-its-end",
+        "an attempt that started by a late or missing reply runs on after its response was cancelled or deleted",
+        _let_attempts_outlive_a_cancel,
+        [
+            STORE + "test_a_cancel_ends_an_attempt_in_a_process_that_did_not_answer_the_claim",
+            *(
+                f"{STORE}test_an_attempt_that_started_when_its_response_had_ended_is_released[{one}]"
+                for one in _ENDED_FOR_GOOD
+            ),
+        ],
     ),
     Sabotage(
         "number-told-twice",

@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from onward.api.lifecycle import request_builder, resume
-from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
+from onward.api.lifecycle.choice_output import ChoiceOutput, ChoiceStart
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.request_builder import RequestBuilder
 from onward.api.lifecycle.stream_registry import StreamRegistry
@@ -27,7 +27,7 @@ from onward.router.endpoints import admin as router_admin
 from onward.router.instance_registry import InstanceRegistry, Reservation
 from onward.router.retry_budget import RetryBudget
 from onward.router.retry_policy import RetryPolicy
-from onward.router.router_stream_state import RouterStreamState
+from onward.router.stream_routing_state import StreamRoutingState
 from onward.router.stream_runner import StreamRunner
 from onward.router.upstream_client import UpstreamClient
 from onward.router.upstream_connections import UpstreamConnectError, UpstreamConnection, UpstreamConnectionPool
@@ -66,7 +66,7 @@ def _never_return_to_a_drained_instance(patch: Patches) -> None:
     def note(
         original: Callable,
         self: RetryPolicy,
-        route: RouterStreamState,
+        route: StreamRoutingState,
         failed: AttemptFailure,
         instance: str,
         now_s: float,
@@ -112,7 +112,7 @@ def _only_the_first_choice_is_carried_on(patch: Patches) -> None:
 
 def _retry_only(patch: Patches, is_worth_it: Callable[[ClientStream], bool]) -> None:
     def judge(
-        original: Callable, self: RetryPolicy, route: RouterStreamState, failed: AttemptFailure, *rest: object
+        original: Callable, self: RetryPolicy, route: StreamRoutingState, failed: AttemptFailure, *rest: object
     ) -> None:
         if is_worth_it(route.stream):
             original(self, route, failed, *rest)
@@ -148,12 +148,12 @@ def _limits_count_from_the_break(patch: Patches) -> None:
 
 
 def _stop_strings_are_looked_for_from_the_break_on(patch: Patches) -> None:
-    def replay(original: Callable, self: ActiveChoice, start: ChoiceStart) -> ChoiceUpdate | None:
+    def replay(original: Callable, self: ChoiceOutput, start: ChoiceStart) -> ChoiceUpdate | None:
         piece = original(self, replace(start, token_ids=()))
         self.token_ids = list(start.token_ids)
         return piece
 
-    patch.around(ActiveChoice, "replay", replay)
+    patch.around(ChoiceOutput, "replay", replay)
 
 
 def _text_is_encoded_again(patch: Patches) -> None:
@@ -240,8 +240,12 @@ def _the_connection_retries_too(patch: Patches) -> None:
     patch.around(UpstreamClient, "send_attempt", attempt)
 
 
+def _callers_share_a_retry_budget(patch: Patches) -> None:
+    patch.around(RetryBudget, "_counters_of", lambda original, self, caller, now_s: original(self, "", now_s))
+
+
 def _no_retry_budget(patch: Patches) -> None:
-    patch.around(RetryBudget, "try_spend", lambda original, self, now_s: True)
+    patch.around(RetryBudget, "try_spend", lambda original, self, caller, now_s: True)
 
 
 def _each_attempt_has_its_own_id(patch: Patches) -> None:
@@ -330,14 +334,14 @@ def _strangers_register_other_machines(patch: Patches) -> None:
 
 
 def _a_finish_beats_an_abort(patch: Patches) -> None:
-    def next_step(original: Callable, self: RouterCore, route: RouterStreamState, now_s: float) -> StreamAction:
+    def next_step(original: Callable, self: RouterCore, route: StreamRoutingState, now_s: float) -> StreamAction:
         return Finish() if route.stream.is_complete else original(self, route, now_s)
 
     patch.around(RouterCore, "next_action", next_step)
 
 
 def _a_failure_beats_an_abort(patch: Patches) -> None:
-    def ended(original: Callable, self: RouterCore, route: RouterStreamState, now_s: float) -> None:
+    def ended(original: Callable, self: RouterCore, route: StreamRoutingState, now_s: float) -> None:
         if route.stream.failure is not None:
             route.final_error = None
         original(self, route, now_s)
@@ -346,10 +350,10 @@ def _a_failure_beats_an_abort(patch: Patches) -> None:
 
 
 def _the_last_verdict_counts(patch: Patches) -> None:
-    def settle(original: Callable, self: RouterStreamState, verdict: ErrorInfo, body: bytes | None = None) -> None:
+    def settle(original: Callable, self: StreamRoutingState, verdict: ErrorInfo, body: bytes | None = None) -> None:
         self.final_error, self.final_error_body = verdict, body
 
-    patch.around(RouterStreamState, "set_final_error", settle)
+    patch.around(StreamRoutingState, "set_final_error", settle)
 
 
 def _an_abort_only_cuts(patch: Patches) -> None:
@@ -363,19 +367,19 @@ def _an_abort_only_cuts(patch: Patches) -> None:
 
 
 def _a_failed_dispatch_keeps_its_reservation(patch: Patches) -> None:
-    def release(original: Callable, self: RouterStreamState) -> None:
+    def release(original: Callable, self: StreamRoutingState) -> None:
         if self.stream.was_accepted:
             original(self)
 
-    patch.around(RouterStreamState, "release_reservations", release)
+    patch.around(StreamRoutingState, "release_reservations", release)
 
 
 def _prefills_stay_reserved(patch: Patches) -> None:
-    def release(original: Callable, self: RouterStreamState) -> None:
+    def release(original: Callable, self: StreamRoutingState) -> None:
         self.prefill_reservations = []
         original(self)
 
-    patch.around(RouterStreamState, "release_reservations", release)
+    patch.around(StreamRoutingState, "release_reservations", release)
 
 
 def _reservations_are_a_number(patch: Patches) -> None:
@@ -512,6 +516,12 @@ TABLE = [
         "F47: every stream retries for itself, however many do",
         _no_retry_budget,
         [ROWS + "test_f47_an_outage_does_not_become_a_storm"],
+    ),
+    Sabotage(
+        "shared-retry-budget",
+        "the failing requests of one tenant use up the retries of another",
+        _callers_share_a_retry_budget,
+        ["tests/router/test_retry_budget.py::test_the_retries_of_one_caller_leave_those_of_another"],
     ),
     Sabotage("new-id-per-attempt", "F48: a retry has another id", _each_attempt_has_its_own_id, [F48]),
     Sabotage(

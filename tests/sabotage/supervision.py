@@ -8,9 +8,11 @@ from onward.supervisor import core
 from onward.supervisor.children import Child, ProcessRole
 from onward.supervisor.core import Phase, RemoveProcess, SendMessage, SupervisorCore
 from onward.supervisor.restart_policy import RestartPolicy
+from onward.supervisor.supervisor import Supervisor
 from tests.sabotage.patches import Patches, Sabotage
 
 CORE = "tests/supervisor/test_core.py::"
+FOUND = "tests/sim/test_regressions.py::"
 RESTARTS = "tests/supervisor/test_restarts.py::"
 
 
@@ -42,7 +44,33 @@ def _never_restart_workers(patch: Patches) -> None:
 
 
 def _restart_without_delay(patch: Patches) -> None:
-    patch.put(RestartPolicy, "record_death", lambda self, now_s, progress: 0.0)
+    patch.put(RestartPolicy, "record_death", lambda self, now_s, progress, isolated_request_id: 0.0)
+
+
+def _count_every_death_under_an_isolated_request(patch: Patches) -> None:
+    patch.put(SupervisorCore, "_isolated_request_of", lambda self, child: None)
+
+
+def _count_no_death_under_an_isolated_request(patch: Patches) -> None:
+    def record_death(
+        original: Callable, self: RestartPolicy, now_s: float, progress: int, isolated_request_id: str | None = None
+    ) -> float:
+        return original(self, now_s, progress, isolated_request_id and "any")
+
+    patch.around(RestartPolicy, "record_death", record_death)
+
+
+def _judge_a_worker_s_death_before_the_engine_s_announcement(patch: Patches) -> None:
+    def reap(original: Callable, self: Supervisor) -> None:
+        dead = {child for child, process in self._processes.items() if process.process.poll() is not None}
+        read_messages = self._read_messages
+        self._read_messages = lambda child: read_messages(child) if child in dead else None
+        try:
+            original(self)
+        finally:
+            del self._read_messages
+
+    patch.around(Supervisor, "_reap", reap)
 
 
 def _one_policy_for_all_processes(patch: Patches) -> None:
@@ -125,6 +153,27 @@ TABLE = [
             CORE + "test_restarts_are_delayed_more_and_more_and_progress_ends_the_delay",
             RESTARTS + "test_the_first_death_is_answered_at_once_and_later_ones_more_slowly",
         ],
+    ),
+    Sabotage(
+        "isolated-deaths-counted-singly",
+        "every death under an isolated request counts towards the cool-down, which comes before the request is refused",
+        _count_every_death_under_an_isolated_request,
+        [
+            CORE + "test_deaths_of_engine_or_worker_under_isolated_requests_bring_no_cool_down",
+            FOUND + "test_what_was_found_does_not_happen_again[deaths_under_isolated_requests_bring_a_cool_down]",
+        ],
+    ),
+    Sabotage(
+        "isolated-deaths-not-counted",
+        "an instance under which every isolated request dies never cools down",
+        _count_no_death_under_an_isolated_request,
+        [RESTARTS + "test_five_isolated_requests_that_die_one_after_the_other_bring_a_cool_down"],
+    ),
+    Sabotage(
+        "worker-death-before-announcement",
+        "a worker's death is judged before the engine's announcement of an isolated request is read",
+        _judge_a_worker_s_death_before_the_engine_s_announcement,
+        [RESTARTS + "test_the_engine_s_announcement_is_read_before_the_death_of_its_worker_is_judged"],
     ),
     Sabotage(
         "stream-store-delays-others",

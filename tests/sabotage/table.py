@@ -2,6 +2,7 @@
 
 from tests.sabotage import (
     access_and_limits,
+    device_families,
     engine_steps,
     exactness,
     fairness,
@@ -9,6 +10,8 @@ from tests.sabotage import (
     handoff,
     http,
     inputs,
+    model_families,
+    model_files,
     observability,
     partial_output,
     reasoning,
@@ -19,6 +22,7 @@ from tests.sabotage import (
     speculation,
     startup,
     supervision,
+    tracing,
     web_ui,
 )
 
@@ -36,10 +40,14 @@ TABLE = [
     *responses.TABLE,
     *exactness.TABLE,
     *inputs.TABLE,
+    *model_families.TABLE,
+    *device_families.TABLE,
     *observability.TABLE,
     *fairness.TABLE,
     *startup.TABLE,
+    *model_files.TABLE,
     *supervision.TABLE,
     *partial_output.TABLE,
     *web_ui.TABLE,
+    *tracing.TABLE,
 ]

@@ -2,21 +2,23 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 
-from onward.api.endpoints import close_attempt
+from onward.api.endpoints import attempts, close_attempt
 from onward.api.engine_link.request_tracker import EngineOutput, RequestTracker, TrackedChoice
-from onward.api.lifecycle import request_builder, resume, resume_fields
-from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
+from onward.api.lifecycle import generation_runner, request_builder, resume, resume_fields
+from onward.api.lifecycle.choice_output import ChoiceOutput, ChoiceStart
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.generation_runner import GenerationEndpoint
 from onward.api.lifecycle.request_output import OutputUpdate, RequestOutput
 from onward.api.lifecycle.resume import STREAM_UNKNOWN, resumed_attempt
 from onward.api.lifecycle.stream_formatters import CursorTracker
+from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.requests.schemas import GenerationRequest
-from onward.api.responses import response_formatters, response_view
+from onward.api.responses import response_formatters, response_store, response_view
 from onward.api.responses.response_formatters import ResponseFormatter
 from onward.proto.cursor import Cursor
 from onward.proto.engine import Submit
@@ -29,11 +31,12 @@ from onward.router.core import Dispatch
 from onward.router.endpoints import generation
 from onward.router.endpoints.responses import RouterResponsesEndpoint
 from onward.router.response_store import ClusterResponseStore
-from onward.router.router_stream_state import RouterStreamState
+from onward.router.stream_routing_state import StreamRoutingState
 from onward.router.stream_runner import StreamRunner
 from onward.sim import response_check
 from onward.sim.invariants import InvariantMonitor
 from onward.stream_store.entries import EntryTable
+from onward.supervisor.core import SupervisorCore
 from onward.web.json_body import compact_json
 from tests.sabotage.patches import Patches
 
@@ -84,7 +87,7 @@ def a_choice_that_was_given_up_runs_again(patch: Patches) -> None:
 
 def the_end_of_a_choice_that_is_made_again_is_told(patch: Patches) -> None:
     def take_skipped(
-        original: Callable, self: RequestOutput, choice: ActiveChoice, part: EngineOutput, progress: OutputUpdate
+        original: Callable, self: RequestOutput, choice: ChoiceOutput, part: EngineOutput, progress: OutputUpdate
     ) -> None:
         before = len(progress.updates)
         original(self, choice, part, progress)
@@ -168,7 +171,7 @@ def a_client_is_not_to_be_told_that_a_record_is_out_of_reach(patch: Patches) -> 
 
 def an_attempt_stays_listed_when_its_stream_is_cancelled_twice(patch: Patches) -> None:
     async def attempt(
-        original: Callable, self: StreamRunner, route: RouterStreamState, dispatch: Dispatch, client: ClientWriter
+        original: Callable, self: StreamRunner, route: StreamRoutingState, dispatch: Dispatch, client: ClientWriter
     ) -> None:
         request_id = route.stream.request_id
         assert request_id not in self._attempts, "two attempts are under way"
@@ -185,7 +188,14 @@ def an_attempt_stays_listed_when_its_stream_is_cancelled_twice(patch: Patches) -
     patch.around(StreamRunner, "_attempt", attempt)
 
 
+def a_resumed_response_loses_its_logprobs(patch: Patches) -> None:
+    for module in (attempts, generation_runner, response_store):
+        patch.put(module, "with_prior_logprobs", lambda prepared, record: prepared)
+
+
 def a_failure_passes_tokens_that_wait_for_scores(patch: Patches) -> None:
+    # Without this, tokens of a stored response have their logprobs from the start, and none of them wait.
+    a_resumed_response_loses_its_logprobs(patch)
     patch.put(
         ResponseFormatter,
         "format_error",
@@ -201,3 +211,13 @@ def a_supervisor_is_not_to_pause_after_deaths_that_it_caused(patch: Patches) -> 
         return original(self)
 
     patch.around(InvariantMonitor, "may_pause", may_pause)
+    # Its scenario led to a cool-down only while deaths under an isolated request counted one by one.
+    deaths_under_isolated_requests_bring_a_cool_down(patch)
+
+
+def deaths_under_isolated_requests_bring_a_cool_down(patch: Patches) -> None:
+    patch.put(SupervisorCore, "_isolated_request_of", lambda self, child: None)
+
+
+def a_cancel_passes_a_resume_in_the_same_process(patch: Patches) -> None:
+    patch.put(StreamRegistry, "_block_attempts", lambda self, request_id: nullcontext())

@@ -162,6 +162,20 @@ def test_progress_that_was_counted_before_a_death_does_not_end_its_delay_nor_tha
     assert instance.starts == [WORKER]
 
 
+@pytest.mark.parametrize("role", [ENGINE, WORKER])
+def test_deaths_of_engine_or_worker_under_isolated_requests_bring_no_cool_down(role: ProcessRole) -> None:
+    """The cool-down lasts as long as clients wait. They would repeat all requests afterwards, without the charges of
+    earlier deaths, and the requests that kill processes would never be found."""
+    instance = ready_instance()
+    for isolated_request_id in (None, None, "a-0", "a-0", None, None, "b-0", "b-0"):
+        instance.receive(ENGINE, IsolatedRequestRunning(isolated_request_id))
+        instance.starts.clear()
+        instance.die(role)
+        instance.advance(DELAYS_S[-1])
+        assert instance.starts[0] is role
+        instance.ready(ENGINE)
+
+
 def test_a_stream_store_that_dies_often_does_not_delay_the_others() -> None:
     instance = ready_instance()
     for delay_s in DELAYS_S[:3]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,9 +14,12 @@ import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
+from onward.clock import SystemClock
 from onward.obs.metrics import Registry
 from onward.proto.router import ATTEMPT_PATH
 from onward.web import asgi
+from onward.web.access_log import AccessLog
+from onward.web.request_id_middleware import RequestIdMiddleware
 from onward.web.server.connection_tracker import ConnectionLimits, ConnectionTracker, allowed_connections
 from onward.web.server.half_closed import COMMENT, PROBE, note_response_start
 from onward.web.server.http_protocol import LimitedHttpProtocol
@@ -133,7 +137,9 @@ class Server:
 @asynccontextmanager
 async def serving(bounds: ConnectionLimits, tls: TlsFiles | None = None) -> AsyncIterator[Server]:
     started, registry, app = asyncio.Event(), Registry(), App()
-    server = HttpServer(app, started.set, tls=tls, limits=bounds, registry=registry)
+    counter = registry.counter("requests_total", "", ["path", "status"])
+    logged = RequestIdMiddleware(app, counter, [], access_log=AccessLog(SystemClock()))
+    server = HttpServer(logged, started.set, tls=tls, limits=bounds, registry=registry)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         running = asyncio.create_task(server.serve([listening]))
         await started.wait()
@@ -664,3 +670,26 @@ def test_who_does_not_read_over_tls_is_cut_off_as_well(tmp_path: Path) -> None:
 def test_no_more_connections_are_promised_than_files_can_be_opened() -> None:
     assert allowed_connections(10) == 10
     assert 1 <= allowed_connections(1 << 40) < 1 << 40
+
+
+@pytest.mark.parametrize("comes_with_head", [True, False])
+def test_a_request_that_is_refused_while_its_body_arrives_is_logged_with_the_status_that_was_sent(
+    comes_with_head: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    head, broken_chunk = b"POST /body HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n", b"zz\r\n"
+
+    async def scenario(server: Server) -> None:
+        client = await server.ask(head + broken_chunk if comes_with_head else head)
+        if not comes_with_head:
+            await server.holds(busy=1, idle=0)
+            while not server.app.asked:
+                await asyncio.sleep(0)
+            client.send(broken_chunk)
+        status, _, body = await client.answer()
+        assert (status, error_in(body)["code"]) == (400, "invalid_http")
+        await server.app.left.wait()
+
+    with caplog.at_level(logging.INFO, "onward.access"):
+        over_sockets(SMALL, scenario)
+    [line] = [record.msg for record in caplog.records if record.name == "onward.access"]
+    assert (line.fields["path"], line.fields["status"], line.fields["error"]) == ("/body", 400, "invalid_http")

@@ -55,9 +55,11 @@ def test_a_guarantee_is_given_only_on_devices_where_it_was_shown(
             check_capability(capability, deterministic=deterministic)
 
 
-def test_more_heads_of_a_kv_head_than_a_tile_holds_are_refused() -> None:
-    with pytest.raises(StartupError, match="129 heads for 1 KV heads; on CUDA at most 128"):
-        DeviceDriver(msgspec.structs.replace(CONFIG, num_heads=129, num_kv_heads=1))
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(129, 1), (6, 4)], ids=["more than a tile holds", "unevenly"])
+def test_heads_that_cannot_share_their_kv_heads_are_refused(num_heads: int, num_kv_heads: int) -> None:
+    message = f"{num_heads} heads for {num_kv_heads} KV heads; on CUDA they must share them evenly, at most 128 each"
+    with pytest.raises(StartupError, match=message):
+        DeviceDriver(msgspec.structs.replace(CONFIG, num_heads=num_heads, num_kv_heads=num_kv_heads))
 
 
 @pytest.mark.parametrize("size", [24, 8])

@@ -12,7 +12,7 @@ from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.supervisor_client import SupervisorClient
 from onward.errors import NotFound, Unavailable
-from onward.obs.metric_names import MetricsView
+from onward.obs.metric_names import MetricsRelabeling
 from onward.proto.control import InstanceView
 from onward.proto.stats import MetricFamily
 from onward.version import __version__
@@ -107,7 +107,7 @@ class AdminEndpoints:
     async def metrics(self, _: Request) -> Response:
         view = await self._supervisor.query_instance()
         labels = {"model_name": self._model.name, "role": self._config.role}
-        return metrics_response(MetricsView(self._config.metrics_names, labels).apply(view.families))
+        return metrics_response(MetricsRelabeling(self._config.metrics_names, labels).apply(view.families))
 
     async def info(self, _: Request) -> Response:
         view = await self._supervisor.query_instance()

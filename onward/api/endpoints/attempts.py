@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from onward.api.endpoints.cluster_auth import ClusterAuth
 from onward.api.lifecycle.generation_runner import GenerationRunner, check_open_requests
 from onward.api.lifecycle.request_builder import ApiServices
-from onward.api.lifecycle.resume import STREAM_UNKNOWN
+from onward.api.lifecycle.resume import STREAM_UNKNOWN, needs_prior_logprobs, with_prior_logprobs
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.errors import InvalidRequest, OnwardError, TooLarge
 from onward.proto import SCHEMA_VERSION
@@ -86,6 +86,8 @@ class AttemptEndpoint:
         started_at_s = self._services.clock.now_s()
         attempt = await read_attempt(scope, receive, self._services.config.max_body_bytes, self._cluster_auth)
         access = access_record(scope)
+        attempt = msgspec.structs.replace(attempt, trace=access.begin_routed_trace(attempt.request_id, attempt.trace))
+        access.describe_request(attempt.path, attempt.body)
         self._streams.check_not_draining()
         self._streams.check_attempt(attempt)
         if not attempt.was_accepted:
@@ -103,6 +105,10 @@ class AttemptEndpoint:
             attempt.body,
             lambda: runner.builder.prepare_attempt(attempt, started_at_s, is_routed=True),
         )
+        if needs_prior_logprobs(prepared):
+            # A router has the tokens alone. An earlier attempt that ran here has left their logprobs.
+            record = await self._streams.find(attempt.request_id, caller=attempt.caller)
+            prepared = with_prior_logprobs(prepared, record)
         self._streams.check_not_draining()
         await runner.run(prepared, send, access=access)
 

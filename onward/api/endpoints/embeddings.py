@@ -76,6 +76,7 @@ class EmbeddingService:
         self._services.load_shedder.check()
         if cluster_auth is None:
             context = get_request_context(scope)
+            context.access.begin_trace(context.request_id, is_attempt=True)
             started_at_s = context.started_at_s
             body = await asgi.read_body(receive, self._services.config.max_body_bytes)
             attempt = new_attempt(context, PATH, body, seed=0)
@@ -85,6 +86,9 @@ class EmbeddingService:
         access = access_record(scope)
         if cluster_auth is None:
             access.describe(attempt.request_id, attempt.client_request_id, attempt.caller)
+        else:
+            access.begin_routed_trace(attempt.request_id, attempt.trace)
+        access.describe_request(PATH, attempt.body)
         is_routed = cluster_auth is not None
         await asgi.run_until_disconnect(receive, self._respond(attempt, started_at_s, is_routed, access, send))
 

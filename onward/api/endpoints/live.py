@@ -11,7 +11,9 @@ from onward.config import ApiConfig
 from onward.proto.control import LiveView
 
 
-class InstanceWatch:
+class InstanceLiveView:
+    """Builds the JSON snapshot of one instance that /ui and `onward top` show."""
+
     def __init__(
         self,
         config: ApiConfig,

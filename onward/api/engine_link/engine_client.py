@@ -23,11 +23,13 @@ from onward.api.engine_link.request_tracker import (
 from onward.clock import Clock
 from onward.errors import RETRY_SOON_S, Conflict, Overloaded, Unavailable
 from onward.obs.metrics import Registry
+from onward.obs.request_trace import EnginePhaseSpans
 from onward.proto.control import EngineGone, EngineUp
 from onward.proto.engine import AbortReply, ErrorInfo, FromEngine, KvEventsReply, Submit, ToEngine
 from onward.proto.kv_events import KvEvents
 from onward.proto.router import StreamProgress
 from onward.proto.step import WorkerHello
+from onward.proto.trace import RequestPhases
 from onward.web.error_format import RequestFailed
 
 MAX_OPEN_REQUESTS = 4096
@@ -57,6 +59,8 @@ class OutputCollector:
         self.request_ids = request_ids
         self.client_request_id = client_request_id
         self.caller = caller
+        self.phases: EnginePhaseSpans | None = None
+        """Of a request that is traced."""
         self._unaccepted = set(request_ids)
         self._outputs: list[EngineOutput] = []
         self._is_quiet = self._is_nudged = False
@@ -169,7 +173,11 @@ class EngineClient:
             return
         _logger.warning(log.event("engine gone", incarnation=message.incarnation, cause=message.cause))
         self._disconnect()
-        self._execute(self._tracker.engine_gone(message.incarnation, self._clock.now_s(), message.isolated_request_id))
+        now_s = self._clock.now_s()
+        for collector in dict.fromkeys(self._collectors.values()):
+            if collector.phases is not None:
+                collector.phases.engine_lost(now_s, message.cause)
+        self._execute(self._tracker.engine_gone(message.incarnation, now_s, message.isolated_request_id))
 
     async def wait_worker(self, deadline_at_s: float | None) -> WorkerHello:
         """What the engine can hold. Waits for the first one to come up, no longer than the request may wait."""
@@ -295,8 +303,15 @@ class EngineClient:
             message = await transport.receive()
             if isinstance(message, AbortReply | KvEventsReply):
                 self._resolve_query(message)
+            elif isinstance(message, RequestPhases):
+                self._on_phases(message)
             else:
                 self._execute(self._tracker.receive(incarnation, message, self._clock.now_s()))
+
+    def _on_phases(self, message: RequestPhases) -> None:
+        collector = self._collectors.get(message.request_id)
+        if collector is not None and collector.phases is not None:
+            collector.phases.receive(message, self._clock.now_s())
 
     def _resolve_query(self, message: AbortReply | KvEventsReply) -> None:
         reply = self._queries.get(message.query_id)

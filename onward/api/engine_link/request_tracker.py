@@ -111,7 +111,7 @@ class TrackerActions:
 
 @dataclass(slots=True)
 class TrackedChoice:
-    """One unfinished request."""
+    """One unfinished choice of a request, as the api process follows it at the engine."""
 
     spec: Submit
     """As it was first asked for. Later submissions replace only what has changed since."""

@@ -17,7 +17,7 @@ from onward import log
 from onward.api.engine_link.request_tracker import EngineOutput
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.request_builder import ActiveRequest, ApiServices, RequestBuilder
-from onward.api.lifecycle.resume import STREAM_UNKNOWN, resumed_attempt
+from onward.api.lifecycle.resume import STREAM_UNKNOWN, resumed_attempt, with_prior_logprobs
 from onward.api.lifecycle.stream_formatters import BodyCollector, StreamFormatter, make_formatter
 from onward.api.lifecycle.stream_registry import LiveStream, StreamRegistry, finish_reason_of
 from onward.api.requests.prepared_request import PreparedRequest
@@ -25,6 +25,7 @@ from onward.api.requests.preprocessing_executors import DeferredRender
 from onward.api.requests.request_context import RequestContext, get_request_context
 from onward.api.requests.unsupported_fields import ignored_fields_header
 from onward.errors import RETRY_SOON_S, Overloaded, Unavailable
+from onward.obs.request_trace import EnginePhaseSpans
 from onward.proto.cursor import Cursor
 from onward.proto.engine import ErrorInfo
 from onward.proto.finish_reasons import PD_RESCHEDULE
@@ -84,6 +85,7 @@ class GenerationRunner:
         limits = await self._services.engine_client.wait_worker(prepared.deadline_at_s)
         with self.builder.adapter.client_field_names():
             stream = await self._streams.start(lambda: self.builder.start(prepared, limits), prepared.attempt)
+        phases = _phase_spans(stream, access)
         try:
             if stream.request.collector is not None:
                 await self._services.load_shedder.wait_accepted(stream.request.collector)
@@ -100,6 +102,8 @@ class GenerationRunner:
             raise
         finally:
             self._streams.end_stream(stream)
+            if phases is not None:
+                phases.close(self._services.clock.now_s())
             self._record_end(stream, access)
 
     def _record_first_token(self, stream: LiveStream) -> None:
@@ -213,6 +217,15 @@ class GenerationRunner:
         return progress.updates, RequestFailed(progress.error) if progress.error is not None else None
 
 
+def _phase_spans(stream: LiveStream, access: AccessRecord | None) -> EnginePhaseSpans | None:
+    """Of a request that is traced: the engine's reports on it become spans."""
+    collector = stream.request.collector
+    if access is None or access.trace is None or collector is None:
+        return None
+    collector.phases = EnginePhaseSpans(access.trace, collector.request_ids)
+    return collector.phases
+
+
 class _LazyEventStream:
     """An answer of events. Its head is sent with the first event at the latest.
 
@@ -296,6 +309,9 @@ class GenerationEndpoint:
             # Nobody has it, or not so much of it as the client: where that gives the same tokens, it is made again.
             if not can_regenerate:
                 raise STREAM_UNKNOWN
+        context.access.request_id = context.request_id if cursor is None else cursor.request_id
+        context.access.begin_trace(context.access.request_id, cursor=cursor, is_attempt=True)
+        context.access.describe_request(builder.path, body)
         full_body = await self.with_previous_items(context, body)
         prepared = await self.runner.prepare(
             context.caller.name, full_body, partial(builder.prepare_client_request, context, full_body, cursor)
@@ -339,24 +355,28 @@ class GenerationEndpoint:
             return True
         attempt = resumed_attempt(record.attempt, cursor)
         if attempt is not None:
-            await self._resume(context, attempt, send)
+            await self._resume(context, attempt, record, send)
         return attempt is not None
 
     async def send_cancelled(self, record: StreamRecord, cursor: Cursor, send: Send) -> None:
         """Of one that was cancelled, and does not run again."""
         raise STREAM_UNKNOWN
 
-    async def _resume(self, context: RequestContext, attempt: Attempt, send: Send) -> None:
+    async def _resume(self, context: RequestContext, attempt: Attempt, record: StreamRecord, send: Send) -> None:
         builder, started_at_s, caller = self.runner.builder, context.started_at_s, context.caller
         if caller.name == attempt.caller:
             # An admin may continue a stream of another caller, which is within that caller's limits.
             attempt = replace(attempt, caller_limits=caller.limits, caller_priority=caller.priority)
+        context.access.request_id = attempt.request_id
+        trace = context.access.begin_trace(attempt.request_id, attempt.trace, is_attempt=True)
+        context.access.describe_request(attempt.path, attempt.body)
+        attempt = replace(attempt, trace=trace)
         prepared = await self.runner.prepare(
             attempt.caller, attempt.body, lambda: builder.prepare_attempt(attempt, started_at_s, is_routed=False)
         )
         if not prepared.request.stream:
             raise STREAM_UNKNOWN
-        await self.runner.run(prepared, send, access=context.access)
+        await self.runner.run(with_prior_logprobs(prepared, record), send, access=context.access)
 
 
 def check_open_requests(num_open: int) -> None:

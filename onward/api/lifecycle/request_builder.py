@@ -12,7 +12,7 @@ import msgspec
 from onward.api.engine_link.engine_client import EngineClient, LoadShedder, OutputCollector
 from onward.api.engine_link.request_tracker import MAX_ATTEMPT, base_epoch
 from onward.api.lifecycle import resume_fields
-from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
+from onward.api.lifecycle.choice_output import ChoiceOutput, ChoiceStart
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.endpoint_adapter import EndpointAdapter, ObjectHeader, OutputJsonWriter
 from onward.api.lifecycle.request_metrics import RequestLatencyMetrics
@@ -39,6 +39,7 @@ from onward.api.requests.unsupported_fields import UnknownFieldReporter, reject_
 from onward.api.requests.validation import check_prompt_ids, check_token_ids
 from onward.clock import Clock
 from onward.config import ApiConfig
+from onward.obs.tracer import Tracer
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import Cursor
 from onward.proto.engine import Submit
@@ -69,6 +70,8 @@ class ApiServices:
     load_shedder: LoadShedder
     latency: RequestLatencyMetrics
     tasks: TaskPool = field(default_factory=TaskPool)
+    tracer: Tracer | None = None
+    """None: nothing is traced."""
 
 
 def validation_context(services: ApiServices) -> ValidationContext:
@@ -92,6 +95,7 @@ def new_attempt(context: RequestContext, path: str, body: bytes, seed: int, **li
         caller=context.caller.name,
         caller_limits=context.caller.limits,
         caller_priority=context.caller.priority,
+        trace=context.access.trace_context,
         **limits,
     )
 
@@ -205,7 +209,9 @@ class RequestBuilder:
             for index, start in enumerate(choice_starts(prepared))
         ]
         now_s = self._services.clock.now_s()
-        specs = [_new_submit(prepared, choice, now_s) for choice in choices if choice.finish_reason is None]
+        trace = prepared.attempt.trace if self._services.tracer is not None else None
+        trace_id = trace.trace_id if trace is not None and trace.is_sampled else ""
+        specs = [_new_submit(prepared, choice, now_s, trace_id) for choice in choices if choice.finish_reason is None]
         return self._active_request(prepared, choices, self._submit(prepared, specs) if specs else None)
 
     def replay_finished(self, prepared: PreparedRequest) -> ActiveRequest:
@@ -217,9 +223,9 @@ class RequestBuilder:
         return self._active_request(prepared, choices, None)
 
     def _active_request(
-        self, prepared: PreparedRequest, choices: list[ActiveChoice], collector: OutputCollector | None
+        self, prepared: PreparedRequest, choices: list[ChoiceOutput], collector: OutputCollector | None
     ) -> ActiveRequest:
-        return ActiveRequest(
+        active = ActiveRequest(
             header=self.object_header(prepared.attempt),
             prepared=prepared,
             writer=self.adapter.json_writer(prepared),
@@ -232,6 +238,8 @@ class RequestBuilder:
             ),
             collector=collector,
         )
+        active.keep_logprobs(active.replayed_updates)
+        return active
 
     def _output_limits(self, prepared: PreparedRequest, limits: WorkerHello) -> list[int]:
         """How long each choice may become. Refuses prompts that do not fit."""
@@ -338,7 +346,7 @@ class RequestBuilder:
             if request.num_prompts != 1:
                 raise field_error("prompt_token_ids", "must not be given for a request that lists prompts")
 
-    def _start_choice(self, prepared: PreparedRequest, index: int, max_tokens: int, start: ChoiceStart) -> ActiveChoice:
+    def _start_choice(self, prepared: PreparedRequest, index: int, max_tokens: int, start: ChoiceStart) -> ChoiceOutput:
         choice = self._replay(prepared, index, max_tokens, start)
         needs_logprobs = start.rescore_from is not None or (
             prepared.needs_full_output and choice.awaits_prompt_logprobs
@@ -349,12 +357,17 @@ class RequestBuilder:
             problem = f"choice {index} has ended with the given tokens, so nothing is computed that could score them"
             raise field_error("rescore_from", f"{problem} again")
         # Only what runs is scored, so the last token is made again. Whoever follows the tokens need not know.
-        start = ChoiceStart(choice.token_ids[:-1], emit_from=start.emit_from, rescore_from=start.rescore_from)
+        given_token_ids, rescore_from = choice.token_ids[:-1], start.rescore_from
+        if start.logprobs and len(start.logprobs) >= len(given_token_ids):
+            rescore_from = None
+        start = ChoiceStart(
+            given_token_ids, emit_from=start.emit_from, rescore_from=rescore_from, logprobs=start.logprobs
+        )
         scored = self._replay(prepared, index, choice.position, start)
         scored.reader_start = choice.reader_start
         return scored
 
-    def _replay(self, prepared: PreparedRequest, index: int, max_tokens: int, start: ChoiceStart) -> ActiveChoice:
+    def _replay(self, prepared: PreparedRequest, index: int, max_tokens: int, start: ChoiceStart) -> ChoiceOutput:
         """A choice at the place it goes on from."""
         choice = self._new_choice(prepared, index, max_tokens)
         choice.replayed_update = choice.replay(start)
@@ -362,7 +375,7 @@ class RequestBuilder:
         choice.reader_start = reader_position(prepared, start, choice)
         return choice
 
-    def replay_choice(self, prepared: PreparedRequest) -> ActiveChoice:
+    def replay_choice(self, prepared: PreparedRequest) -> ChoiceOutput:
         """The only choice of an answer that is told again from its tokens. Nothing is generated."""
         return self._new_choice(prepared, 0, MAX_REPLAYED_TOKENS)
 
@@ -372,7 +385,7 @@ class RequestBuilder:
             self.adapter.id_prefix + attempt.request_id, attempt.created_s, model.name, model.fingerprint
         )
 
-    def _new_choice(self, prepared: PreparedRequest, index: int, max_tokens: int) -> ActiveChoice:
+    def _new_choice(self, prepared: PreparedRequest, index: int, max_tokens: int) -> ChoiceOutput:
         model = self._services.model
         sampling = build_sampling_params(prepared, index, max_tokens, model.eos_token_ids, model.sampling_defaults)
         text_stream = self.adapter.new_text_stream(prepared, sampling)
@@ -380,7 +393,7 @@ class RequestBuilder:
         num_cached_tokens = prepared.num_cached_tokens
         request_id = f"{prepared.attempt.request_id}-{index}"
         completed_at = prepared.grammar_completed_at[index] if prepared.grammar_completed_at else None
-        return ActiveChoice(
+        return ChoiceOutput(
             index,
             request_id,
             sampling,
@@ -397,7 +410,7 @@ def _with_compact_body(prepared: PreparedRequest) -> PreparedRequest:
     return replace(prepared, attempt=msgspec.structs.replace(attempt, body=compact_json(attempt.body)))
 
 
-def _new_submit(prepared: PreparedRequest, choice: ActiveChoice, now_s: float) -> Submit:
+def _new_submit(prepared: PreparedRequest, choice: ChoiceOutput, now_s: float, trace_id: str) -> Submit:
     """What the engine is asked for. The tracker numbers it when it is sent."""
     attempt = prepared.attempt
     rescores_prompt = prepared.returns_whole_body and choice.awaits_prompt_logprobs and choice.position
@@ -421,6 +434,7 @@ def _new_submit(prepared: PreparedRequest, choice: ActiveChoice, now_s: float) -
         prefill_peers=attempt.prefill_peers,
         is_routed=prepared.is_routed,
         max_draft_tokens=prepared.request.max_drafts,
+        trace_id=trace_id,
     )
 
 

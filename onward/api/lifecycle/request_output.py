@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from onward.api.engine_link.request_tracker import EngineOutput
-from onward.api.lifecycle.active_choice import ActiveChoice
+from onward.api.lifecycle.choice_output import ChoiceOutput
 from onward.api.lifecycle.choice_update import ChoiceUpdate, concatenate
 from onward.api.lifecycle.draft_stats import DraftStats
 from onward.api.lifecycle.logprobs_json import PromptLogprobs
@@ -54,7 +54,7 @@ class OutputUpdate(msgspec.Struct):
     """What a batch of deliveries came to. After an error nothing follows."""
 
     updates: list[ChoiceUpdate] = []
-    stopped: list[ActiveChoice] = []
+    stopped: list[ChoiceOutput] = []
     """Ended by a stop string: the engine must be told."""
     error: ErrorInfo | None = None
 
@@ -66,7 +66,7 @@ class RequestOutput:
     def __init__(
         self,
         prompts: Sequence[Sequence[int]],
-        choices: list[ActiveChoice],
+        choices: list[ChoiceOutput],
         *,
         is_all_or_nothing: bool = False,
         reports_drafts: bool = False,
@@ -154,14 +154,14 @@ class RequestOutput:
         held, self._held_updates = self._held_updates, []
         return known_updates + held
 
-    def _apply_outputs(self, choice: ActiveChoice, outputs: list[EngineOutput], result: OutputUpdate) -> None:
+    def _apply_outputs(self, choice: ChoiceOutput, outputs: list[EngineOutput], result: OutputUpdate) -> None:
         for output in outputs:
             if result.error is not None:
                 return
             apply = self._apply_output if choice.reader_position is None else self._apply_known_output
             apply(choice, output, result)
 
-    def _apply_output(self, choice: ActiveChoice, output: EngineOutput, result: OutputUpdate) -> None:
+    def _apply_output(self, choice: ChoiceOutput, output: EngineOutput, result: OutputUpdate) -> None:
         if output.token_ids or not output.failed:
             update = choice.apply(
                 output, self._take_prompt_logprobs(choice, output) if choice.awaits_prompt_logprobs else None
@@ -172,7 +172,7 @@ class RequestOutput:
         elif output.error is not None and output.failed and choice.finish_reason is None:
             result.error = output.error
 
-    def _apply_known_output(self, choice: ActiveChoice, output: EngineOutput, result: OutputUpdate) -> None:
+    def _apply_known_output(self, choice: ChoiceOutput, output: EngineOutput, result: OutputUpdate) -> None:
         """What the client has already. If that ends otherwise than it should, nobody is told of the end."""
         update = choice.apply(output) if output.token_ids or not output.failed else None
         result.error = choice.check_regenerated(output.error) or (output.error if output.failed else None)
@@ -233,7 +233,7 @@ class RequestOutput:
         counts = (choice.num_cached_tokens for choice in self.choices[first : first + self._choices_per_prompt])
         return next((count for count in counts if count is not None), 0)
 
-    def _take_prompt_logprobs(self, choice: ActiveChoice, output: EngineOutput) -> PromptLogprobs | None:
+    def _take_prompt_logprobs(self, choice: ChoiceOutput, output: EngineOutput) -> PromptLogprobs | None:
         prompt_logprobs = output.prompt_logprobs
         if prompt_logprobs is None and not output.token_ids:
             return None
@@ -246,7 +246,7 @@ class RequestOutput:
         return list(zip(later_token_ids, prompt_logprobs, strict=True))
 
 
-def _split_at_reader(reader_position: ChoiceCursor, choice: ActiveChoice, output: EngineOutput) -> list[EngineOutput]:
+def _split_at_reader(reader_position: ChoiceCursor, choice: ChoiceOutput, output: EngineOutput) -> list[EngineOutput]:
     """Into what the client has already and what is new, where that is not one of them only."""
     token_ids = output.token_ids
     if reader_position.finish_reason is not None or choice.position + len(token_ids) < reader_position.position:

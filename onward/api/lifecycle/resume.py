@@ -5,17 +5,19 @@ An attempt goes on with a stream that is held somewhere (`continued`), or makes 
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from onward.api.engine_link.request_tracker import MAX_ATTEMPT
-from onward.api.lifecycle.active_choice import ActiveChoice, ChoiceStart
+from onward.api.lifecycle.choice_output import ChoiceOutput, ChoiceStart
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.schemas import GenerationRequest
 from onward.errors import NotFound
 from onward.proto.cursor import ChoiceCursor, Cursor
 from onward.proto.finish_reasons import INCOMPLETE_REASONS
-from onward.proto.router import Attempt, ChoiceSnapshot
+from onward.proto.router import Attempt, ChoiceSnapshot, StreamRecord
+from onward.proto.step import TokenLogprobs
 from onward.web.json_body import field_error
 
 STREAM_UNKNOWN = NotFound(
@@ -71,6 +73,34 @@ def resumed_attempt(attempt: Attempt, cursor: Cursor) -> Attempt | None:
     )
 
 
+def with_prior_logprobs(prepared: PreparedRequest, record: StreamRecord | None) -> PreparedRequest:
+    """With the logprobs that a record of a stored response has of the given tokens. The client has been told them, so they
+    must not be lost if this attempt ends before the engine has computed anything."""
+    return replace(prepared, prior_logprobs=tuple(_shared_logprobs(prepared.attempt, record)))
+
+
+def with_longest_logprobs(record: StreamRecord, other: StreamRecord | None) -> StreamRecord:
+    """The record with those logprobs of its tokens that either of the two has. That of a router has none."""
+    shared = _shared_logprobs(record.attempt, other)
+    return msgspec.structs.replace(record, logprobs=shared) if len(shared) > len(record.logprobs) else record
+
+
+def _shared_logprobs(attempt: Attempt, record: StreamRecord | None) -> list[TokenLogprobs]:
+    """The logprobs that a record of a stored response, which has one choice, has of an attempt's tokens."""
+    if record is None or not (record.logprobs and record.attempt.choices and attempt.choices):
+        return []
+    recorded, given = record.attempt.choices[0].token_ids, attempt.choices[0].token_ids
+    num_shared = min(len(recorded), len(given))
+    # They differ where an inexact model was run from an earlier place again, at another instance.
+    return record.logprobs[:num_shared] if recorded[:num_shared] == given[:num_shared] else []
+
+
+def needs_prior_logprobs(prepared: PreparedRequest) -> bool:
+    """Whether a record of an earlier attempt may have logprobs of the given tokens."""
+    request = prepared.request
+    return request.is_stored and request.num_logprobs is not None and bool(prepared.attempt.choices)
+
+
 def prior_choices(prepared: PreparedRequest) -> list[ChoiceSnapshot]:
     """Of each choice what is known before the work begins."""
     if prepared.attempt.choices:
@@ -93,10 +123,11 @@ def choice_starts(prepared: PreparedRequest) -> list[ChoiceStart]:
     has_logprobs = request.engine_logprobs is not None
     if request.needs_full_output and not prepared.returns_whole_body:
         return [
-            _replayed_start(*pair, has_logprobs) for pair in zip(prior_choices(prepared), reader_positions, strict=True)
+            _replayed_start(*pair, has_logprobs, prepared.prior_logprobs)
+            for pair in zip(prior_choices(prepared), reader_positions, strict=True)
         ]
     return [
-        _whole_body_start(prior, len(client_token_ids), client_end, rescore_from, has_logprobs)
+        _whole_body_start(prior, len(client_token_ids), client_end, rescore_from, has_logprobs, prepared.prior_logprobs)
         if prepared.returns_whole_body
         else _stream_start(prior, len(client_token_ids), client_end, rescore_from, skip_to)
         for prior, (client_token_ids, client_end, rescore_from), skip_to in zip(
@@ -126,35 +157,54 @@ def _stream_start(
 
 
 def _whole_body_start(
-    prior: ChoiceSnapshot, num_client_tokens: int, client_end: str | None, rescore_from: int | None, has_logprobs: bool
+    prior: ChoiceSnapshot,
+    num_client_tokens: int,
+    client_end: str | None,
+    rescore_from: int | None,
+    has_logprobs: bool,
+    logprobs: Sequence[TokenLogprobs],
 ) -> ChoiceStart:
     """Nobody has been told anything; the answer has all behind what the client has brought along."""
     token_ids = prior.token_ids
     if client_end is not None:
         return ChoiceStart(token_ids[:num_client_tokens], client_end, rescore_from=rescore_from)
-    scored_from = num_client_tokens if rescore_from is None else rescore_from
+    scored_from = len(logprobs) or (num_client_tokens if rescore_from is None else rescore_from)
     needs_rescore = has_logprobs and scored_from < len(token_ids)
     end = None if prior.finish_reason in INCOMPLETE_REASONS else prior.finish_reason
-    return ChoiceStart(token_ids, end, emit_from=num_client_tokens, rescore_from=scored_from if needs_rescore else None)
+    return ChoiceStart(
+        token_ids,
+        end,
+        emit_from=num_client_tokens,
+        rescore_from=scored_from if needs_rescore else None,
+        logprobs=logprobs,
+    )
 
 
-def _replayed_start(prior: ChoiceSnapshot, skip_to: ChoiceCursor | None, has_logprobs: bool) -> ChoiceStart:
+def _replayed_start(
+    prior: ChoiceSnapshot, skip_to: ChoiceCursor | None, has_logprobs: bool, logprobs: Sequence[TokenLogprobs]
+) -> ChoiceStart:
     """The client has the tokens of `prior`, and the next events depend on all of them."""
     token_ids, end = prior.token_ids, prior.finish_reason
     if skip_to is not None and end is None and len(token_ids) >= skip_to.position:
         end, skip_to = skip_to.finish_reason, None
-    needs_rescore = has_logprobs and bool(token_ids) and end is None
+    needs_rescore = has_logprobs and len(logprobs) < len(token_ids) and end is None
     return ChoiceStart(
-        token_ids, end, end is None, emit_from=0, rescore_from=0 if needs_rescore else None, reader_position=skip_to
+        token_ids,
+        end,
+        end is None,
+        emit_from=0,
+        rescore_from=len(logprobs) if needs_rescore else None,
+        reader_position=skip_to,
+        logprobs=logprobs,
     )
 
 
-def reader_position(prepared: PreparedRequest, start: ChoiceStart, choice: ActiveChoice) -> ChoiceCursor:
+def reader_position(prepared: PreparedRequest, start: ChoiceStart, choice: ChoiceOutput) -> ChoiceCursor:
     is_end_sent = prepared.returns_whole_body or not start.emit_end
     return ChoiceCursor(choice.position, choice.finish_reason if is_end_sent else None)
 
 
-def choice_snapshot(choice: ActiveChoice, prior: ChoiceSnapshot) -> ChoiceSnapshot:
+def choice_snapshot(choice: ChoiceOutput, prior: ChoiceSnapshot) -> ChoiceSnapshot:
     """What there is of a choice now; one that is being scored again may be behind what was given."""
     if choice.position < len(prior.token_ids):
         return prior

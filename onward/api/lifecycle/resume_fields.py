@@ -14,7 +14,7 @@ stream ended long before. The new answer begins where the text of the first one 
 
 from typing import Any
 
-from onward.api.lifecycle.active_choice import ActiveChoice
+from onward.api.lifecycle.choice_output import ChoiceOutput
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.request_output import RequestOutput
 from onward.api.requests.schemas import GenerationRequest
@@ -60,10 +60,10 @@ def resume_fields(request: GenerationRequest, seed: int, output: RequestOutput) 
     return {"seed": seed, "resume": resume}
 
 
-def _final_finish_reason(choice: ActiveChoice) -> str | None:
+def _final_finish_reason(choice: ChoiceOutput) -> str | None:
     return None if choice.finish_reason in INCOMPLETE_REASONS else choice.finish_reason
 
 
-def _unscored_from(choice: ActiveChoice) -> int:
+def _unscored_from(choice: ChoiceOutput) -> int:
     """What was asked for and has come is not asked for again."""
     return choice.position - (0 if choice.pending_rescore is None else len(choice.pending_rescore.text_offsets))

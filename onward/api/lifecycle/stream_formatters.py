@@ -11,6 +11,7 @@ from onward.api.lifecycle.chunk_encoder import ChunkEncoder
 from onward.api.lifecycle.request_builder import ActiveRequest
 from onward.api.lifecycle.request_output import TokenUsage
 from onward.api.requests.schemas import GenerationRequest
+from onward.obs.trace_context import trace_id_in_cursor
 from onward.proto.cursor import ChoiceCursor, format_cursor_head, format_cursor_tail
 from onward.proto.engine import ErrorInfo
 from onward.proto.router import Attempt, PromptUsage
@@ -26,7 +27,13 @@ class CursorTracker:
     """
 
     def __init__(self, attempt: Attempt, positions: list[int], reader_positions: list[ChoiceCursor]) -> None:
-        self._head = format_cursor_head(attempt.request_id, attempt.created_s, attempt.seed, attempt.attempt_epoch)
+        self._head = format_cursor_head(
+            attempt.request_id,
+            attempt.created_s,
+            attempt.seed,
+            attempt.attempt_epoch,
+            trace_id=trace_id_in_cursor(attempt.request_id, attempt.trace),
+        )
         self._positions = list(positions)
         self._choices = list(reader_positions)
 

@@ -6,7 +6,9 @@ cancelled if it is of a response that its client may ask for. Knows nothing of H
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -14,6 +16,7 @@ import msgspec
 from onward.api.engine_link.engine_client import EngineClient
 from onward.api.engine_link.request_tracker import ABORTED, MAX_ATTEMPT, PD_PREEMPTED
 from onward.api.lifecycle.request_builder import ActiveRequest
+from onward.api.lifecycle.resume import with_longest_logprobs
 from onward.api.lifecycle.stream_store_client import StreamStoreClient
 from onward.clock import Clock
 from onward.errors import RETRY_SOON_S, Conflict
@@ -80,6 +83,8 @@ class StreamRegistry:
         self._ttls_s: dict[EntryKind, float] = {"detached": ttl_s, "ended": ttl_s, "response": response_ttl_s}
         self._store = stream_store
         self._live: dict[str, LiveStream] = {}
+        self._finalizing: Counter[str] = Counter()
+        """How often each request is being finalized by this process. No attempt at it starts here meanwhile."""
         self._decoder = msgspec.msgpack.Decoder(StreamRecord)
         stream_store.attach(self)
 
@@ -88,7 +93,9 @@ class StreamRegistry:
         return len(self._live)
 
     def check_attempt(self, attempt: Attempt) -> None:
-        """Refuses an attempt that another one has overtaken."""
+        """Refuses an attempt that another one has overtaken, or whose response is being finalized."""
+        if attempt.request_id in self._finalizing:
+            raise _stale_attempt(attempt, attempt.attempt_epoch)
         live = self._live.get(attempt.request_id)
         if live is not None and not _may_replace_attempt(attempt.attempt_epoch, attempt.caller, live):
             raise _stale_attempt(attempt, live.attempt.attempt_epoch)
@@ -158,12 +165,26 @@ class StreamRegistry:
 
     async def cancel(self, record: StreamRecord) -> StreamRecord:
         """Ends what runs of a response, and keeps it as cancelled unless it is over. What is kept of it."""
-        latest = await self.claim_to_finalize(record)
-        if latest.is_finished:
-            return latest  # it was faster
-        cancelled = msgspec.structs.replace(latest, is_live=False, is_cancelled=True)
-        self.store_response(cancelled)
-        return cancelled
+        with self._block_attempts(record.attempt.request_id):
+            latest = await self.claim_to_finalize(record)
+            if latest.is_finished:
+                return latest  # it was faster
+            cancelled = msgspec.structs.replace(latest, is_live=False, is_cancelled=True)
+            self.store_response(cancelled)
+            return cancelled
+
+    @contextmanager
+    def _block_attempts(self, request_id: str) -> Iterator[None]:
+        """Until the end is stored, no attempt starts in this process. One that already waits for its claim never does: the
+        stream store queries the other processes about a claim, and not the one that it comes from."""
+        self._store.supersede_claims(request_id)
+        self._finalizing[request_id] += 1
+        try:
+            yield
+        finally:
+            self._finalizing[request_id] -= 1
+            if not self._finalizing[request_id]:
+                del self._finalizing[request_id]
 
     async def find(
         self, request_id: str, epoch: int = 0, caller: str | None = None, *, require_reply: bool = False
@@ -368,7 +389,9 @@ def _final_error(stream: LiveStream) -> ErrorInfo | None:
 
 def _longer_record(known: StreamRecord, latest: StreamRecord) -> StreamRecord:
     """What is left counts, unless it has lost tokens that have been told."""
-    return latest if latest.is_finished or _num_tokens(latest) >= _num_tokens(known) else known
+    if latest.is_finished or _num_tokens(latest) >= _num_tokens(known):
+        return with_longest_logprobs(latest, known)
+    return with_longest_logprobs(known, latest)
 
 
 def _num_tokens(record: StreamRecord) -> int:

@@ -75,6 +75,7 @@ class PendingClaim:
 
     request_id: str
     attempt_epoch: int
+    to_finalize: bool = False
     is_granted: bool = False
     superseded_by: int | None = None
 
@@ -160,7 +161,7 @@ class StreamStoreClient:
         None: this one may start, before anything else is waited for. `to_finalize`: no attempt starts, but the end of the
         stream is stored."""
         query = ClaimAttempt(next(self._query_ids), record_id, epoch, caller, to_finalize)
-        claim = self._pending_claims[query.query_id] = PendingClaim(record_id, epoch)
+        claim = self._pending_claims[query.query_id] = PendingClaim(record_id, epoch, to_finalize)
         try:
             reply = await self._query(query)
         finally:
@@ -168,6 +169,12 @@ class StreamStoreClient:
         if isinstance(reply, ClaimReply) and reply.blocking_epoch is not None:
             return reply.blocking_epoch
         return claim.superseded_by
+
+    def supersede_claims(self, record_id: str) -> None:
+        """Attempts that wait for their claim in this process do not start, whether or not the stream store grants it."""
+        for claim in self._pending_claims.values():
+            if claim.request_id == record_id and not claim.to_finalize:
+                claim.superseded_by = claim.attempt_epoch
 
     async def drop_by_name(self, names: Collection[str], drop_all: bool, caller: str | None) -> DropReply:
         return await self._drop(lambda query_id: DropByName(query_id, list(names), drop_all, caller))

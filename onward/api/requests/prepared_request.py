@@ -6,6 +6,7 @@ from onward.api.requests.schemas import GenerationRequest
 from onward.api.requests.structured_outputs import RequestedGrammar
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.router import Attempt
+from onward.proto.step import TokenLogprobs
 from onward.web.openai_api.tools import NO_TOOLS, ResolvedTools
 
 
@@ -28,6 +29,8 @@ class PreparedRequest:
     reasoning: ReasoningParams | None = None
     grammar_completed_at: tuple[int | None, ...] = ()
     """Of each choice's given tokens how many complete the structure, once that is known."""
+    prior_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of a stored response: the logprobs of its first given tokens, as an earlier attempt has kept them."""
 
     @property
     def is_resumed(self) -> bool:

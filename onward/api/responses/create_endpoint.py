@@ -36,7 +36,7 @@ class CreateResponseEndpoint(GenerationEndpoint):
         if not prepared.request.is_background or prepared.is_resumed:
             await super().run_prepared(context, prepared, send)
             return
-        await self._background.start(prepared)
+        await self._background.start(prepared, context.access)
         response_id = self.runner.builder.object_header(prepared.attempt).id
         if prepared.request.stream:
             await stream_stored_response(self._response_store, context.caller, response_id, -1, send)

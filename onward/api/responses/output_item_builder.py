@@ -5,6 +5,7 @@ events its reader has had. Space between items belongs to none of them: it is he
 numbers, sockets or the response around the output.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 @dataclass(slots=True)
-class OutputItem:
+class OutputItem(ABC):
     """Words, thoughts or a call, while it grows and when it is done. The id is a function of the request and of the item's
     place."""
 
@@ -41,8 +42,8 @@ class OutputItem:
     def text(self) -> str:
         return "".join(self.texts)
 
-    def as_json(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def as_json(self) -> dict[str, Any]: ...
 
 
 class TextItem(OutputItem):
@@ -50,8 +51,8 @@ class TextItem(OutputItem):
     delta = done = ""
     """The events that tell of its text."""
 
-    def part(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def part(self) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True)

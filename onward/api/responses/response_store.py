@@ -17,6 +17,7 @@ from onward import log
 from onward.api.engine_link.request_tracker import MAX_ATTEMPT
 from onward.api.lifecycle.generation_runner import GenerationRunner
 from onward.api.lifecycle.request_builder import ApiServices
+from onward.api.lifecycle.resume import with_longest_logprobs, with_prior_logprobs
 from onward.api.lifecycle.stream_registry import ENDED_ELSEWHERE_CODES, LiveStream, StreamRegistry
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.responses.chat_request import ResponseChatRequest
@@ -25,6 +26,7 @@ from onward.api.responses.response_view import ResponseView
 from onward.errors import Conflict, OnwardError
 from onward.proto.error_info import to_error_info
 from onward.proto.router import ChoiceSnapshot, StreamRecord
+from onward.web.access_log import AccessRecord
 from onward.web.auth.api_key_table import Caller
 from onward.web.error_format import RequestFailed
 from onward.web.error_handlers import INTERNAL_ERROR
@@ -45,23 +47,26 @@ class BackgroundResponses:
         self._streams = streams
         self._tasks = tasks
 
-    async def start(self, prepared: PreparedRequest) -> None:
-        """Until the engine has taken it. Raises what it is refused by."""
+    async def start(self, prepared: PreparedRequest, access: AccessRecord | None = None) -> None:
+        """Until the engine has taken it. Raises what it is refused by. `access`: of the request that a client waits with;
+        its trace has what happens in the background too."""
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = self._tasks.start(self._run(prepared, accepted), prepared.attempt.caller)
+        task = self._tasks.start(self._run(prepared, accepted, access), prepared.attempt.caller)
         try:
             await asyncio.shield(accepted)
         except asyncio.CancelledError:
             task.cancel()  # its client has gone before it could learn what to ask for
             raise
 
-    async def _run(self, prepared: PreparedRequest, accepted: "asyncio.Future[None]") -> None:
+    async def _run(
+        self, prepared: PreparedRequest, accepted: "asyncio.Future[None]", access: AccessRecord | None
+    ) -> None:
         def on_accepted(stream: LiveStream) -> None:
             self._streams.store_started(stream)
             accepted.set_result(None)
 
         try:
-            await self._runner.run(prepared, _discard_messages, on_accepted)
+            await self._runner.run(prepared, _discard_messages, on_accepted, access)
         except (OnwardError, RequestFailed) as refused:
             # Later ones are a part of its record.
             if not accepted.done():
@@ -232,7 +237,7 @@ class InstanceResponseStore:
             # One that runs in the background was let in, and runs until it is over. One that its client has left has given
             # its slot back, so it is admitted like a new request.
             attempt = msgspec.structs.replace(prepared.attempt, was_accepted=prepared.request.is_background)
-            prepared = dataclasses.replace(prepared, attempt=attempt)
+            prepared = with_prior_logprobs(dataclasses.replace(prepared, attempt=attempt), record)
             task = self._services.tasks.start(self._restart(prepared, record), attempt.caller)
             await asyncio.wait((task,), timeout=RESUME_WAIT_S)
 
@@ -254,6 +259,10 @@ class InstanceResponseStore:
         """As a router has decided that it has ended. Returns how it has."""
         if record.is_cancelled:
             return await self._streams.cancel(msgspec.structs.replace(record, is_cancelled=False))
+        if record.error is not None:
+            # It may have failed here: then this record takes the place of the one that the attempt has left.
+            attempt = record.attempt
+            record = with_longest_logprobs(record, await self._streams.find(attempt.request_id, caller=attempt.caller))
         self._streams.store_response(record)
         return record
 

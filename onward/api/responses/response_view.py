@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from onward.api.engine_link.request_tracker import PD_PREEMPTED, EngineOutput
-from onward.api.lifecycle.active_choice import ActiveChoice
+from onward.api.lifecycle.choice_output import ChoiceOutput
 from onward.api.lifecycle.request_builder import RequestBuilder
 from onward.api.lifecycle.request_output import TokenUsage
 from onward.api.requests.prepared_request import PreparedRequest
@@ -30,7 +30,7 @@ class ResponseView:
         self.request: ResponseChatRequest = prepared.request
         self._prepared = prepared
         self._num_cached_tokens = self._num_scored = 0
-        self._choice: ActiveChoice = builder.replay_choice(prepared)
+        self._choice: ChoiceOutput = builder.replay_choice(prepared)
         self._event_builder = self._new_event_builder(builder, prepared)
         self.events: list[ResponseEvent] = self._event_builder.opening()
         self.apply(record)

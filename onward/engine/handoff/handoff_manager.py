@@ -15,7 +15,7 @@ from onward.engine.live_requests import LiveRequests
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import Request
 from onward.engine.scheduling.scheduler import Scheduler
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from onward.obs.metrics import Registry
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.proto.kv_transfer import KvCommand, KvReport, PushComplete, PushFailed, PushQuiesced
@@ -42,7 +42,7 @@ class HandoffManager:
         incarnation: str,
         worker: WorkerHello,
         scheduler: Scheduler,
-        tokens: TokenProcessor,
+        result_processor: StepResultProcessor,
         outbox: ApiOutbox,
         live: LiveRequests,
         limits: EngineLimits,
@@ -60,10 +60,10 @@ class HandoffManager:
         )
         if config.role != "prefill" and worker.kv_endpoint is not None:
             scheduler.remote_prefill_enabled = True
-            self._remote = RemotePrefillClient(config, incarnation, worker, scheduler, tokens, metrics)
+            self._remote = RemotePrefillClient(config, incarnation, worker, scheduler, result_processor, metrics)
         if config.role != "decode":
             self._service = PrefillService(
-                config, incarnation, worker, scheduler, tokens, outbox, live, limits, metrics
+                config, incarnation, worker, scheduler, result_processor, outbox, live, limits, metrics
             )
 
     @property

@@ -18,9 +18,9 @@ from onward.engine.live_requests import LiveRequests
 from onward.engine.outbox import ApiOutbox, PeerPrefillResult
 from onward.engine.request import FinishReason, Request, RequestStatus
 from onward.engine.scheduling import scheduling_policy
-from onward.engine.scheduling.outgoing_pushes import PushState
+from onward.engine.scheduling.outgoing_handoffs import OutgoingHandoffState
 from onward.engine.scheduling.scheduler import Scheduler
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from onward.errors import OnwardError, PdError
 from onward.pd import handoff_errors
 from onward.pd.handoff_events import GrantReceived, HandoffCancelled, HandoffCompleted, HandoffKey, PrefillRequested
@@ -52,16 +52,21 @@ class PrefillService:
         incarnation: str,
         worker: WorkerHello,
         scheduler: Scheduler,
-        tokens: TokenProcessor,
+        result_processor: StepResultProcessor,
         outbox: ApiOutbox,
         live: LiveRequests,
         limits: admission.EngineLimits,
         metrics: HandoffMetrics,
     ) -> None:
         assert worker.kv_layout is not None, "a prefill instance's worker has KV memory to send from"
-        self._config, self._scheduler, self._tokens, self._outbox = config, scheduler, tokens, outbox
+        self._config, self._scheduler, self._result_processor, self._outbox = (
+            config,
+            scheduler,
+            result_processor,
+            outbox,
+        )
         self._live, self._limits, self._metrics, self._layout = live, limits, metrics, worker.kv_layout
-        self._pushes = scheduler.pushes
+        self._pushes = scheduler.outgoing_handoffs
         self._engine_incarnation = incarnation
         self._num_kv_resets = 0
         self._protocol = PrefillHandoffProtocol(
@@ -93,7 +98,7 @@ class PrefillService:
 
     def receive_kv_report(self, report: KvReport, now_s: float) -> None:
         push = self._pushes.by_lease(report.lease_id)
-        if push is not None and push.state is PushState.STOPPING:
+        if push is not None and push.state is OutgoingHandoffState.STOPPING:
             self._pushes.release(push)  # whichever it is: nothing is read any more
             return
         match report:
@@ -153,7 +158,7 @@ class PrefillService:
                     self._on_granted(task, event.grant, now_s)
                 case HandoffCompleted():
                     self._metrics.ended.inc("prefill", "taken")
-                    self._tokens.record_finish(task.request, FinishReason.HANDED_OFF, now_s)
+                    self._result_processor.record_finish(task.request, FinishReason.HANDED_OFF, now_s)
                     self._end_task(task, now_s, is_quiesced=True)
                 case HandoffCancelled():
                     self._end_failed(task, event.error, now_s, is_quiesced=False)
@@ -179,7 +184,7 @@ class PrefillService:
     def _check_queue(self, num_tokens: int, now_s: float) -> None:
         waiting = self._scheduler.waiting
         backlog = admission.QueueBacklog(len(waiting), waiting.num_prompt_tokens)
-        if refusal := admission.check_queue(backlog, num_tokens, self._config, self._tokens.rates, now_s):
+        if refusal := admission.check_queue(backlog, num_tokens, self._config, self._result_processor.rates, now_s):
             raise refusal.error
 
     def _fail_unfinished(self, now_s: float) -> None:
@@ -247,14 +252,14 @@ class PrefillService:
         self._metrics.ended.inc("prefill", error.code)
         log_failed_handoff("prefill", task.request.request_id, task.key.decode_incarnation, error)
         if task.request.finish_reason is FinishReason.HANDED_OFF:  # sampled, and the peer never had its KV
-            self._tokens.record_finish(task.request, FinishReason.ERROR, now_s, error.code)
+            self._result_processor.record_finish(task.request, FinishReason.ERROR, now_s, error.code)
         self._end_task(task, now_s, is_quiesced=is_quiesced)
 
     def _end_task(self, task: PeerPrefillTask, now_s: float, *, is_quiesced: bool) -> None:
         """Forgets the task. Its blocks stay in the transfer's hands until that is quiet."""
         del self._tasks[task.key]
         if task.request.status is not RequestStatus.FINISHED:
-            self._tokens.finish(task.request, FinishReason.ABORT, now_s)
+            self._result_processor.finish(task.request, FinishReason.ABORT, now_s)
         self._commands += self._pushes.end(task.key, now_s, is_quiesced=is_quiesced)
 
 

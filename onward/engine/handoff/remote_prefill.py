@@ -11,12 +11,12 @@ task for each request that is out. No I/O: `take_messages` returns what is to be
 from onward.config import EngineConfig
 from onward.engine.handoff.handoff_metrics import HandoffMetrics, log_failed_handoff
 from onward.engine.handoff.prefill_peers import PrefillPeers
-from onward.engine.handoff.remote_prefill_tasks import RemotePrefillTask, RemotePrefillTasks
+from onward.engine.handoff.remote_prefill_index import RemotePrefill, RemotePrefillIndex
 from onward.engine.request import RequestStatus
 from onward.engine.scheduling import scheduling_policy
 from onward.engine.scheduling.peer_write_leases import PeerWriteLease
 from onward.engine.scheduling.scheduler import Scheduler
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from onward.errors import RETRY_SOON_S, PdError
 from onward.pd import handoff_errors
 from onward.pd.decode_handoff_protocol import DecodeHandoffProtocol
@@ -60,10 +60,15 @@ class RemotePrefillClient:
         incarnation: str,
         worker: WorkerHello,
         scheduler: Scheduler,
-        tokens: TokenProcessor,
+        result_processor: StepResultProcessor,
         metrics: HandoffMetrics,
     ) -> None:
-        self._config, self._scheduler, self._tokens, self._metrics = config, scheduler, tokens, metrics
+        self._config, self._scheduler, self._result_processor, self._metrics = (
+            config,
+            scheduler,
+            result_processor,
+            metrics,
+        )
         self._leases = scheduler.leases
         assert worker.kv_layout is not None, "a decode instance's worker has KV memory to share"
         self._layout, self._vocab_size = worker.kv_layout, worker.vocab_size
@@ -73,7 +78,7 @@ class RemotePrefillClient:
             incarnation, HandoffTimeouts(config.lease_s, config.offer_hold_s, config.handoff_timeout_s)
         )
         self.peers = PrefillPeers(config.prefill_peers)
-        self.tasks = RemotePrefillTasks()
+        self.tasks = RemotePrefillIndex()
         self._commands: list[KvCommand] = []
         self._pings: list[tuple[str, ToPrefill]] = []
         self._next_retry_s = 0.0
@@ -96,7 +101,9 @@ class RemotePrefillClient:
             if scheduling_policy.should_reschedule(request):
                 message = f"the decode instance had to give the request up after {request.num_generated} tokens"
                 self._metrics.fallbacks.inc("none")
-                self._tokens.reschedule(request, to_error_info(PdError("pd_preempted", message, stage="decode")), now_s)
+                self._result_processor.reschedule(
+                    request, to_error_info(PdError("pd_preempted", message, stage="decode")), now_s
+                )
                 continue
             self._scheduler.start_remote_prefill(request)
             if request.scheduled_s is None:
@@ -194,7 +201,7 @@ class RemotePrefillClient:
                 case HandoffFailed():
                     self._on_handoff_failed(task, event.error, now_s)
 
-    def _on_offer(self, task: RemotePrefillTask, event: OfferReceived, now_s: float) -> None:
+    def _on_offer(self, task: RemotePrefill, event: OfferReceived, now_s: float) -> None:
         self._metrics.offers.inc("decode")
         num_needed_blocks = self._scheduler.pool.num_blocks_for(len(task.request.token_ids))
         if event.num_blocks != num_needed_blocks:
@@ -218,7 +225,7 @@ class RemotePrefillClient:
         self._protocol.grant(grant, now_s)
         self._metrics.grants.inc()
 
-    def _on_arrived(self, task: RemotePrefillTask, ready: PrefillDone, now_s: float) -> None:
+    def _on_arrived(self, task: RemotePrefill, ready: PrefillDone, now_s: float) -> None:
         request, lease = task.request, self._leases.of(task.request)
         if lease is None or not ready.token_ids or not self._in_vocabulary(ready.token_ids):
             error = handoff_errors.transfer_failed("what the prefill instance sent cannot be used")
@@ -243,12 +250,12 @@ class RemotePrefillClient:
             ready.prompt_logprobs,
             ready.grammar_done,
         )
-        self._tokens.commit_peer_tokens(request, sampled, now_s)
+        self._result_processor.commit_peer_tokens(request, sampled, now_s)
 
     def _in_vocabulary(self, token_ids: list[int]) -> bool:
         return min(token_ids) >= 0 and max(token_ids) < self._vocab_size
 
-    def _on_handoff_failed(self, task: RemotePrefillTask, error: ErrorInfo, now_s: float) -> None:
+    def _on_handoff_failed(self, task: RemotePrefill, error: ErrorInfo, now_s: float) -> None:
         """A handoff has failed; the request goes on with another peer or locally."""
         request = task.request
         log_failed_handoff("decode", request.request_id, task.peer_address, error, label=request.spec.client_request_id)
@@ -265,19 +272,19 @@ class RemotePrefillClient:
                 self._wait_for_blocks(task)
                 return
             self.tasks.remove(task)  # no peer's fault: there is no room here, and elsewhere there may be
-            self._tokens.reschedule(request, error, now_s)
+            self._result_processor.reschedule(request, error, now_s)
             return
-        if error.stage == handoff_errors.WORKER_CRASH_STAGE and self._tokens.charge_crash(request, now_s):
+        if error.stage == handoff_errors.WORKER_CRASH_STAGE and self._result_processor.charge_crash(request, now_s):
             self.tasks.remove(task)
             return
         self.peers.pause_after(error, task.peer_address, now_s)
         self._ask_next_peer(task, now_s)
 
-    def _wait_for_blocks(self, task: RemotePrefillTask) -> None:
+    def _wait_for_blocks(self, task: RemotePrefill) -> None:
         self.tasks.wait_for_blocks(task)
         self._leases.mark_short_of_blocks(task.request)
 
-    def _ask_next_peer(self, task: RemotePrefillTask, now_s: float) -> None:
+    def _ask_next_peer(self, task: RemotePrefill, now_s: float) -> None:
         candidates = self._peer_candidates(task, now_s)
         may_fall_back = self._config.local_prefill
         peer = scheduling_policy.choose_prefill_peer(candidates, may_fall_back=may_fall_back)
@@ -295,10 +302,10 @@ class RemotePrefillClient:
             retryable = (peer.address for peer in candidates if scheduling_policy.can_retry_later([peer]))
             self.tasks.wait_for_peers(task, frozenset(retryable), self._give_up_at_s(task))
 
-    def _give_up_at_s(self, task: RemotePrefillTask) -> float:
+    def _give_up_at_s(self, task: RemotePrefill) -> float:
         return task.started_s + self._config.handoff_timeout_s
 
-    def _peer_candidates(self, task: RemotePrefillTask, now_s: float) -> list[scheduling_policy.PrefillPeerCandidate]:
+    def _peer_candidates(self, task: RemotePrefill, now_s: float) -> list[scheduling_policy.PrefillPeerCandidate]:
         """The peers that this one may be sent to, as the choice sees them."""
         addresses = task.request.spec.prefill_peers or self._config.prefill_peers
         for address in addresses:
@@ -313,7 +320,7 @@ class RemotePrefillClient:
             for address in addresses
         ]
 
-    def _ask_peer(self, task: RemotePrefillTask, address: str, now_s: float) -> None:
+    def _ask_peer(self, task: RemotePrefill, address: str, now_s: float) -> None:
         request, handoff_id = task.request, self._protocol.next_handoff_id()
         self.tasks.start_handoff(task, address, handoff_id, now_s)
         prefill = PrefillRequest(
@@ -333,7 +340,7 @@ class RemotePrefillClient:
         )
         self._protocol.request_prefill(address, prefill, now_s)
 
-    def _give_up(self, task: RemotePrefillTask, now_s: float) -> None:
+    def _give_up(self, task: RemotePrefill, now_s: float) -> None:
         """Nobody could compute it, and we may not. The layer above may know someone who can."""
         self._metrics.fallbacks.inc("none")
         self.tasks.remove(task)
@@ -342,7 +349,7 @@ class RemotePrefillClient:
         error = PdError(
             code, f"no prefill instance could compute the prompt ({cause})", stage="prefill", retry_after_s=RETRY_SOON_S
         )
-        self._tokens.reschedule(task.request, to_error_info(error), now_s)
+        self._result_processor.reschedule(task.request, to_error_info(error), now_s)
 
     def _count_heartbeats(self, heartbeat: HandoffHeartbeat) -> None:
         """Of work that the peer is at. Where it waits for our worker its word says nothing of whether that lives."""
@@ -363,7 +370,7 @@ class RemotePrefillClient:
             else:
                 self._wait_for_blocks(task)  # its blocks went to somebody who comes before it
 
-    def _cancel_handoff(self, task: RemotePrefillTask, now_s: float) -> None:
+    def _cancel_handoff(self, task: RemotePrefill, now_s: float) -> None:
         if task.handoff_id is not None:
             self._protocol.cancel(task.handoff_id, CANCELLED_BY_DECODE, now_s)
             self._metrics.ended.inc("decode", "withdrawn")

@@ -95,7 +95,7 @@ class PlanRecord(msgspec.Struct, frozen=True, array_like=True, tag="p"):
 
 
 class ApiOutboxRecord(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """Asked for messages, and the answer: to whom, and what."""
+    """The messages that the core sent to api processes in one turn, each with its recipient."""
 
     messages: list[tuple[str, FromEngine]]
 

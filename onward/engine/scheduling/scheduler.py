@@ -19,7 +19,7 @@ from onward.config import EngineConfig
 from onward.engine.request import RecomputeCause, Request, RequestStatus
 from onward.engine.scheduling import scheduling_policy
 from onward.engine.scheduling.block_pool import BlockPool
-from onward.engine.scheduling.outgoing_pushes import OutgoingPushes
+from onward.engine.scheduling.outgoing_handoffs import OutgoingHandoffs
 from onward.engine.scheduling.peer_write_leases import PeerWriteLeases
 from onward.engine.scheduling.request_queue import RequestQueue
 from onward.engine.scheduling.slot_and_block_allocator import (
@@ -46,7 +46,7 @@ class Scheduler:
         self.config = config
         self.allocator = SlotAndBlockAllocator(config, pool)
         self.leases = PeerWriteLeases(self.allocator, incarnation, checksums=config.kv_checksums)
-        self.pushes = OutgoingPushes(self.allocator, config.max_num_batched_tokens, self._newest_step)
+        self.outgoing_handoffs = OutgoingHandoffs(self.allocator, config.max_num_batched_tokens, self._newest_step)
         self.waiting = RequestQueue()
         self.remote_prefill_enabled = False
         """Whether prompts may be computed elsewhere."""
@@ -89,7 +89,7 @@ class Scheduler:
             request.set_status(RequestStatus.WAITING)
             self.enqueue(request)
         self.leases.reset()
-        self.pushes.reset()
+        self.outgoing_handoffs.reset()
         self.allocator.reset(pool)
         self.preempting.clear()
         self.steps_in_flight.clear()
@@ -166,7 +166,7 @@ class Scheduler:
             case RequestStatus.ASKED | RequestStatus.GRANTED:
                 self.leases.abandon(request)
             case RequestStatus.OFFERED:
-                self.pushes.withdraw_offer(request)
+                self.outgoing_handoffs.withdraw_offer(request)
             case RequestStatus.RUNNING:
                 self.running.remove(request)
             case RequestStatus.PREEMPTING:
@@ -201,6 +201,7 @@ class Scheduler:
 
     def publish_computed(self, request: Request) -> None:
         self.allocator.cache_computed_blocks(request)
+        self.allocator.free_blocks_before_window(request)  # those that have a name can still be found by it
 
     def _newest_step(self) -> int | None:
         return self.steps_in_flight[-1].step if self.steps_in_flight else None
@@ -333,7 +334,7 @@ class Scheduler:
                 continue
             if not draft.prompt_logprob_budget and request.first_logits_row is not None:
                 continue
-            if key is None or self.pushes.may_offer(key):
+            if key is None or self.outgoing_handoffs.may_offer(key):
                 return request
             blocked_incarnations.add(key.decode_incarnation)
         return None
@@ -354,7 +355,7 @@ class Scheduler:
                 self._recomputed.append((request.recompute_cause, request.num_lost_tokens - start))
             request.recompute_cause = None
         if request.handoff is not None:
-            self.pushes.offer(request.handoff, request, allocation, now_s)
+            self.outgoing_handoffs.offer(request.handoff, request, allocation, now_s)
             return True
         self.allocator.allocate(request, allocation)
         self.allocator.start_running(request, now_s)
@@ -412,7 +413,7 @@ class Scheduler:
         reclaim = self.pool.estimate_reclaim(shared)
         reclaim.num_blocks += self.leases.num_returning_blocks
         for request in self.preempting:
-            reclaim.add(request.block_ids)
+            reclaim.add(request.held_block_ids)
         # A peer's prompt is done soon, and its transfer reads our blocks.
         own = (r for r in [*self.running, *self.allocator.awaiting_kv] if r.handoff is None)
         candidates = [r for r in own if r not in draft.assigns]

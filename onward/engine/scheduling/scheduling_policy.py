@@ -176,15 +176,15 @@ def choose_victims(
     victims: list[Request] = []
     while candidates and not shortage.is_met(reclaim.num_blocks, len(victims)):
         victims.append(candidates.pop(0))
-        reclaim.add(victims[-1].block_ids)
+        reclaim.add(victims[-1].held_block_ids)
     if not shortage.is_met(reclaim.num_blocks, len(victims)):
         return []
     for request in victims[::-1]:
-        reclaim.undo_add(request.block_ids)
+        reclaim.undo_add(request.held_block_ids)
         if shortage.is_met(reclaim.num_blocks, len(victims) - 1):
             victims.remove(request)
         else:
-            reclaim.add(request.block_ids)
+            reclaim.add(request.held_block_ids)
     return victims
 
 

@@ -1,7 +1,7 @@
-"""Slots and blocks: who has them, whether there is room for one more, and who speaks under which epoch.
+"""Allocates slots and KV blocks to requests, decides whether another request fits, and numbers slot epochs.
 
-Both are resources with an owner, and both come back behind a fence: a step in flight may still speak for a slot and write
-a block that its request has given up. Knows nothing of queues, plans and priorities.
+A released slot or block is fenced until the steps in flight have completed: such a step may still report tokens for the
+slot or write the block. Independent of queues, plans and priorities.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from onward.proto.block_hash import BlockHash
 
 
 class SlotPool:
-    """Slots are a resource with an owner, fenced like blocks: a surplus step may still speak for the last tenant."""
+    """Free slots. A released slot is fenced like a block: a step in flight may still report tokens of its last request."""
 
     def __init__(self, num_slots: int) -> None:
         self._free = list(range(num_slots - 1, -1, -1))
@@ -48,7 +48,7 @@ class SlotPool:
 
 @dataclass(slots=True, frozen=True)
 class PlannedAllocation:
-    """What a request would take, and whether it may."""
+    """The blocks that a request would take, and whether they are available."""
 
     block_hashes: list[BlockHash]
     num_cached_blocks: int
@@ -56,9 +56,9 @@ class PlannedAllocation:
     fits: bool
     """Whether there are blocks for it now."""
     num_blocks_consumed: int
-    """Blocks that would not be available any more, those of hits that nobody else holds included."""
+    """Free blocks that this uses up, including cached blocks without another reference."""
     num_growth_blocks: int
-    """Requests for which a block each is kept to grow into."""
+    """Blocks kept free so that running requests can grow: one for each."""
 
 
 class SlotAndBlockAllocator:
@@ -68,9 +68,11 @@ class SlotAndBlockAllocator:
         self.slots = SlotPool(config.max_num_seqs)
         self.running = RequestQueue()
         self.awaiting_kv = RequestQueue()
-        """Have a seat, and grow, but do not run: a peer writes their blocks."""
+        """Have a slot and get more blocks, but do not run: a peer writes their blocks."""
         self.by_slot_epoch: dict[int, Request] = {}
         self._next_epoch = 1
+        self.attention_window: int | None = None
+        """Of the worker's model."""
 
     def reset(self, pool: BlockPool) -> None:
         """The worker is dead, and all that was in its memory."""
@@ -151,7 +153,7 @@ class SlotAndBlockAllocator:
     def release(self, request: Request, fence_step: int | None) -> None:
         assert request.slot is not None, "it had a slot"
         self.slots.release(request.slot, fence_step)
-        self.pool.release(request.block_ids, fence_step)
+        self.pool.release(request.held_block_ids, fence_step)
         self.by_slot_epoch.pop(request.slot_epoch, None)  # an offered one has no epoch yet
         clear_allocation(request)
 
@@ -166,12 +168,28 @@ class SlotAndBlockAllocator:
                 self.pool.cache_block(request.block_ids[index], block_hashes[index])
             request.num_hashed_blocks = num_full
 
+    def free_blocks_before_window(self, request: Request) -> None:
+        """Gives up the leading blocks that no layer reads any more.
+
+            positions   |---- freed ----|---- the window of the next row ----|
+                        0               first_seen              num_computed (the next row)
+
+        There is no fence: rows of steps in flight lie behind `num_computed`, so they neither read nor write these."""
+        if self.attention_window is None:
+            return
+        first_seen = max(0, request.num_computed - self.attention_window + 1)
+        num_unseen = first_seen // self.pool.block_size
+        if num_unseen > request.num_freed_blocks:
+            self.pool.release(request.block_ids[request.num_freed_blocks : num_unseen], None)
+            request.num_freed_blocks = num_unseen
+
 
 def clear_allocation(request: Request) -> None:
     request.prompt_logprobs = None
     request.peer_draft_token_ids = []
     request.slot = None
     request.block_ids = []
+    request.num_freed_blocks = 0
     request.num_computed = 0
     request.num_hashed_blocks = 0
     request.assign_pending = False

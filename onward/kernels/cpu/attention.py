@@ -8,6 +8,7 @@ first to last. So a row's bits depend on its own history only, not on the tile, 
 import numpy as np
 
 from onward.kernels.cpu import simd
+from onward.kernels.cpu.activations import soft_cap
 from onward.kernels.cpu.attention_tiles import score_stride
 from onward.kernels.cpu.jit import inlined_kernel_function, kernel_function, out_of_line
 from onward.kernels.cpu.kv_layout import POSITIONS_PER_RECORD, record_at, record_size_of, values_offset_of
@@ -90,9 +91,64 @@ def _softmax(scores, at, num_valid, num_blocks):
     return np.float32(1.0) / simd.sum_lanes(total)
 
 
+@inlined_kernel_function
+def first_visible(position, window):
+    """The first position that a row sees."""
+    return max(0, position - window + 1) if window > 0 else 0
+
+
+@inlined_kernel_function
+def prepare_scores(scores, at, first_block, first, num_valid, options):
+    """Caps a row's scores, and leaves out those before `first` and from `num_valid` on."""
+    lowest = np.float32(-np.inf)
+    filled = (num_valid + 15) // 16
+    if options.softcap > np.float32(0.0):
+        for block in range(first_block, filled):
+            simd.store(scores, at + block * 16, soft_cap(simd.load(scores, at + block * 16), options.softcap))
+    for i in range(first_block * 16, first):
+        scores[at + i] = lowest
+    for i in range(num_valid, filled * 16):
+        scores[at + i] = lowest
+
+
+@inlined_kernel_function
+def highest_score(scores, at, first_block, num_valid, head, options):
+    """The maximum of a row's scores after `prepare_scores`, the head's sink included."""
+    high = simd.splat(np.float32(-np.inf))
+    for block in range(first_block, (num_valid + 15) // 16):
+        high = simd.maximum(high, simd.load(scores, at + block * 16))
+    top = simd.max_lanes(high)
+    if options.sinks != 0:
+        top = max(top, simd.floats(options.sinks)[head])
+    return top
+
+
+@inlined_kernel_function
+def sink_weight(top, head, options):
+    if options.sinks == 0:
+        return np.float32(0.0)
+    return simd.max_lanes(simd.exp(simd.splat(simd.floats(options.sinks)[head] - top)))
+
+
+@inlined_kernel_function
+def _softmax_with(options, scores, at, first_block, first, num_valid, num_blocks, head):
+    """`_softmax` over the positions from `first` on, which lies in `first_block`."""
+    prepare_scores(scores, at, first_block, first, num_valid, options)
+    highest = highest_score(scores, at, first_block, num_valid, head, options)
+    top, total = simd.splat(highest), simd.splat(np.float32(0.0))
+    filled = (num_valid + 15) // 16
+    for block in range(first_block, filled):
+        weight = simd.exp(simd.load(scores, at + block * 16) - top)
+        simd.store(scores, at + block * 16, weight)
+        total = total + weight
+    for block in range(filled, num_blocks):
+        simd.store(scores, at + block * 16, simd.splat(np.float32(0.0)))
+    return np.float32(1.0) / (simd.sum_lanes(total) + sink_weight(highest, head, options))
+
+
 @kernel_function
 def attend_tile(q, q_stride, kv, kv_at, block_table, table_at, block_size, tile, tile_at, kv_head,
-                num_kv_heads, group_size, head_dim, scratch, q_at, out, out_stride):  # fmt: skip
+                num_kv_heads, group_size, head_dim, scratch, q_at, out, out_stride, options):  # fmt: skip
     """All heads of `kv_head`'s group, for the rows of one tile. `tile` holds (first row, rows, slot, position)."""
     out_of_line()
     first_row, num_rows = np.int64(tile[tile_at]), np.int64(tile[tile_at + 1])
@@ -105,6 +161,9 @@ def attend_tile(q, q_stride, kv, kv_at, block_table, table_at, block_size, tile,
     values_at = values_offset_of(head_dim, 4)
     stride = _score_stride(num_keys)
     scale = np.float32(1.0) / np.sqrt(np.float32(head_dim))
+    first_block = 0
+    if options is not None:
+        first_block = first_visible(position, options.window) // 16
     sums_at = q_at + pairs * head_dim
     scores_at = sums_at + pairs * head_dim
     for row in range(num_rows):
@@ -114,17 +173,22 @@ def attend_tile(q, q_stride, kv, kv_at, block_table, table_at, block_size, tile,
             scratch[q_at + target + i] = q[source + i] * scale
             scratch[sums_at + target + i] = np.float32(0.0)
 
-    for block in range(num_blocks):
+    for block in range(first_block, num_blocks):
         page = np.int64(block_table[table_at + block // parts])
         at = kv_at + record_at(page, kv_head, block % parts, num_kv_heads, parts, record)
         to = scores_at + block * 16
         _key_scores(pairs, head_dim, scratch, q_at, kv, at, scratch, to, stride)
 
     for pair in range(pairs):
-        inverse = _softmax(scratch, scores_at + pair * stride, position + pair // group_size + 1, num_blocks)
+        row_position, at = position + pair // group_size, scores_at + pair * stride
+        if options is None:
+            inverse = _softmax(scratch, at, row_position + 1, num_blocks)
+        else:
+            inverse = _softmax_with(options, scratch, at, first_block, first_visible(row_position, options.window),
+                                    row_position + 1, num_blocks, kv_head * group_size + pair % group_size)  # fmt: skip
         scratch[scores_at + pair * stride + num_blocks * 16] = inverse  # the padding has room for one more number
 
-    for block in range(num_blocks):
+    for block in range(first_block, num_blocks):
         page = np.int64(block_table[table_at + block // parts])
         at = kv_at + record_at(page, kv_head, block % parts, num_kv_heads, parts, record) + values_at
         weights = scores_at + block * 16

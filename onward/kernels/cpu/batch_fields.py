@@ -4,6 +4,8 @@
 Addresses are int64; what lies there is said beside them.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 BATCH_FIELDS: list[tuple[str, type]] = [
@@ -28,4 +30,28 @@ BATCH_FIELDS: list[tuple[str, type]] = [
     ("num_lots", np.int64),  # see phases
     ("work", np.int64),  # int64, see phases; zeroed before each run
     ("eps", np.float32),
+    # Of models with `AttentionOptions` only.
+    ("true_head_dim", np.int64),  # without padding
+    ("rotary_half", np.int64),  # half of the rotated dimensions of a head
+    ("norm_is_whole", np.int64),  # of q and k: over all heads together
+    ("query_factor", np.float32),  # what q is multiplied with, beside 1 / sqrt(head_dim)
+    ("softcap", np.float32),  # of scores; 0: none
 ]
+
+
+class AttentionOptions(NamedTuple):
+    """How attention of one layer differs from a Llama's. Kernels get None instead where nothing differs, and are
+    compiled without all of it."""
+
+    window: Any
+    """Positions that a row sees, its own included; 0: all."""
+    sinks: Any
+    """The address of a score per head that takes part in the softmax; 0: none."""
+    cos: Any
+    """The address of the table; 0: the layer rotates nothing."""
+    sin: Any
+    rotary_half: Any
+    true_head_dim: Any
+    norm_is_whole: Any
+    query_factor: Any
+    softcap: Any

@@ -11,6 +11,7 @@ A thread's scratch:  record addresses | value scales | queries | their scales, c
 import numpy as np
 
 from onward.kernels.cpu import simd
+from onward.kernels.cpu.attention import first_visible, highest_score, prepare_scores, sink_weight
 from onward.kernels.cpu.attention_tiles import score_stride
 from onward.kernels.cpu.dot_instruction import best_level
 from onward.kernels.cpu.int8_attention_loops import int8_scores, int8_values
@@ -115,6 +116,31 @@ def _softmax(scores, at, num_valid, num_groups, value_scales, scales, scales_at)
 
 
 @inlined_kernel_function
+def _softmax_with(
+    options, scores, at, first_block, first, num_valid, num_groups, value_scales, scales, scales_at, head
+):
+    """`_softmax` over the positions from `first` on, which lies in `first_block`. Groups of 64 stay where they are."""
+    lowest, zero = np.float32(-np.inf), np.float32(0.0)
+    filled, groups, first_group = (num_valid + 15) // 16, (num_valid + _GROUP - 1) // _GROUP, first_block // 4
+    prepare_scores(scores, at, first_block, first, num_valid, options)
+    highest = highest_score(scores, at, first_block, num_valid, head, options)
+    for block in range(first_group * 4, first_block):
+        simd.store(scores, at + block * 16, simd.splat(lowest))
+    for block in range(filled, groups * 4):
+        simd.store(scores, at + block * 16, simd.splat(lowest))
+    top, total, weights = simd.splat(highest), simd.splat(zero), simd.as_bytes(scores, at)
+    for group in range(first_group, groups):
+        scale, total = _weigh_group(scores, at + group * _GROUP, top, value_scales, group * _GROUP,
+                                    weights, group * _GROUP, total)  # fmt: skip
+        scales[scales_at + group] = scale
+    for group in range(groups, num_groups):
+        scales[scales_at + group] = zero
+        for i in range(_GROUP):
+            weights[group * _GROUP + i] = 0
+    return np.float32(1.0) / (simd.sum_lanes(total) + sink_weight(highest, head, options))
+
+
+@inlined_kernel_function
 def _add_values(pairs, records, first, count, values_at, head_dim, weights, weights_at, step, scales, scales_at,
                 scales_step, sums):  # fmt: skip
     """Up to sixty-four positions of every pair."""
@@ -148,7 +174,7 @@ def _add_values(pairs, records, first, count, values_at, head_dim, weights, weig
 
 @kernel_function
 def attend_tile_int8(q, q_stride, kv_address, block_table, table_at, block_size, tile, tile_at, kv_head, num_kv_heads,
-                     group_size, head_dim, scratch, scratch_at, out, out_stride):  # fmt: skip
+                     group_size, head_dim, scratch, scratch_at, out, out_stride, options):  # fmt: skip
     """All heads of `kv_head`'s group, for the rows of one tile. `tile` holds (first row, rows, slot, position)."""
     out_of_line()
     first_row, num_rows = np.int64(tile[tile_at]), np.int64(tile[tile_at + 1])
@@ -169,7 +195,12 @@ def attend_tile_int8(q, q_stride, kv_address, block_table, table_at, block_size,
     sums = simd.shifted(weight_scales, pairs * num_groups)
     scores = simd.shifted(sums, pairs * head_dim)
 
-    for block in range(num_blocks):
+    first_block = 0
+    if options is not None:
+        first_block = first_visible(position, options.window) // 16
+        for block in range(first_block // 4 * 4, first_block):
+            simd.store(value_scales, block * 16, simd.splat(np.float32(0.0)))
+    for block in range(first_block, num_blocks):
         page = np.int64(block_table[table_at + block // parts])
         records[block] = kv_address + record_at(page, kv_head, block % parts, num_kv_heads, parts, record_bytes)
         scales = simd.load(simd.floats(records[block] + values_at + POSITIONS_PER_RECORD * head_dim), 0)
@@ -184,15 +215,23 @@ def attend_tile_int8(q, q_stride, kv_address, block_table, table_at, block_size,
     for i in range(0, pairs * head_dim, 16):
         simd.store(sums, i, simd.splat(np.float32(0.0)))
 
-    for block in range(num_blocks):
+    for block in range(first_block, num_blocks):
         _score(pairs, records[block], head_dim, queries, q_scales, corrections, scores, block * 16, stride)
     for pair in range(pairs):
-        inverses[pair] = _softmax(scores, pair * stride, position + pair // group_size + 1, num_groups, value_scales,
-                                  weight_scales, pair * num_groups)  # fmt: skip
+        row_position = position + pair // group_size
+        if options is None:
+            inverses[pair] = _softmax(scores, pair * stride, row_position + 1, num_groups, value_scales, weight_scales,
+                                      pair * num_groups)  # fmt: skip
+        else:
+            first = first_visible(row_position, options.window)
+            inverses[pair] = _softmax_with(options, scores, pair * stride, first_block, first, row_position + 1,
+                                           num_groups, value_scales, weight_scales, pair * num_groups,
+                                           kv_head * group_size + pair % group_size)  # fmt: skip
     weights = simd.as_bytes(scores, 0)
-    for group in range(num_groups):
-        _add_values(pairs, records, group * 4, min(4, num_blocks - group * 4), values_at, head_dim, weights,
-                    group * _GROUP, stride * 4, weight_scales, group, num_groups, sums)  # fmt: skip
+    for group in range(first_block // 4, num_groups):
+        start = max(group * 4, first_block)
+        _add_values(pairs, records, start, min(group * 4 + 4, num_blocks) - start, values_at, head_dim, weights,
+                    start * 16, stride * 4, weight_scales, group, num_groups, sums)  # fmt: skip
 
     for pair in range(pairs):
         target = (first_row + pair // group_size) * out_stride + (kv_head * group_size + pair % group_size) * head_dim

@@ -35,7 +35,10 @@ TILE_SCRATCH = 2 * ROWS_AT_ONCE * OUTPUT_UNIT
 
 # Columns of the table of a layer's weights; the matrices come first.
 QKV, OUT, GATE_UP, DOWN, INPUT_NORM, POST_NORM, QKV_BIAS, Q_NORM, K_NORM = range(9)
-NUM_WEIGHTS, NUM_MATRICES = 9, 4
+# Only `int8_forward_general` reads these. COS and SIN are tables, WINDOW is a number.
+(OUT_BIAS, GATE_UP_BIAS, DOWN_BIAS, INPUT_NORM_BIAS, POST_NORM_BIAS, OUT_NORM, OUT_NORM_BIAS, MLP_NORM, MLP_NORM_BIAS,
+ SINKS, COS, SIN, WINDOW) = range(9, 22)  # fmt: skip
+NUM_WEIGHTS, NUM_MATRICES = 22, 4
 
 QUANTIZED_INPUTS = ("narrow", "heads", "wide")
 """Of qkv, gate/up and head; of o; of down."""
@@ -60,17 +63,28 @@ CONTEXT = np.dtype(
         ("final_norm", np.int64),
         ("hidden", np.int64),  # float32 [rows, hidden_size]: the residual stream
         ("logits", np.int64),  # float32 [sampled, vocab_size]
+        # Of `int8_forward_general` only.
+        ("product", np.int64),  # float32 [rows, hidden_size]: what is normed before it is added to the residual stream
+        ("position_table", np.int64),  # float32 [positions, hidden_size]; 0: none
+        ("final_norm_bias", np.int64),
+        ("is_layer_norm", np.int64),
+        ("is_parallel", np.int64),
+        ("is_gated", np.int64),
+        ("activation", np.int64),  # of `activations.KINDS`
+        ("embedding_multiplier", np.float32),
+        ("logit_softcap", np.float32),  # 0: none
         *((f"{name}_{part}", np.int64) for name in QUANTIZED_INPUTS for part in QuantizedActivations._fields),
     ],
     align=True,
 )
 
 
-def num_phases(num_layers: int) -> int:
-    return 3 + num_layers * PHASES_PER_LAYER
+def num_phases(num_layers: int, per_layer: int = PHASES_PER_LAYER) -> int:
+    """One for the embedding, three for what follows the layers: norm, head, soft-cap."""
+    return 4 + num_layers * per_layer
 
 
-class _Product(NamedTuple):
+class Product(NamedTuple):
     """A packed matrix and its quantized input."""
 
     address: Any
@@ -80,7 +94,7 @@ class _Product(NamedTuple):
 
 
 @kernel_function
-def _multiply(product, pair, row, num_rows, out, out_at):
+def multiply(product, pair, row, num_rows, out, out_at):
     """out[r, 0:32] = outputs 32 * pair and following, for up to four rows from `row` on."""
     out_of_line()
     groups = product.num_groups
@@ -112,13 +126,13 @@ def _multiply(product, pair, row, num_rows, out, out_at):
 
 
 @inlined_kernel_function
-def _chunk(num_items):
+def chunk_size(num_items):
     """Items to draw at once: few draws, but enough of them that no thread is left waiting for long."""
     return max(1, num_items // 16)
 
 
 @inlined_kernel_function
-def _embedding(table, is_nibbles, token, groups, group, i):
+def embedding_value(table, is_nibbles, token, groups, group, i):
     """Input `i` of a group of one token's packed row."""
     lane = token % 16
     if is_nibbles:
@@ -142,7 +156,9 @@ def _embed(c, phase, thread):
         while row < end:
             for group in range(groups):
                 for i in range(GROUP):
-                    value = _embedding(table, c.embedding_is_nibbles != 0, np.int64(token_ids[row]), groups, group, i)
+                    value = embedding_value(
+                        table, c.embedding_is_nibbles != 0, np.int64(token_ids[row]), groups, group, i
+                    )
                     hidden[row * c.hidden_size + group * GROUP + i] = value
             mark_finished(work, phase, 1)
             row = start + claim_items(work, phase, lot, 1)
@@ -188,19 +204,19 @@ def _normalize_sampled(c, phase, target):
 
 
 @inlined_kernel_function
-def _row_lots(c, num_rows):
+def row_lots(c, num_rows):
     """Few rows: threads share the outputs, so that each weight is read once. Many: they share the rows, each reads all
     the weights, and what it computes stays in its own cache."""
     return c.num_lots if num_rows >= _MANY_ROWS else 1
 
 
 @kernel_function
-def _linear(c, phase, thread, num_rows, product, outputs, bias_address, adds, target, scratch_at):
+def linear(c, phase, thread, num_rows, product, outputs, bias_address, adds, target, scratch_at):
     """target (+)= source . weights (+ bias), 32 outputs at a time."""
     out_of_line()
     work, scratch, bias = simd.int64s(c.work), simd.floats(c.scratch), simd.floats(bias_address)
-    num_pairs, num_lots = outputs // OUTPUT_UNIT, _row_lots(c, num_rows)
-    chunk = _chunk(num_pairs)
+    num_pairs, num_lots = outputs // OUTPUT_UNIT, row_lots(c, num_rows)
+    chunk = chunk_size(num_pairs)
     for turn in range(num_lots):
         lot = (thread + turn) % num_lots
         first_row, end_row = partition_start(num_rows, lot, num_lots), partition_start(num_rows, lot + 1, num_lots)
@@ -211,7 +227,7 @@ def _linear(c, phase, thread, num_rows, product, outputs, bias_address, adds, ta
                 column = pair * OUTPUT_UNIT
                 for row in range(first_row, end_row, ROWS_AT_ONCE):
                     count = min(ROWS_AT_ONCE, end_row - row)
-                    _multiply(product, pair, row, count, scratch, scratch_at)
+                    multiply(product, pair, row, count, scratch, scratch_at)
                     for r in range(count):
                         at = (row + r) * outputs + column
                         low = simd.load(scratch, scratch_at + r * OUTPUT_UNIT)
@@ -240,8 +256,8 @@ def _gate_and_up(c, phase, thread, product, target, scratch_at):
     """A pair of tiles is sixteen outputs of gate and of up; two pairs make a group of the next product's input."""
     out_of_line()
     work, scratch = simd.int64s(c.work), simd.floats(c.scratch)
-    num_groups, num_lots = c.inner_size // GROUP, _row_lots(c, c.num_rows)
-    chunk = _chunk(num_groups)
+    num_groups, num_lots = c.inner_size // GROUP, row_lots(c, c.num_rows)
+    chunk = chunk_size(num_groups)
     second_at = scratch_at + ROWS_AT_ONCE * OUTPUT_UNIT
     for turn in range(num_lots):
         lot = (thread + turn) % num_lots
@@ -252,8 +268,8 @@ def _gate_and_up(c, phase, thread, product, target, scratch_at):
             for group in range(first, last):
                 for row in range(first_row, end_row, ROWS_AT_ONCE):
                     count = min(ROWS_AT_ONCE, end_row - row)
-                    _multiply(product, 2 * group, row, count, scratch, scratch_at)
-                    _multiply(product, 2 * group + 1, row, count, scratch, second_at)
+                    multiply(product, 2 * group, row, count, scratch, scratch_at)
+                    multiply(product, 2 * group + 1, row, count, scratch, second_at)
                     for r in range(count):
                         i, j = scratch_at + r * OUTPUT_UNIT, second_at + r * OUTPUT_UNIT
                         low = _silu_and_mul(simd.load(scratch, i), simd.load(scratch, i + 16))
@@ -265,7 +281,7 @@ def _gate_and_up(c, phase, thread, product, target, scratch_at):
 
 
 @kernel_function
-def _attend(c, phase, thread, kv, kv_at, target, scratch_at):
+def attend_and_quantize(c, phase, thread, kv, kv_at, target, scratch_at, options):
     """Attention; each item also quantizes what it wrote, which no other item shares a group with."""
     out_of_line()
     work, attended, tiles = simd.int64s(c.work), simd.floats(c.attended), simd.int32s(c.tiles)
@@ -276,7 +292,7 @@ def _attend(c, phase, thread, kv, kv_at, target, scratch_at):
         first, end = partition_start(num_items, lot, c.num_lots), partition_start(num_items, lot + 1, c.num_lots)
         item = first + claim_items(work, phase, lot, 1)
         while item < end:
-            attend_item(c, item, kv, kv_at, scratch_at)
+            attend_item(c, item, kv, kv_at, scratch_at, options)
             tile_at = item // c.num_kv_heads * 4
             first_row = np.int64(tiles[tile_at])
             for row in range(first_row, first_row + np.int64(tiles[tile_at + 1])):
@@ -289,15 +305,15 @@ def _attend(c, phase, thread, kv, kv_at, target, scratch_at):
 
 
 @inlined_kernel_function
-def _inputs(values, scales, totals, corrections):
+def quantized_inputs(values, scales, totals, corrections):
     return QuantizedActivations(simd.int8s(values), simd.floats(scales), simd.floats(totals), simd.int32s(corrections))
 
 
 @inlined_kernel_function
 def _forward(thread, c, kv):
-    narrow = _inputs(c.narrow_values, c.narrow_scales, c.narrow_totals, c.narrow_corrections)
-    heads = _inputs(c.heads_values, c.heads_scales, c.heads_totals, c.heads_corrections)
-    wide = _inputs(c.wide_values, c.wide_scales, c.wide_totals, c.wide_corrections)
+    narrow = quantized_inputs(c.narrow_values, c.narrow_scales, c.narrow_totals, c.narrow_corrections)
+    heads = quantized_inputs(c.heads_values, c.heads_scales, c.heads_totals, c.heads_corrections)
+    wide = quantized_inputs(c.wide_values, c.wide_scales, c.wide_totals, c.wide_corrections)
     table, kinds = simd.int64s(c.layers), simd.uint8s(c.is_nibbles)
     hidden, qkv = simd.floats(c.hidden), simd.floats(c.qkv)
     scratch_at = thread * c.scratch_stride
@@ -311,22 +327,22 @@ def _forward(thread, c, kv):
         phase = 1 + layer * PHASES_PER_LAYER
         kv_at = layer * c.layer_stride
         _normalize(c, phase, thread, table[w + INPUT_NORM], narrow)
-        product = _Product(table[w + QKV], kinds[n + QKV] != 0, hidden_groups, narrow)
-        _linear(c, phase + 1, thread, c.num_rows, product, qkv_width, table[w + QKV_BIAS], False, qkv, tile_at)
-        rotate_rows(c, phase + 2, thread, kv, kv_at, table[w + Q_NORM], table[w + K_NORM])
-        _attend(c, phase + 3, thread, kv, kv_at, heads, scratch_at)
-        product = _Product(table[w + OUT], kinds[n + OUT] != 0, heads_width // GROUP, heads)
-        _linear(c, phase + 4, thread, c.num_rows, product, c.hidden_size, 0, True, hidden, tile_at)
+        product = Product(table[w + QKV], kinds[n + QKV] != 0, hidden_groups, narrow)
+        linear(c, phase + 1, thread, c.num_rows, product, qkv_width, table[w + QKV_BIAS], False, qkv, tile_at)
+        rotate_rows(c, phase + 2, thread, kv, kv_at, table[w + Q_NORM], table[w + K_NORM], None)
+        attend_and_quantize(c, phase + 3, thread, kv, kv_at, heads, scratch_at, None)
+        product = Product(table[w + OUT], kinds[n + OUT] != 0, heads_width // GROUP, heads)
+        linear(c, phase + 4, thread, c.num_rows, product, c.hidden_size, 0, True, hidden, tile_at)
         _normalize(c, phase + 5, thread, table[w + POST_NORM], narrow)
-        product = _Product(table[w + GATE_UP], kinds[n + GATE_UP] != 0, hidden_groups, narrow)
+        product = Product(table[w + GATE_UP], kinds[n + GATE_UP] != 0, hidden_groups, narrow)
         _gate_and_up(c, phase + 6, thread, product, wide, tile_at)
-        product = _Product(table[w + DOWN], kinds[n + DOWN] != 0, c.inner_size // GROUP, wide)
-        _linear(c, phase + 7, thread, c.num_rows, product, c.hidden_size, 0, True, hidden, tile_at)
+        product = Product(table[w + DOWN], kinds[n + DOWN] != 0, c.inner_size // GROUP, wide)
+        linear(c, phase + 7, thread, c.num_rows, product, c.hidden_size, 0, True, hidden, tile_at)
     if c.num_sampled:
         phase = 1 + c.num_layers * PHASES_PER_LAYER
         _normalize_sampled(c, phase, narrow)
-        product = _Product(c.head, c.head_is_nibbles != 0, hidden_groups, narrow)
-        _linear(c, phase + 1, thread, c.num_sampled, product, c.vocab_size, 0, False, simd.floats(c.logits), tile_at)
+        product = Product(c.head, c.head_is_nibbles != 0, hidden_groups, narrow)
+        linear(c, phase + 1, thread, c.num_sampled, product, c.vocab_size, 0, False, simd.floats(c.logits), tile_at)
 
 
 def _forward_int8_kv(thread, context):

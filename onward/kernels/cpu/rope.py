@@ -1,4 +1,4 @@
-"""Between the qkv product and attention: per-head norm (Qwen3), rotary embedding, and the write into paged KV."""
+"""Between the qkv product and attention: norms of q and k, rotary embedding, and the write into paged KV."""
 
 import numpy as np
 
@@ -33,21 +33,53 @@ def _rotate_head(x, at, cos, sin, angle_at, half):
         x[at + half + i] = high * c + low * s
 
 
+@inlined_kernel_function
+def _normalize_part(x, at, weight, size, num_true, eps):
+    """Of `size` values, of which `num_true` are not padding (which is zero)."""
+    mean = mean_square(x, at, size) * (np.float32(size) / np.float32(num_true))
+    inverse = np.float32(1.0) / np.sqrt(mean + eps)
+    for i in range(size):
+        x[at + i] = x[at + i] * inverse * weight[i]
+
+
+@kernel_function
+def _prepare_heads(qkv, at, position, num_heads, num_kv_heads, head_dim, q_norm, k_norm, eps, options):
+    """Norms, rope and scale as `options` say, of all heads of q and k of one row."""
+    out_of_line()
+    true_dim, half = options.true_head_dim, options.rotary_half
+    k_at = at + num_heads * head_dim
+    if q_norm != 0 and options.norm_is_whole != 0:
+        _normalize_part(qkv, at, simd.floats(q_norm), num_heads * head_dim, num_heads * true_dim, eps)
+        _normalize_part(qkv, k_at, simd.floats(k_norm), num_kv_heads * head_dim, num_kv_heads * true_dim, eps)
+    for head in range(num_heads + num_kv_heads):
+        if q_norm != 0 and options.norm_is_whole == 0:
+            weight = simd.floats(q_norm if head < num_heads else k_norm)
+            _normalize_part(qkv, at + head * head_dim, weight, head_dim, true_dim, eps)
+        if options.cos != 0:
+            _rotate_head(qkv, at + head * head_dim, simd.floats(options.cos), simd.floats(options.sin),
+                         position * half, half)  # fmt: skip
+    for i in range(num_heads * head_dim):
+        qkv[at + i] = qkv[at + i] * options.query_factor
+
+
 @kernel_function
 def rotate_and_store(qkv, at, position, page, block_size, num_heads, num_kv_heads, head_dim, cos, sin,
-                     q_norm, k_norm, eps, kv, kv_at):  # fmt: skip
+                     q_norm, k_norm, eps, kv, kv_at, options):  # fmt: skip
     """One row: q and k are normalized and rotated in place, k and v are copied into their page.
 
     `q_norm` and `k_norm` are the addresses of the norms' weights, 0 where the model has none.
     """
     out_of_line()
-    half = head_dim // 2
-    angle_at = position * half
-    for head in range(num_heads + num_kv_heads):
-        if q_norm != 0:
-            weight = simd.floats(q_norm if head < num_heads else k_norm)
-            _normalize_head(qkv, at + head * head_dim, weight, head_dim, eps)
-        _rotate_head(qkv, at + head * head_dim, cos, sin, angle_at, half)
+    if options is None:
+        half = head_dim // 2
+        angle_at = position * half
+        for head in range(num_heads + num_kv_heads):
+            if q_norm != 0:
+                weight = simd.floats(q_norm if head < num_heads else k_norm)
+                _normalize_head(qkv, at + head * head_dim, weight, head_dim, eps)
+            _rotate_head(qkv, at + head * head_dim, cos, sin, angle_at, half)
+    else:
+        _prepare_heads(qkv, at, position, num_heads, num_kv_heads, head_dim, q_norm, k_norm, eps, options)
     lane, part = position % POSITIONS_PER_RECORD, position % block_size // POSITIONS_PER_RECORD
     size = record_size_of(head_dim, simd.itemsize(kv))
     for head in range(num_kv_heads):

@@ -23,8 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
-from onward.kernels.ops import HeadShape
-from onward.kernels.triton.head_rotation import load_angles, load_norm, rotated
+from onward.kernels.ops import HeadShape, Scoring
+from onward.kernels.triton.head_rotation import head_sizes, head_tensors, load_angles, load_norm, rotated
 from onward.kernels.triton.kernel_launch import is_launching, launch
 from onward.kernels.triton.kv_page_layout import check_kv_layout
 from onward.kernels.triton.split_softmax import (
@@ -32,12 +32,15 @@ from onward.kernels.triton.split_softmax import (
     LOG2_E,
     WHOLE,
     Splits,
+    add_sinks,
     add_tile,
     empty_softmax,
     ends_split,
+    load_sinks,
     load_tile,
     merge_split,
     normalised,
+    scoring_flags,
     split_of,
     split_start,
 )
@@ -130,23 +133,43 @@ class DecodeScratch:
 
 
 @triton.jit
-def _add_last_tile(q, keys, values, key, value, at, position, scale, peak, total, acc, TILE: tl.constexpr):
+def _add_last_tile(
+    q, keys, values, key, value, at, begin, position, scale, peak, total, acc,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
     """The tile that the new token is in, which is not in its page yet."""
     positions = at + tl.arange(0, TILE)[:, None]
     keys, values = tl.where(positions == position, key, keys), tl.where(positions == position, value, values)
-    return add_tile(q, keys, values, positions <= position, scale, peak, total, acc, 0, True)
+    visible = positions <= position
+    if WINDOW > 0:
+        visible = visible & (positions >= begin)
+    return add_tile(q, keys, values, visible, scale, peak, total, acc, 0, True, CAP)
+
+
+@triton.jit
+def _add_earlier_tile(
+    q, keys, values, at, begin, scale, peak, total, acc, TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr
+):  # fmt: skip
+    """A tile before the last one."""
+    if WINDOW > 0:
+        visible = at + tl.arange(0, TILE)[:, None] >= begin
+        peak, total, acc = add_tile(q, keys, values, visible, scale, peak, total, acc, 0, True, CAP)
+    else:
+        peak, total, acc = add_tile(q, keys, values, None, scale, peak, total, acc, 0, False, CAP)
+    return peak, total, acc
 
 
 @triton.jit
 def _merge_all(
-    partials, peaks, totals, out, first, num_splits,
+    partials, peaks, totals, out, sinks, first, first_split, num_splits,
     GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, AT_ONCE: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
     heads, dims = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     is_head = heads < GROUP
     is_in = is_head[:, None] & (dims < DIM)[None, :]
     peak, total, acc = empty_softmax(ROWS, WIDTH, 1)
-    for start in range(0, num_splits, AT_ONCE):
+    for start in range(first_split, num_splits, AT_ONCE):
         # Written out, so that all of their loads are under way together. Behind the last split nothing is merged.
         for step in tl.static_range(AT_ONCE):
             split = start + step
@@ -157,19 +180,21 @@ def _merge_all(
             split_acc = tl.load(
                 partials + at[:, None] * DIM + dims[None, :], mask=is_in & (split < num_splits), other=0.0
             )  # fmt: skip
-            peak, total, acc = merge_split(peak, total, acc, split_peak, split_total, split_acc, 1)
+            peak, total, acc = merge_split(peak, total, acc, split_peak, split_total, split_acc, 1, False)
+    if SINKS:
+        total, acc = add_sinks(peak, total, acc, load_sinks(sinks, heads, is_head), 1)
     result = normalised(total, acc, 1).to(out.dtype.element_ty)
     tl.store(out + heads[:, None] * DIM + dims[None, :], result, mask=is_in)
 
 
 @triton.jit
 def _decode_attention(
-    qkv, kv, tables, lengths, out, q_norm, k_norm, cos_table, sin_table, partials, peaks, totals, tickets,
+    qkv, kv, tables, lengths, out, q_norm, k_norm, cos_table, sin_table, sinks, partials, peaks, totals, tickets,
     scale, eps, qkv_stride, table_stride, page_stride, value_offset, out_stride, max_splits,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, MERGE_ROWS: tl.constexpr, PAGE: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, FINE: tl.constexpr, NUM_FINE: tl.constexpr,
-    COARSE: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    COARSE: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, ROTATED: tl.constexpr, WINDOW: tl.constexpr,
+    CAP: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     # Queries are columns here: a group of heads is narrow, and matrix instructions have 8 columns but 16 rows.
     kv_head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -179,33 +204,40 @@ def _decode_attention(
     num_splits = 1
     if FINE > 0:
         num_splits = split_of(position, FINE, NUM_FINE, COARSE) + 1
-    has_last = part == (num_splits - 1) % PARTS
+    begin, first_tile, first_split = 0, 0, 0
+    if WINDOW > 0:
+        begin = tl.maximum(position - WINDOW + 1, 0)
+        first_tile = begin // TILE * TILE
+        if FINE > 0:
+            first_split = split_of(begin, FINE, NUM_FINE, COARSE)
+    num_seen = num_splits - first_split
+    has_last = part == (num_seen - 1) % PARTS
     table = tables + row.to(tl.int64) * table_stride
-    cos, signed_sin = load_angles(cos_table, sin_table, position, DIM, WIDTH)
-    q_weights, q_partner_weights = load_norm(q_norm, DIM, WIDTH)
-    k_weights, k_partner_weights = load_norm(k_norm, DIM, WIDTH)
+    cos, signed_sin = load_angles(cos_table, sin_table, position, DIM, WIDTH, ROTATED)
+    q_weights, q_partner_weights = load_norm(q_norm, DIM, WIDTH, ROTATED, NORM)
+    k_weights, k_partner_weights = load_norm(k_norm, DIM, WIDTH, ROTATED, NORM)
     if EARLY:
         # The history is older than the kernel before this one.
         last_keys, last_values = load_tile(
-            kv, table, kv_head, last_tile, tl.where(has_last, position, 0), page_stride, value_offset,
-            PAGE, DIM, WIDTH, TILE, True,
+            kv, table, kv_head, last_tile, begin, tl.where(has_last, position, 0), page_stride, value_offset,
+            PAGE, DIM, WIDTH, TILE, True, WINDOW,
         )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    if (length == 0) | (part >= num_splits):
+    if (length == 0) | (part >= num_seen):
         return
     heads, dims = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     is_dim = (dims < DIM)[None, :]
     qkv += row.to(tl.int64) * qkv_stride
     q_at = qkv + (kv_head * GROUP + heads)[:, None] * DIM
     q = rotated(
-        q_at, (heads < GROUP)[:, None], q_weights, q_partner_weights, cos, signed_sin, eps, DIM, WIDTH, NORM
+        q_at, (heads < GROUP)[:, None], q_weights, q_partner_weights, cos, signed_sin, eps, DIM, WIDTH, ROTATED, NORM
     )  # fmt: skip
     q = tl.trans(q.to(kv.dtype.element_ty))
     k_at = qkv + (KV_HEADS * GROUP + kv_head) * DIM + tl.zeros([1, 1], tl.int32)
     one = tl.full([1, 1], 1, tl.int1)
-    key = rotated(k_at, one, k_weights, k_partner_weights, cos, signed_sin, eps, DIM, WIDTH, NORM)
+    key = rotated(k_at, one, k_weights, k_partner_weights, cos, signed_sin, eps, DIM, WIDTH, ROTATED, NORM)
     key = key.to(kv.dtype.element_ty)
     value = tl.load(k_at + KV_HEADS * DIM + dims[None, :], mask=is_dim, other=0.0)
     if has_last:
@@ -219,43 +251,59 @@ def _decode_attention(
     if PARTS == 1:
         peak, total, acc = empty_softmax(ROWS, WIDTH, 0)
         all_peak, all_total, all_acc = peak, total, acc
-        for at in range(0, last_tile, TILE):
+        for at in range(first_tile, last_tile, TILE):
             keys, values = load_tile(
-                kv, table, kv_head, at, position, page_stride, value_offset, PAGE, DIM, WIDTH, TILE, False
+                kv, table, kv_head, at, begin, position, page_stride, value_offset, PAGE, DIM, WIDTH, TILE,
+                WINDOW > 0, WINDOW,
             )  # fmt: skip
-            peak, total, acc = add_tile(q, keys, values, None, scale, peak, total, acc, 0, False)
+            peak, total, acc = _add_earlier_tile(
+                q, keys, values, at, begin, scale, peak, total, acc, TILE, WINDOW, CAP
+            )  # fmt: skip
             if FINE > 0:  # noqa: SIM102 (known when compiled)
                 if ends_split(at + TILE, FINE, NUM_FINE, COARSE):
-                    all_peak, all_total, all_acc = merge_split(all_peak, all_total, all_acc, peak, total, acc, 0)
+                    all_peak, all_total, all_acc = merge_split(all_peak, all_total, all_acc, peak, total, acc, 0, False)
                     peak, total, acc = empty_softmax(ROWS, WIDTH, 0)
         if not EARLY:
             last_keys, last_values = load_tile(
-                kv, table, kv_head, last_tile, position, page_stride, value_offset, PAGE, DIM, WIDTH, TILE, True
+                kv, table, kv_head, last_tile, begin, position, page_stride, value_offset, PAGE, DIM, WIDTH, TILE,
+                True, WINDOW,
             )  # fmt: skip
         peak, total, acc = _add_last_tile(
-            q, last_keys, last_values, key, value, last_tile, position, scale, peak, total, acc, TILE
+            q, last_keys, last_values, key, value, last_tile, begin, position, scale, peak, total, acc,
+            TILE, WINDOW, CAP,
         )  # fmt: skip
         if FINE > 0:
-            peak, total, acc = merge_split(all_peak, all_total, all_acc, peak, total, acc, 0)
+            peak, total, acc = merge_split(all_peak, all_total, all_acc, peak, total, acc, 0, False)
+        if SINKS:
+            head_sinks = load_sinks(sinks, kv_head * GROUP + heads, heads < GROUP)
+            total, acc = add_sinks(peak, total, acc, head_sinks, 0)
         tl.store(out + at_out, normalised(total, acc, 0).to(out.dtype.element_ty), mask=is_out)
     else:
         owner = row * KV_HEADS + kv_head
         first = owner.to(tl.int64) * max_splits
-        for split in range(part, num_splits, PARTS):
+        for split in range(first_split + part, num_splits, PARTS):
             peak, total, acc = empty_softmax(ROWS, WIDTH, 0)
             end = tl.minimum(split_start(split + 1, FINE, NUM_FINE, COARSE), last_tile)
-            for at in range(split_start(split, FINE, NUM_FINE, COARSE), end, TILE):
+            start = split_start(split, FINE, NUM_FINE, COARSE)
+            if WINDOW > 0:
+                start = tl.maximum(start, first_tile)
+            for at in range(start, end, TILE):
                 keys, values = load_tile(
-                    kv, table, kv_head, at, position, page_stride, value_offset, PAGE, DIM, WIDTH, TILE, False
+                    kv, table, kv_head, at, begin, position, page_stride, value_offset, PAGE, DIM, WIDTH, TILE,
+                    WINDOW > 0, WINDOW,
                 )  # fmt: skip
-                peak, total, acc = add_tile(q, keys, values, None, scale, peak, total, acc, 0, False)
+                peak, total, acc = _add_earlier_tile(
+                    q, keys, values, at, begin, scale, peak, total, acc, TILE, WINDOW, CAP
+                )  # fmt: skip
             if split == num_splits - 1:
                 if not EARLY:
                     last_keys, last_values = load_tile(
-                        kv, table, kv_head, last_tile, position, page_stride, value_offset, PAGE, DIM, WIDTH, TILE, True
+                        kv, table, kv_head, last_tile, begin, position, page_stride, value_offset, PAGE, DIM, WIDTH, TILE,
+                        True, WINDOW,
                     )  # fmt: skip
                 peak, total, acc = _add_last_tile(
-                    q, last_keys, last_values, key, value, last_tile, position, scale, peak, total, acc, TILE
+                    q, last_keys, last_values, key, value, last_tile, begin, position, scale, peak, total, acc,
+                    TILE, WINDOW, CAP,
                 )  # fmt: skip
             at_split = (first + split) * GROUP
             tl.store(partials + at_split * DIM + at_out, acc, mask=is_out)
@@ -263,9 +311,12 @@ def _decode_attention(
             tl.store(totals + at_split + heads, total, mask=heads < GROUP)
         tl.debug_barrier()
         ticket = tl.atomic_add(tickets + owner, 1, sem="acq_rel")
-        if ticket == tl.minimum(num_splits, PARTS) - 1:
+        if ticket == tl.minimum(num_seen, PARTS) - 1:
             tl.store(tickets + owner, 0)
-            _merge_all(partials, peaks, totals, out, first, num_splits, GROUP, MERGE_ROWS, DIM, WIDTH, AT_ONCE)
+            _merge_all(
+                partials, peaks, totals, out, sinks + kv_head * GROUP, first, first_split, num_splits,
+                GROUP, MERGE_ROWS, DIM, WIDTH, AT_ONCE, SINKS,
+            )  # fmt: skip
 
 
 def decode_attention(
@@ -276,15 +327,17 @@ def decode_attention(
     out: torch.Tensor,
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     eps: float,
-    rotary: tuple[torch.Tensor, torch.Tensor],
+    rotary: tuple[torch.Tensor, torch.Tensor] | None,
     plan: DecodePlan,
     scratch: DecodeScratch,
     *,
+    scoring: Scoring | None = None,
     overlap: bool = False,
 ) -> None:
     """`tables` [batch, blocks] and `lengths` [batch] are int32; lengths count the new token. `norms` are the weights for
-    heads of q and k, `rotary` cosines and sines, float32 [positions, head_dim / 2]. out [batch, heads, head_dim]. A row of
-    length 0 is padding: nothing is read or written for it.
+    heads of q and k, `rotary` cosines and sines, float32 [positions, rotated / 2]. out [batch, heads, head_dim]. Without
+    `scoring` scores are divided by the root of the head's size. A row of length 0 is padding: nothing is read or written
+    for it.
 
     With `overlap` the launch begins while the kernel before it ends. Then only `qkv` may be that kernel's work: lengths,
     tables and the history are read at once.
@@ -294,16 +347,17 @@ def decode_attention(
     _, _, num_kv_heads, page, _ = kv.shape
     splits, group = plan.splits, num_heads // num_kv_heads
     assert plan.parts == 1 or (not splits.is_whole and batch <= len(scratch.tickets)), "programs that share a row"
-    q_norm, k_norm = norms if norms is not None else (rotary[0], rotary[0])
+    scoring = scoring or Scoring(dim**-0.5)
+    q_norm, k_norm, cos, sin = head_tensors(norms, rotary, qkv)
     launch(
         _decode_attention, (num_kv_heads, batch, plan.parts),
-        qkv, kv, tables, lengths, out, q_norm, k_norm, rotary[0], rotary[1],
+        qkv, kv, tables, lengths, out, q_norm, k_norm, cos, sin, cos if scoring.sinks is None else scoring.sinks,
         scratch.partials, scratch.peaks, scratch.totals, scratch.tickets,
-        LOG2_E / dim**0.5, eps, qkv.stride(0), tables.stride(0), kv.stride(0), kv.stride(1), out.stride(0),
+        LOG2_E * scoring.scale, eps, qkv.stride(0), tables.stride(0), kv.stride(0), kv.stride(1), out.stride(0),
         scratch.peaks.shape[2],
         KV_HEADS=num_kv_heads, GROUP=group, ROWS=max(MIN_DOT_COLUMNS, triton.next_power_of_2(group)),
         MERGE_ROWS=triton.next_power_of_2(group), PAGE=page, DIM=dim, WIDTH=triton.next_power_of_2(dim),
         TILE=splits.tile, FINE=splits.fine, NUM_FINE=splits.num_fine, COARSE=splits.coarse, PARTS=plan.parts,
-        NORM=norms is not None, PDL=overlap, EARLY=plan.loads_early, AT_ONCE=_MERGED_AT_ONCE,
+        **head_sizes(norms, rotary), **scoring_flags(scoring), PDL=overlap, EARLY=plan.loads_early, AT_ONCE=_MERGED_AT_ONCE,
         num_warps=plan.num_warps, num_stages=plan.num_stages, launch_pdl=overlap, enable_fp_fusion=False,
     )  # fmt: skip

@@ -5,6 +5,7 @@
 # pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false, reportArgumentType=false
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
+import torch
 import triton
 import triton.language as tl
 
@@ -12,38 +13,78 @@ from onward.kernels.triton.split_softmax import halving_sum
 
 
 @triton.jit
-def load_angles(cos_table, sin_table, position, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """Cosines and signed sines [WIDTH] of a position; the tables are [positions, DIM / 2]."""
-    HALF: tl.constexpr = DIM // 2
-    dims = tl.arange(0, WIDTH)
-    at = position * HALF + dims % HALF
-    cos, sin = tl.load(cos_table + at), tl.load(sin_table + at)
-    return cos, tl.where(dims < HALF, -sin, sin)
+def _partners(dims, DIM: tl.constexpr, ROTATED: tl.constexpr):
+    """The dimension that each one is rotated with. Those behind ROTATED are not, and have themselves."""
+    if ROTATED == DIM:
+        return (dims + DIM // 2) % DIM
+    elif ROTATED > 0:
+        return tl.where(dims < ROTATED, (dims + ROTATED // 2) % ROTATED, dims)
+    else:
+        return dims
 
 
 @triton.jit
-def load_norm(norm, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """The weights [WIDTH] of the norm of a head, and those of each dimension's partner in the rotation."""
+def load_angles(cos_table, sin_table, position, DIM: tl.constexpr, WIDTH: tl.constexpr, ROTATED: tl.constexpr):
+    """Cosines and signed sines [WIDTH] of a position; the tables are [positions, ROTATED / 2]."""
     dims = tl.arange(0, WIDTH)
-    own = tl.load(norm + dims, mask=dims < DIM, other=0.0)
-    partners = tl.load(norm + (dims + DIM // 2) % DIM, mask=dims < DIM, other=0.0)
+    if ROTATED > 0:
+        HALF: tl.constexpr = ROTATED // 2
+        at = position * HALF + dims % HALF
+        cos, sin = tl.load(cos_table + at), tl.load(sin_table + at)
+        signed_sin = tl.where(dims < HALF, -sin, sin)
+        if ROTATED < DIM:
+            cos, signed_sin = tl.where(dims < ROTATED, cos, 1.0), tl.where(dims < ROTATED, signed_sin, 0.0)
+    else:
+        cos, signed_sin = tl.full([WIDTH], 1.0, tl.float32), tl.zeros([WIDTH], tl.float32)
+    return cos, signed_sin
+
+
+@triton.jit
+def load_norm(norm, DIM: tl.constexpr, WIDTH: tl.constexpr, ROTATED: tl.constexpr, NORM: tl.constexpr):
+    """The weights [WIDTH] of the norm of a head, and those of each dimension's partner in the rotation. NORM is the number
+    of weights: padding of a head has none. 0: there is no norm."""
+    SIZE: tl.constexpr = NORM if NORM > 0 else DIM
+    dims = tl.arange(0, WIDTH)
+    own = tl.load(norm + dims, mask=dims < SIZE, other=0.0)
+    partners = tl.load(norm + _partners(dims, DIM, ROTATED), mask=dims < SIZE, other=0.0)
     return own.to(tl.float32), partners.to(tl.float32)
 
 
 @triton.jit
 def rotated(
     at, is_row, weights, partner_weights, cos, signed_sin, eps,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, ROTATED: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """The heads at the pointers `at` [rows, 1], normalised and rotated, in float32 [rows, WIDTH]; zeros behind DIM."""
+    """The heads at the pointers `at` [rows, 1], normalised and rotated, in float32 [rows, WIDTH]; zeros behind DIM. The
+    first ROTATED dimensions are rotated, and the first NORM have a norm; what lies behind those is zero."""
     dims = tl.arange(0, WIDTH)
     is_in = is_row & (dims < DIM)[None, :]
     x = tl.load(at + dims[None, :], mask=is_in, other=0.0).to(tl.float32)
-    partner = tl.load(at + ((dims + DIM // 2) % DIM)[None, :], mask=is_in, other=0.0).to(tl.float32)
-    if NORM:
+    partner = tl.load(at + _partners(dims, DIM, ROTATED)[None, :], mask=is_in, other=0.0).to(tl.float32)
+    if NORM > 0:
         # A thread has loaded eight neighbours at once.
-        mean = halving_sum(x * x, 1, WIDTH, WIDTH // 8) * (1.0 / DIM)
+        mean = halving_sum(x * x, 1, WIDTH, WIDTH // 8) * (1.0 / NORM)
         factor = tl.rsqrt(mean + eps)[:, None]
         x = x * factor * weights[None, :]
         partner = partner * factor * partner_weights[None, :]
     return tl.fma(x, cos[None, :], partner * signed_sin[None, :])
+
+
+def head_tensors(
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    rotary: tuple[torch.Tensor, torch.Tensor] | None,
+    any_: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """The tensors of norms and angles as a kernel's arguments. It does not read those that a model does not have."""
+    cos, sin = rotary if rotary is not None else (any_, any_)
+    return (*(norms if norms is not None else (cos, cos)), cos, sin)
+
+
+def head_sizes(
+    norms: tuple[torch.Tensor, torch.Tensor] | None, rotary: tuple[torch.Tensor, torch.Tensor] | None
+) -> dict[str, int]:
+    """The dimensions of a head that have a norm, and those that are rotated."""
+    return {
+        "NORM": 0 if norms is None else len(norms[0]),
+        "ROTATED": 0 if rotary is None else 2 * rotary[0].shape[1],
+    }

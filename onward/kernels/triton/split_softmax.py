@@ -15,6 +15,13 @@ Three rules make the bits independent of how Triton lays a tile out over warps a
   * matrix products add along their inner axis in an order that no plan changes, and never across warps;
   * kernels are compiled with `enable_fp_fusion=False`, and a fused multiply-add is written as `tl.fma`.
 `tests/kernels/test_compiled_order.py` checks the compiled kernels against these rules, without a device.
+
+With a sliding window a row begins at the tile that its window begins in, in the split that this tile is in. Splits and
+tiles still lie at absolute positions, so a row's visible positions are in the same lanes of the same tiles whichever kernel
+computes it. A tile of chunk attention serves rows whose windows begin at different tiles, so a row may get tiles and splits
+of which it sees nothing before its first one. They leave its softmax as `empty_softmax` made it: the peak stays minus
+infinity, `add_tile` with MASK multiplies zeros by zeros, and `merge_split` with EMPTY does too. Behind its first tile every
+operation of the row is that of a program that has begun there.
 """
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
@@ -26,6 +33,8 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+
+from onward.kernels.ops import Scoring
 
 LOG2_E = 1.4426950408889634
 
@@ -57,6 +66,15 @@ class Splits:
             return 1
         fine = min(self.num_fine, -(-length // self.fine))
         return fine + max(0, -(-(length - self.num_fine * self.fine) // self.coarse))
+
+
+def scoring_flags(scoring: Scoring) -> dict[str, float]:
+    """What kernels are compiled for. A model without any of it gets the code of kernels that know nothing of it."""
+    return {
+        "WINDOW": scoring.window or 0,
+        "CAP": LOG2_E * (scoring.softcap or 0.0),
+        "SINKS": scoring.sinks is not None,
+    }
 
 
 FIXED_SPLITS = Splits(fine=128, num_fine=16, coarse=256)
@@ -113,14 +131,18 @@ def halving_sum(x, AXIS: tl.constexpr, NEIGHBOURS_FROM: tl.constexpr, NEIGHBOURS
 
 @triton.jit
 def load_tile(
-    kv, table, kv_head, at, end, page_stride, value_offset,
+    kv, table, kv_head, at, begin, end, page_stride, value_offset,
     PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, MASK: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [TILE, WIDTH] of the positions from `at` on; with MASK zeros from `end` on. WIDTH is DIM rounded up
-    to a power of two: dimensions behind DIM are zeros."""
+    """Keys and values [TILE, WIDTH] of the positions from `at` on; with MASK zeros from `end` on, and before `begin` where
+    there is a window: blocks before it may belong to another request. WIDTH is DIM rounded up to a power of two: dimensions
+    behind DIM are zeros."""
     lanes = tl.arange(0, TILE)
     dims = tl.arange(0, WIDTH)
     is_in = at + lanes < end
+    if WINDOW > 0:
+        is_in = is_in & (at + lanes >= begin)
     if PAGE >= TILE:
         page = tl.load(table + at // PAGE).to(tl.int64)
         rows = page * page_stride + (kv_head * PAGE + at % PAGE + lanes) * DIM
@@ -158,15 +180,26 @@ def empty_softmax(ROWS: tl.constexpr, WIDTH: tl.constexpr, AXIS: tl.constexpr):
 
 
 @triton.jit
-def add_tile(q, keys, values, visible, scale, peak, total, acc, AXIS: tl.constexpr, MASK: tl.constexpr):
-    """Adds a tile to a split's running softmax; scores are in units of log 2. With MASK only what is `visible` counts;
-    where everything is, the bits are those without MASK.
+def _capped(scores, scale, CAP: tl.constexpr):
+    """CAP * tanh(scores * scale / CAP). A large exponential is infinite, and gives CAP."""
+    return CAP * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (scale * (2.0 * 1.4426950408889634 / CAP)))))
+
+
+@triton.jit
+def add_tile(
+    q, keys, values, visible, scale, peak, total, acc, AXIS: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr
+):  # fmt: skip
+    """Adds a tile to a split's running softmax; scores are in units of log 2, and so is CAP, their soft-cap (0: none). With
+    MASK only what is `visible` counts; where everything is, the bits are those without MASK.
 
     AXIS 1: q [rows, dims], scores [rows, positions], acc [rows, dims]; AXIS 0: all of them transposed."""
     if AXIS == 1:
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
     else:
         scores = tl.dot(keys, q, input_precision="ieee")
+    if CAP > 0:
+        scores = _capped(scores, scale, CAP)
+        scale = 1.0
     if MASK:
         scores = tl.where(visible, scores, -float("inf"))
     new_peak = tl.maximum(peak, tl.max(scores, AXIS) * scale)
@@ -186,14 +219,31 @@ def add_tile(q, keys, values, visible, scale, peak, total, acc, AXIS: tl.constex
 
 
 @triton.jit
-def merge_split(peak, total, acc, split_peak, split_total, split_acc, AXIS: tl.constexpr):
+def merge_split(peak, total, acc, split_peak, split_total, split_acc, AXIS: tl.constexpr, EMPTY: tl.constexpr):
     """The splits before, and the next one. A split of which a row has seen nothing changes nothing: its peak is minus
-    infinity, so that it is multiplied by zero and the others by one."""
+    infinity, so that it is multiplied by zero and the others by one. EMPTY: a row may have seen nothing at all yet."""
     new_peak = tl.maximum(peak, split_peak)
-    old, new = tl.exp2(peak - new_peak), tl.exp2(split_peak - new_peak)
+    base = new_peak
+    if EMPTY:
+        base = tl.where(new_peak == -float("inf"), 0.0, new_peak)
+    old, new = tl.exp2(peak - base), tl.exp2(split_peak - base)
     total = tl.fma(total, old, split_total * new)
     acc = tl.fma(acc, tl.expand_dims(old, AXIS), split_acc * tl.expand_dims(new, AXIS))
     return new_peak, total, acc
+
+
+@triton.jit
+def add_sinks(peak, total, acc, sinks, AXIS: tl.constexpr):
+    """The total and the values with one more score for each row, in units of log 2, which has no value."""
+    new_peak = tl.maximum(peak, sinks)
+    shrink = tl.exp2(peak - new_peak)
+    return tl.fma(total, shrink, tl.exp2(sinks - new_peak)), acc * tl.expand_dims(shrink, AXIS)
+
+
+@triton.jit
+def load_sinks(sinks, heads, is_head):
+    """In units of log 2."""
+    return tl.load(sinks + heads, mask=is_head, other=0.0) * 1.4426950408889634
 
 
 @triton.jit

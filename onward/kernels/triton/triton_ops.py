@@ -6,12 +6,21 @@
 import torch
 
 from onward.kernels.batch_sizes import padded_batch_size
-from onward.kernels.ops import HeadShape, Norms, Rotary, RowTensors, SlotTensors
+from onward.kernels.ops import (
+    Activation,
+    AttentionLayer,
+    HeadShape,
+    NormWeights,
+    RowTensors,
+    Scoring,
+    SlotTensors,
+)
 from onward.kernels.triton import row_state as row_kernels
 from onward.kernels.triton.accumulate_rows import accumulate_rows
-from onward.kernels.triton.activation import silu_and_mul
+from onward.kernels.triton.activation import activate, silu_and_mul
 from onward.kernels.triton.chunk_attention import TILE_ROWS, ChunkPlan, chunk_attention
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
+from onward.kernels.triton.elementwise import add_scaled, finish_logits
 from onward.kernels.triton.invariant_linear import invariant_linear, with_padding_rows
 from onward.kernels.triton.invariant_linear_plan import LinearPlan, library_rows
 from onward.kernels.triton.kernel_launch import is_launching
@@ -20,6 +29,7 @@ from onward.kernels.triton.logsumexp import logsumexp
 from onward.kernels.triton.quantize_rows import quantize_rows
 from onward.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from onward.kernels.triton.rotate_and_store import rotate_and_store
+from onward.kernels.triton.row_norm import row_norm
 from onward.kernels.triton.sampling import FilterParams, SampleInputs, SampleScratch, sample
 from onward.kernels.triton.single_row_linear import SingleRowPlan, single_row_linear
 from onward.kernels.triton.token_bitmask import apply_token_bitmask
@@ -57,13 +67,24 @@ class TritonOps:
     ) -> None:
         add_rms_norm(x, residual, weight, eps, out, overlap=self._overlap)
 
+    def norm(self, x: torch.Tensor, norm: NormWeights, eps: float, out: torch.Tensor) -> None:
+        row_norm(x, norm, eps, out)
+
+    def add_scaled(self, x: torch.Tensor, factor: float, residual: torch.Tensor) -> None:
+        add_scaled(x, factor, residual)
+
     def silu_and_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
         silu_and_mul(gate_up, out, overlap=self._overlap)
 
+    def activate(self, x: torch.Tensor, activation: Activation, out: torch.Tensor) -> None:
+        activate(x, activation, out)
+
+    def finish_logits(self, logits: torch.Tensor, multiplier: float, softcap: float | None) -> None:
+        finish_logits(logits, multiplier, softcap)
+
     def decode_attention(
-        self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, norms: Norms | None, eps: float, rotary: Rotary,
-        out: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, layer: AttentionLayer, out: torch.Tensor
+    ) -> None:
         heads = out.view(len(out), -1, kv.shape[4])
         num_kv_heads, dim = kv.shape[2], kv.shape[4]
         # The next larger batch's plan: its kernel is there. One of its own would be compiled while requests wait.
@@ -77,28 +98,28 @@ class TritonOps:
             rows.tables,
             rows.lengths,
             heads,
-            norms,
-            eps,
-            rotary,
+            layer.norms,
+            layer.eps,
+            layer.rotary,
             plan,
             self._decode_scratch,
+            scoring=layer.scoring,
             overlap=self._overlap,
         )
 
     def rotate_and_store(
-        self, qkv: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor, norms: Norms | None,
-        eps: float, rotary: Rotary,
-    ) -> None:  # fmt: skip
-        rotate_and_store(qkv, kv, positions, pages, norms, eps, rotary)
+        self, qkv: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor, layer: AttentionLayer
+    ) -> None:
+        rotate_and_store(qkv, kv, positions, pages, layer.norms, layer.eps, layer.rotary)
 
     def chunk_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, num_heads: int,
-        out: torch.Tensor,
+        scoring: Scoring, out: torch.Tensor,
     ) -> None:  # fmt: skip
         dim = kv.shape[4]
         queries = qkv[:, : num_heads * dim].unflatten(1, (num_heads, dim))
         plan = ChunkPlan.choose(dim, fixed_order=self._fixed_order)
-        chunk_attention(queries, kv, tables, tiles, out.view(len(out), num_heads, dim), plan)
+        chunk_attention(queries, kv, tables, tiles, out.view(len(out), num_heads, dim), plan, scoring)
 
     def matmul(
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,

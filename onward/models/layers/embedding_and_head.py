@@ -13,7 +13,7 @@ from onward.kernels.cpu.threads import ThreadPool
 from onward.models.layers.forward_batch import ForwardBatch
 from onward.models.layers.int8_layers import TILE_SCRATCH, Int8Model
 from onward.models.layers.paged_kv import AttentionScratch, PagedKV
-from onward.models.layers.rotary_table import RotaryTable
+from onward.models.layers.rotary_table import RotaryTables
 from onward.proto.model import ModelConfig, PreparedModel
 
 
@@ -55,7 +55,7 @@ class Int8EmbeddingAndHead:
         self._model = Int8Model(
             end_weights,
             config_without_layers,
-            RotaryTable.build(config.rope_theta, config.head_dim, 1, None),
+            RotaryTables.build(config, 1),
             PagedKV(np.zeros(64, np.int8), 64, 16),
             AttentionScratch.allocate(config, 1, threads.size, TILE_SCRATCH),
             threads,

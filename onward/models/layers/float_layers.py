@@ -3,20 +3,29 @@
 The residual stream, norms, rope and KV are float32; `dtype` is the type of the weights and of what they multiply.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from onward.kernels.cpu.batch_attention import NUM_PHASES, rotate_and_attend
+from onward.kernels.cpu.batch_attention import NUM_PHASES, rotate_and_attend, rotate_and_attend_with_options
 from onward.kernels.cpu.phases import WORDS_PER_PHASE
 from onward.kernels.cpu.threads import ThreadPool
+from onward.models.device_support import is_plain
 from onward.models.layers.forward_batch import ForwardBatch
-from onward.models.layers.kernel_context import fill_batch_fields, fill_context, fill_model_fields, new_context
+from onward.models.layers.kernel_context import (
+    fill_batch_fields,
+    fill_context,
+    fill_model_fields,
+    fill_options,
+    new_context,
+)
 from onward.models.layers.paged_kv import AttentionScratch, PagedKV
-from onward.models.layers.rotary_table import RotaryTable
+from onward.models.layers.rotary_table import RotaryTables
+from onward.models.tensor_names import EMBED, FINAL_NORM, FINAL_NORM_BIAS, LM_HEAD, POSITIONS
 from onward.proto.model import ModelConfig
 
 
@@ -31,12 +40,19 @@ class Linear:
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
 
 
-class RMSNorm:
-    def __init__(self, weight: Any, eps: float) -> None:
-        self.weight, self.eps = _tensor(weight, torch.float32), eps
+class Norm:
+    """Of the last axis, as `ModelConfig.norm` says."""
+
+    def __init__(self, weight: Any, bias: Any | None, config: ModelConfig) -> None:
+        self._weight = _tensor(weight, torch.float32) + config.norm_weight_offset
+        self._bias = None if bias is None else _tensor(bias, torch.float32)
+        self._is_layer_norm, self._eps = config.norm == "layer", config.rms_norm_eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+        if self._is_layer_norm:
+            x = x - x.mean(-1, keepdim=True)
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self._eps) * self._weight
+        return x if self._bias is None else x + self._bias
 
 
 def _tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -56,17 +72,20 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 class Attention:
-    """Rope, KV write and attention, between the two products."""
+    """Norms of q and k, rope, KV write and attention, between the two products."""
 
     def __init__(
-        self, config: ModelConfig, rotary: RotaryTable, kv: PagedKV, scratch: AttentionScratch, threads: ThreadPool
+        self, config: ModelConfig, rotary: RotaryTables, kv: PagedKV, scratch: AttentionScratch, threads: ThreadPool
     ) -> None:
         self._references = (rotary, kv, scratch)
+        self._config, self._rotary = config, rotary
         self._width, self._layer_stride = config.num_heads * config.head_dim, kv.layer_stride
         self._threads = threads
         self._work = np.zeros((NUM_PHASES, WORDS_PER_PHASE), np.int64)
-        self._context = new_context(rotate_and_attend)
-        fill_model_fields(self._context, config, rotary, kv, scratch, threads)
+        self._kernel = rotate_and_attend if is_plain(config) else rotate_and_attend_with_options
+        self._context = new_context(self._kernel)
+        fill_model_fields(self._context, config, rotary.everywhere, kv, scratch, threads)
+        fill_options(self._context, config)
         fill_context(self._context, work=self._work)
 
     def __call__(
@@ -76,17 +95,26 @@ class Attention:
         layer: int,
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert qkv.is_contiguous()
         out = torch.empty((rows.num_rows, self._width))
+        table = self._rotary.of_layer(self._config, layer)
         fill_batch_fields(self._context, rows)
         fill_context(
             self._context, qkv=qkv.data_ptr(), attended=out.data_ptr(), kv_at=layer * self._layer_stride,
-            q_norm=_address(q_norm), k_norm=_address(k_norm),
+            q_norm=_address(q_norm), k_norm=_address(k_norm), sinks=_address(sinks),
+            cos=0 if table is None else table.cos, sin=0 if table is None else table.sin,
+            window=self._config.layer(layer).window or 0,
         )  # fmt: skip
         self._work[:] = 0
-        self._threads.run(rotate_and_attend, self._context)
+        self._threads.run(self._kernel, self._context)
         return out
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh"), "relu": F.relu,
+}  # fmt: skip
 
 
 class FloatDecoderLayer:
@@ -102,29 +130,54 @@ class FloatDecoderLayer:
         *,
         has_input_norm: bool = True,
     ) -> None:
-        prefix, eps = f"model.layers.{index}.", config.rms_norm_eps
+        prefix = f"model.layers.{index}."
 
         def linear(*names: str, biased: bool = False) -> Linear:
             biases = [weights[f"{prefix}{name}.bias"] for name in names] if biased else []
             return Linear([weights[f"{prefix}{name}.weight"] for name in names], biases, dtype)
 
-        def head_norm(name: str) -> torch.Tensor | None:
-            return _tensor(weights[f"{prefix}self_attn.{name}.weight"], torch.float32) if config.qk_norm else None
+        def norm(name: str, exists: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+            if not exists:
+                return _identity
+            bias = weights[f"{prefix}{name}.bias"] if config.norm_bias else None
+            return Norm(weights[f"{prefix}{name}.weight"], bias, config)
 
-        self.index, self.attention = index, attention
-        self.input_norm = RMSNorm(weights[prefix + "input_layernorm.weight"], eps) if has_input_norm else _identity
+        def vector(name: str, exists: bool, offset: float = 0.0) -> torch.Tensor | None:
+            return _tensor(weights[f"{prefix}self_attn.{name}"], torch.float32) + offset if exists else None
+
+        self.index, self.attention, self._config = index, attention, config
+        self.input_norm = norm("input_layernorm", config.pre_norm and has_input_norm)
         self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", biased=config.qkv_bias)
-        self.q_norm, self.k_norm = head_norm("q_norm"), head_norm("k_norm")
-        self.o = linear("self_attn.o_proj")
-        self.post_norm = RMSNorm(weights[prefix + "post_attention_layernorm.weight"], eps)
-        self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
-        self.down = linear("mlp.down_proj")
+        self.q_norm = vector("q_norm.weight", config.qk_norm, config.norm_weight_offset)
+        self.k_norm = vector("k_norm.weight", config.qk_norm, config.norm_weight_offset)
+        self.sinks = vector("sinks", config.attention_sinks)
+        self.o = linear("self_attn.o_proj", biased=config.o_bias)
+        self.attention_output_norm = norm("attention_output_norm", config.post_norm)
+        self.post_norm = norm("post_attention_layernorm", config.pre_norm)
+        ins = ("mlp.gate_proj", "mlp.up_proj") if config.gated_mlp else ("mlp.up_proj",)
+        self.gate_up = linear(*ins, biased=config.mlp_bias)
+        self.down = linear("mlp.down_proj", biased=config.mlp_bias)
+        self.mlp_output_norm = norm("mlp_output_norm", config.post_norm)
+        self._activate = _ACTIVATIONS[config.activation]
 
     def __call__(self, hidden: torch.Tensor, rows: ForwardBatch) -> torch.Tensor:
-        qkv = self.qkv(self.input_norm(hidden))
-        hidden = hidden + self.o(self.attention(qkv, rows, self.index, self.q_norm, self.k_norm))
-        gate, up = self.gate_up(self.post_norm(hidden)).chunk(2, dim=-1)
-        return hidden + self.down(F.silu(gate) * up)
+        attended = self.attention_output_norm(self._attend(self.input_norm(hidden), rows))
+        residual = hidden + self._scaled(attended)
+        seen = hidden if self._config.parallel_block else residual
+        return residual + self._scaled(self.mlp_output_norm(self._mlp(self.post_norm(seen))))
+
+    def _attend(self, x: torch.Tensor, rows: ForwardBatch) -> torch.Tensor:
+        return self.o(self.attention(self.qkv(x), rows, self.index, self.q_norm, self.k_norm, self.sinks))
+
+    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._config.gated_mlp:
+            return self.down(self._activate(self.gate_up(x)))
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self._activate(gate) * up)
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        multiplier = self._config.residual_multiplier
+        return x if multiplier == 1.0 else x * multiplier
 
 
 class FloatModel:
@@ -133,10 +186,12 @@ class FloatModel:
     def __init__(
         self, weights: Mapping[str, Any], config: ModelConfig, attention: Attention, dtype: torch.dtype
     ) -> None:
-        self.embedding = _tensor(weights["model.embed_tokens.weight"], dtype)
+        self._config = config
+        self.embedding = _tensor(weights[EMBED], dtype)
+        self.positions = _tensor(weights[POSITIONS], torch.float32) if config.learned_positions else None
         self.layers = [FloatDecoderLayer(i, weights, config, attention, dtype) for i in range(config.num_layers)]
-        self.norm = RMSNorm(weights["model.norm.weight"], config.rms_norm_eps)
-        head = self.embedding if config.tie_word_embeddings else weights["lm_head.weight"]
+        self.norm = Norm(weights[FINAL_NORM], weights[FINAL_NORM_BIAS] if config.norm_bias else None, config)
+        head = self.embedding if config.tie_word_embeddings else weights[LM_HEAD]
         self.head = Linear([head], [], dtype)
         self._layers_done = 0
         self._hidden = torch.empty(0)
@@ -153,9 +208,24 @@ class FloatModel:
 
     @torch.inference_mode()
     def forward(self, rows: ForwardBatch) -> np.ndarray:
-        hidden = self.embedding[torch.from_numpy(rows.token_ids).long()].float()
+        hidden = self._embed(rows)
         for block in self.layers:
             hidden = block(hidden, rows)
             self._layers_done += 1
         self._hidden = hidden
-        return self.head(self.norm(hidden[torch.from_numpy(rows.logits_indices)])).numpy()
+        logits = self.head(self.norm(hidden[torch.from_numpy(rows.logits_indices)]))
+        return self._cap(logits).numpy()
+
+    def _embed(self, rows: ForwardBatch) -> torch.Tensor:
+        hidden = self.embedding[torch.from_numpy(rows.token_ids).long()].float()
+        if self._config.embedding_multiplier != 1.0:
+            hidden = hidden * self._config.embedding_multiplier
+        if self.positions is not None:
+            hidden = hidden + self.positions[torch.from_numpy(rows.positions).long()]
+        return hidden
+
+    def _cap(self, logits: torch.Tensor) -> torch.Tensor:
+        if self._config.logits_multiplier != 1.0:
+            logits = logits * self._config.logits_multiplier
+        cap = self._config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -8,14 +8,23 @@ from collections.abc import Mapping
 import numpy as np
 
 from onward.kernels.cpu import int8_forward as step
+from onward.kernels.cpu import int8_forward_general as general
+from onward.kernels.cpu.activations import KINDS
 from onward.kernels.cpu.phases import END_STAMP, WORDS_PER_PHASE
 from onward.kernels.cpu.quantized_rows import QuantizedActivations
 from onward.kernels.cpu.threads import ThreadPool
 from onward.kernels.weight_packing import NIBBLES_RECORD, OUTPUT_UNIT
+from onward.models.device_support import is_plain
 from onward.models.layers.forward_batch import ForwardBatch
-from onward.models.layers.kernel_context import fill_batch_fields, fill_context, fill_model_fields, new_context
+from onward.models.layers.kernel_context import (
+    fill_batch_fields,
+    fill_context,
+    fill_model_fields,
+    fill_options,
+    new_context,
+)
 from onward.models.layers.paged_kv import AttentionScratch, PagedKV
-from onward.models.layers.rotary_table import RotaryTable
+from onward.models.layers.rotary_table import RotaryTables
 from onward.proto.model import ModelConfig
 
 TILE_SCRATCH = step.TILE_SCRATCH
@@ -25,6 +34,10 @@ _FINISHED = 8
 _COLUMNS = {
     "qkv": step.QKV, "o": step.OUT, "gate_up": step.GATE_UP, "down": step.DOWN, "input_norm": step.INPUT_NORM,
     "post_norm": step.POST_NORM, "qkv_bias": step.QKV_BIAS, "q_norm": step.Q_NORM, "k_norm": step.K_NORM,
+    "o_bias": step.OUT_BIAS, "gate_up_bias": step.GATE_UP_BIAS, "down_bias": step.DOWN_BIAS,
+    "input_norm_bias": step.INPUT_NORM_BIAS, "post_norm_bias": step.POST_NORM_BIAS, "out_norm": step.OUT_NORM,
+    "out_norm_bias": step.OUT_NORM_BIAS, "mlp_norm": step.MLP_NORM, "mlp_norm_bias": step.MLP_NORM_BIAS,
+    "sinks": step.SINKS,
 }  # fmt: skip
 
 
@@ -33,7 +46,7 @@ class Int8Model:
         self,
         weights: Mapping[str, np.ndarray],
         config: ModelConfig,
-        rotary: RotaryTable,
+        rotary: RotaryTables,
         kv: PagedKV,
         scratch: AttentionScratch,
         threads: ThreadPool,
@@ -41,17 +54,25 @@ class Int8Model:
         max_rows: int,
         max_sampled: int,
     ) -> None:
-        self._kernel = step.int8_forward[kv.data.itemsize]
+        self._kernel, self._phases = step.int8_forward[kv.data.itemsize], step.PHASES
+        if not is_plain(config):
+            self._kernel, self._phases = general.int8_forward_general[kv.data.itemsize], general.PHASES
         self._threads = threads
         self._num_layers, self._layers_done = config.num_layers, 0
-        self._num_rows, self._eps = 0, np.float32(config.rms_norm_eps)
+        self._num_rows, self._eps, self._is_layer_norm = 0, np.float32(config.rms_norm_eps), config.norm == "layer"
         self._num_rows_running: int | None = None
         self._vocab_size = -(-config.vocab_size // OUTPUT_UNIT) * OUTPUT_UNIT
         self._context = new_context(self._kernel)
         self._references: list[object] = [rotary, kv, scratch]
-        fill_model_fields(self._context, config, rotary, kv, scratch, threads)
+        fill_model_fields(self._context, config, rotary.everywhere, kv, scratch, threads)
+        fill_options(self._context, config)
         self._set_fields(layer_stride=kv.layer_stride, num_layers=config.num_layers)
-        self._set_weights(weights, config)
+        self._set_fields(
+            is_layer_norm=self._is_layer_norm, is_parallel=config.parallel_block, is_gated=config.gated_mlp,
+            activation=KINDS[config.activation], embedding_multiplier=config.embedding_multiplier,
+            logit_softcap=config.logit_softcap or 0.0,
+        )  # fmt: skip
+        self._set_weights(weights, config, rotary)
         self._allocate(config, max_rows, max_sampled)
 
     def forward(self, rows: ForwardBatch) -> np.ndarray:
@@ -73,8 +94,11 @@ class Int8Model:
 
     def last_hidden_states(self) -> np.ndarray:
         hidden = self._hidden[: self._num_rows]
+        if self._is_layer_norm:
+            hidden = hidden - np.mean(hidden, axis=1, keepdims=True)
         scale = 1 / np.sqrt(np.mean(np.square(hidden), axis=1, keepdims=True) + self._eps)
-        return hidden * scale * self._final_norm
+        normed = hidden * scale * self._final_norm
+        return normed if self._final_norm_bias is None else normed + self._final_norm_bias
 
     def layers_done(self) -> int:
         """Read in this order the answer is never too high, also if a pass ends and the next one begins meanwhile."""
@@ -85,19 +109,20 @@ class Int8Model:
 
     def phase_cycles(self) -> dict[str, int]:
         """What the last forward pass spent on each kind of phase, from the end of the embedding on."""
-        phase_times = np.diff(self._work[:, END_STAMP])
-        num_layers = (len(phase_times) - 2) // len(step.PHASES)
-        cycles = dict.fromkeys([*step.PHASES, "head"], 0)
-        for name, count in zip([*step.PHASES * num_layers, "norm", "head"], phase_times.tolist(), strict=True):
-            cycles[name] += max(0, count)  # without a sampled row there are no stamps of the last two
+        # A phase that was skipped has no stamp: the time of the last one before it stands for it.
+        phase_times = np.diff(np.maximum.accumulate(self._work[:, END_STAMP]))
+        names = [*self._phases * self._num_layers, "norm", "head", "head"]
+        cycles = dict.fromkeys([*self._phases, "head"], 0)
+        for name, count in zip(names, phase_times.tolist(), strict=True):
+            cycles[name] += count
         return cycles
 
-    def _set_fields(self, **fields: np.ndarray | int) -> None:
+    def _set_fields(self, **fields: np.ndarray | float) -> None:
         """Keeps the arrays as long as the context."""
         self._references += fields.values()
         fill_context(self._context, **fields)
 
-    def _set_weights(self, weights: Mapping[str, np.ndarray], config: ModelConfig) -> None:
+    def _set_weights(self, weights: Mapping[str, np.ndarray], config: ModelConfig, rotary: RotaryTables) -> None:
         layers = np.zeros((config.num_layers, step.NUM_WEIGHTS), np.int64)
         is_nibbles = np.zeros((config.num_layers, step.NUM_MATRICES), np.uint8)
         for layer in range(config.num_layers):
@@ -108,12 +133,22 @@ class Int8Model:
                     layers[layer, column] = array.ctypes.data
                     if column < step.NUM_MATRICES:
                         is_nibbles[layer, column] = _is_nibbles(array)
+            layers[layer, step.WINDOW] = config.layer(layer).window or 0
+            if (rotary_table := rotary.of_layer(config, layer)) is not None:
+                layers[layer, step.COS] = rotary_table.cos.ctypes.data
+                layers[layer, step.SIN] = rotary_table.sin.ctypes.data
         embedding = weights["embed"]
         head = embedding if config.tie_word_embeddings else weights["head"]
         self._set_fields(layers=layers, is_nibbles=is_nibbles, embedding=embedding, head=head)
         self._set_fields(embedding_is_nibbles=_is_nibbles(embedding), head_is_nibbles=_is_nibbles(head))
-        self._final_norm = weights["norm"]
-        self._set_fields(final_norm=self._final_norm)
+        self._final_norm, self._final_norm_bias = weights["norm"], weights.get("norm_bias")
+        # The kernel's copy has the factor of the logits, which hidden states do not have.
+        factor = np.float32(config.logits_multiplier)
+        self._set_fields(final_norm=self._final_norm if factor == 1 else self._final_norm * factor)
+        if self._final_norm_bias is not None:
+            self._set_fields(final_norm_bias=self._final_norm_bias * factor)
+        if config.learned_positions:
+            self._set_fields(position_table=weights["positions"])
 
     def _allocate(self, config: ModelConfig, max_rows: int, max_sampled: int) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
@@ -121,11 +156,11 @@ class Int8Model:
         qkv_width = heads_width + 2 * config.num_kv_heads * config.head_dim
         self._hidden = np.zeros((max_rows, hidden), np.float32)
         self._logits = np.zeros((max_sampled, self._vocab_size), np.float32)
-        self._work = np.zeros((step.num_phases(config.num_layers), WORDS_PER_PHASE), np.int64)
+        self._work = np.zeros((step.num_phases(config.num_layers, len(self._phases)), WORDS_PER_PHASE), np.int64)
         # Of each layer, the rows whose keys and values are written. `_work` is cleared before a pass is said to run.
-        first = 1 + step.PHASES.index("rope")
-        last = first + config.num_layers * step.PHASES_PER_LAYER
-        self._num_stored = self._work[first : last : step.PHASES_PER_LAYER, _FINISHED]
+        first = 1 + self._phases.index("rope")
+        last = first + config.num_layers * len(self._phases)
+        self._num_stored = self._work[first : last : len(self._phases), _FINISHED]
         self._set_fields(logits=self._logits, work=self._work)
         self._set_fields(hidden_size=hidden, inner_size=inner, vocab_size=self._vocab_size)
         self._set_fields(
@@ -133,6 +168,8 @@ class Int8Model:
             qkv=np.zeros((max_rows, qkv_width), np.float32),
             attended=np.zeros((max_rows, heads_width), np.float32),
         )
+        if not is_plain(config):
+            self._set_fields(product=np.zeros((max_rows, hidden), np.float32))
         for name, width in zip(step.QUANTIZED_INPUTS, (hidden, heads_width, inner), strict=True):
             parts = QuantizedActivations.allocate(max(max_rows, max_sampled), width)._asdict()
             self._set_fields(**{f"{name}_{part}": array for part, array in parts.items()})

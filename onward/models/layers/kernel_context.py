@@ -39,6 +39,15 @@ def fill_model_fields(
     )  # fmt: skip
 
 
+def fill_options(context: np.ndarray, config: ModelConfig) -> None:
+    """What `AttentionOptions` of all layers have in common. `attend_tile` itself divides by the root of `head_dim`."""
+    fill_context(
+        context, true_head_dim=config.true_head_dim, rotary_half=config.rotated_dim // 2,
+        norm_is_whole=config.qk_norm_is_whole, query_factor=config.attention_scale * config.head_dim**0.5,
+        softcap=config.attention_softcap or 0.0,
+    )  # fmt: skip
+
+
 def fill_batch_fields(context: np.ndarray, rows: ForwardBatch) -> None:
     fill_context(
         context, num_rows=rows.num_rows, num_tiles=len(rows.tiles), positions=rows.positions, pages=rows.kv_block_ids,

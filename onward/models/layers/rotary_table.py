@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from onward.models.layers.decimal_power import power
+from onward.models.rope_scaling import rope_factors
+from onward.proto.model import ModelConfig
 
 _ROWS_AT_ONCE = 1024
 """Positions of which the float64 intermediates exist at a time: a few megabytes, which stay in the cache."""
@@ -32,8 +34,15 @@ class RotaryTable:
     sin: np.ndarray
 
     @classmethod
-    def build(cls, theta: float, head_dim: int, max_model_len: int, divisors: Sequence[float] | None) -> "RotaryTable":
-        """`divisors` slow each frequency down (rope scaling)."""
+    def build(
+        cls,
+        theta: float,
+        head_dim: int,
+        max_model_len: int,
+        divisors: Sequence[float] | None,
+        attention_factor: float = 1.0,
+    ) -> "RotaryTable":
+        """`head_dim` counts the rotated dimensions. `divisors` slow each frequency down (rope scaling)."""
         exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
         frequencies = np.float32(1.0) / _powers(np.float32(theta), exponents)
         if divisors is not None:
@@ -44,7 +53,41 @@ class RotaryTable:
             # Rounded to float32 before the cosine is taken, as the models were trained.
             angles = np.arange(rows.start, rows.stop, dtype=np.float32)[:, None] * frequencies[None, :]
             cos[rows], sin[rows] = _cos_and_sin(angles.astype(np.float64))
+        if attention_factor != 1.0:
+            cos *= np.float32(attention_factor)
+            sin *= np.float32(attention_factor)
         return cls(cos.reshape(-1), sin.reshape(-1))
+
+
+def build_rotary(config: ModelConfig, max_model_len: int, *, is_local: bool = False) -> RotaryTable:
+    """The table of layers with `LayerKind.rope` global, or of those with local."""
+    theta, scaling = config.rope_theta, config.rope_scaling
+    if is_local:
+        assert config.local_rope_theta is not None, "a model with local rope says its theta"
+        theta, scaling = config.local_rope_theta, config.local_rope_scaling
+    factors = rope_factors(scaling, theta, config.rotated_dim, max_model_len)
+    return RotaryTable.build(
+        factors.theta, config.rotated_dim, max_model_len, factors.divisors, factors.attention_factor
+    )
+
+
+@dataclass(slots=True)
+class RotaryTables:
+    """Those of a model's layers."""
+
+    everywhere: RotaryTable
+    local: RotaryTable | None
+
+    @classmethod
+    def build(cls, config: ModelConfig, max_model_len: int) -> "RotaryTables":
+        has_local = any(kind.rope == "local" for kind in config.layers)
+        local = build_rotary(config, max_model_len, is_local=True) if has_local else None
+        return cls(build_rotary(config, max_model_len), local)
+
+    def of_layer(self, config: ModelConfig, layer: int) -> RotaryTable | None:
+        """None: the layer rotates nothing."""
+        kind = "none" if config.learned_positions else config.layer(layer).rope
+        return {"global": self.everywhere, "local": self.local, "none": None}[kind]
 
 
 def _powers(base: np.float32, exponents: np.ndarray) -> np.ndarray:

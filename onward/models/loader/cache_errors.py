@@ -22,5 +22,5 @@ def is_cache_error(fault: OSError, cache_dir: Path) -> bool:
     return cache_dir.is_relative_to(path) or (fault.errno in _CLOSED and path.is_relative_to(cache_dir))
 
 
-def cache_error_message(fault: OSError, cache_dir: Path) -> str:
-    return f"the cache folder {cache_dir} cannot be written: {fault}; set ONWARD_CACHE to another one"
+def cache_error_message(fault: OSError, cache_dir: Path, variable: str = "ONWARD_CACHE") -> str:
+    return f"the cache folder {cache_dir} cannot be written: {fault}; set {variable} to another one"

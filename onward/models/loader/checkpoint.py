@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onward.errors import StartupError
 from onward.models import tensor_names
+from onward.models.families.registry import is_ignored, tensor_sources
 from onward.models.loader.bounded_read import read_json
 from onward.models.loader.safetensors_header import read_header
 from onward.proto.model import ModelConfig
@@ -15,8 +16,6 @@ from onward.proto.model import ModelConfig
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth")
-_IGNORED_SUFFIX = ".rotary_emb.inv_freq"
-"""Older checkpoints store what follows from the config."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -54,7 +53,6 @@ def check_checkpoint(files: list[Path], config: ModelConfig, source: str) -> Non
             if name in shapes:
                 raise StartupError(f"{source} has the tensor {name} twice")
             shapes[name] = location.shape
-    ignored = [name for name in shapes if name.endswith(_IGNORED_SUFFIX)]
-    if config.tie_word_embeddings:
-        ignored.append(tensor_names.LM_HEAD)
-    tensor_names.check_tensors({n: shape for n, shape in shapes.items() if n not in ignored}, config, source)
+    counted = {name: shape for name, shape in shapes.items() if not is_ignored(name, config)}
+    expected = {stored.name: stored.shape for stored in tensor_sources(config, shapes).values()}
+    tensor_names.check_tensors(counted, expected, source)

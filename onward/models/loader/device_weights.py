@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.models.layers.device.model_weights import ModelWeights, allocate, checkpoint_targets
+from onward.models.layers.device.model_weights import ModelWeights, allocate, checkpoint_targets, norm_weights
 from onward.proto.model import PreparedModel
 
 _PIECE_BYTES = 32 << 20
@@ -24,17 +24,19 @@ def load_device_weights(
 ) -> ModelWeights:
     model_weights = allocate(model.config, dtype, device)
     targets = checkpoint_targets(model_weights, model.config)
+    offset = model.config.norm_weight_offset
     if weights is None:
-        _fill_randomly(targets)
+        _fill_randomly(targets, 1.0 - offset)
     elif device == "cpu":
         for name, target in targets:
-            target.copy_(as_tensor(weights[name]))
+            target.copy_(_source(name, weights, target))
     else:
-        _copy_all([(as_tensor(weights[name]), target) for name, target in targets], device)
+        _copy_all([(_source(name, weights, target), target) for name, target in targets], device)
+    if offset:
+        for weight in norm_weights(model_weights):
+            weight.add_(offset)
     if model.quantization == "fp8":
-        for layer in model_weights.layers:
-            for matrix in layer.matrices:
-                matrix.quantize_to_fp8()
+        model_weights.quantize_to_fp8()
         if device != "cpu":
             torch.cuda.empty_cache()  # else what the wide weights took counts as used when the pool is measured
     return model_weights
@@ -47,12 +49,18 @@ def as_tensor(array: Any) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _fill_randomly(targets: Iterable[tuple[str, torch.Tensor]]) -> None:
+def _source(name: str, weights: Mapping[str, Any], target: torch.Tensor) -> torch.Tensor:
+    """What goes to a target. Norms of single heads have no weights for padding (`models.head_padding`)."""
+    source = as_tensor(weights[name])
+    return source[: len(target)] if name.endswith(("q_norm.weight", "k_norm.weight")) else source
+
+
+def _fill_randomly(targets: Iterable[tuple[str, torch.Tensor]], norm_weight: float) -> None:
     """Of a size that keeps activations near one, so that logits have some spread."""
     for number, (name, target) in enumerate(targets):
         generator = torch.Generator(target.device).manual_seed(number)
         if name.endswith("norm.weight"):
-            target.fill_(1.0)
+            target.fill_(norm_weight)
         else:
             target.normal_(std=target.shape[-1] ** -0.5, generator=generator)
 

@@ -52,9 +52,8 @@ class GgufFile(Mapping[str, np.ndarray]):
         shapes = {name: info.shape for name, info in header.tensors.items()}
         self.config: ModelConfig = from_gguf(header.metadata, shapes, self._rope_freqs(header.tensors.get(ROPE_FREQS)))
         self._tensors = self._by_canonical_name(header.tensors)
-        tensor_names.check_tensors(
-            {name: info.shape for name, info in self._tensors.items()}, self.config, source=str(self.path)
-        )
+        found = {name: info.shape for name, info in self._tensors.items()}
+        tensor_names.check_tensors(found, tensor_names.expected_tensors(self.config), source=str(self.path))
 
     @property
     def is_quantized(self) -> bool:

@@ -3,19 +3,22 @@
 Opening is the expensive part and happens only when a model is converted; what identifies a source is cheap to ask.
 """
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from onward.errors import StartupError
 from onward.models.loader import checkpoint, generation_config, text_metadata
 from onward.models.loader.bounded_read import read_json
 from onward.models.loader.config_parser import from_hf
 from onward.models.loader.file_property_cache import cached_property_of
+from onward.models.loader.tokenizer_files import TOKENIZER, write_tokenizer
 from onward.models.tensor_names import expected_tensors
 from onward.proto.model import ModelConfig, SamplingDefaults
+from onward.version import __version__
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
     config: ModelConfig
-    text_metadata: text_metadata.TextMetadata
+    read_text_metadata: Callable[[str | None], text_metadata.TextMetadata]
+    """Takes the path of the tokenizer that was written."""
     open_tensors: "Callable[[], Mapping[str, np.ndarray]]"
     """float32, by canonical name, made when they are asked for."""
     write_tokenizer: Callable[[Path], str | None]
@@ -41,6 +45,10 @@ class ModelSource(Protocol):
     @property
     def other_files(self) -> list[Path]:
         """What else decides the prepared model."""
+        ...
+
+    def cached_config(self, cache_dir: Path) -> ModelConfig:
+        """For checks before anything large is read. Raises if the model cannot be served."""
         ...
 
     def check_headers(self, cache_dir: Path) -> None:
@@ -68,6 +76,14 @@ class GgufSource:
     def other_files(self) -> list[Path]:
         return []
 
+    def cached_config(self, cache_dir: Path) -> ModelConfig:
+        self.check_headers(cache_dir)
+        text = cached_property_of(self.path, f"config {__version__}", cache_dir, _gguf_config_json)
+        try:
+            return msgspec.json.decode(text, type=ModelConfig)
+        except msgspec.DecodeError:  # kept by a program of another version
+            return msgspec.json.decode(_gguf_config_json(self.path), type=ModelConfig)
+
     def check_headers(self, cache_dir: Path) -> None:
         cached_property_of(self.path, "head", cache_dir, _check_gguf_header)
 
@@ -88,11 +104,14 @@ class GgufSource:
                 return None
             from onward.text.gguf_tokenizer import build_tokenizer
 
-            build_tokenizer(file.metadata).save(str(folder / text_metadata.TOKENIZER), pretty=False)
-            return text_metadata.TOKENIZER
+            build_tokenizer(file.metadata).save(str(folder / TOKENIZER), pretty=False)
+            return TOKENIZER
 
         return OpenedModel(
-            file.config, text_metadata.read_gguf_text_metadata(file.metadata), lambda: file, write_tokenizer
+            file.config,
+            lambda _: text_metadata.read_gguf_text_metadata(file.metadata),
+            lambda: file,
+            write_tokenizer,
         )
 
 
@@ -100,6 +119,12 @@ def _check_gguf_header(path: Path) -> str:
     from onward.models.loader.gguf_header import read_header
 
     return f"{len(read_header(path).tensors)} tensors"
+
+
+def _gguf_config_json(path: Path) -> str:
+    from onward.models.loader.gguf_file import GgufFile
+
+    return msgspec.json.encode(GgufFile(path).config).decode()
 
 
 def _gguf_is_quantized(path: Path) -> str:
@@ -119,7 +144,10 @@ class FolderSource:
 
     @property
     def other_files(self) -> list[Path]:
-        return [path for name in text_metadata.TEXT_FILES if (path := self.folder / name).is_file()]
+        return text_metadata.text_files(self.folder)
+
+    def cached_config(self, cache_dir: Path) -> ModelConfig:
+        return self.read_config()
 
     def check_headers(self, cache_dir: Path) -> None:
         config = self.read_config()
@@ -142,21 +170,15 @@ class FolderSource:
         config = self.read_config()
         return OpenedModel(
             config,
-            text_metadata.read_folder_text_metadata(self.folder),
+            lambda tokenizer: text_metadata.read_folder_text_metadata(self.folder, tokenizer),
             lambda: self._open_tensors(config),
-            self._copy_tokenizer,
+            lambda target: write_tokenizer(self.folder, target),
         )
 
     def _open_tensors(self, config: ModelConfig) -> "Mapping[str, np.ndarray]":
-        from onward.models.loader.safetensors_file import MappedTensors
+        from onward.models.loader.safetensors_file import CanonicalTensors, MappedTensors
         from onward.models.loader.weight_conversion import Float32Tensors
 
         files = self.weight_files
         checkpoint.check_checkpoint(files, config, source=str(self.folder))
-        return Float32Tensors(MappedTensors(files), expected_tensors(config))
-
-    def _copy_tokenizer(self, folder: Path) -> str | None:
-        if not text_metadata.has_tokenizer(self.folder):
-            return None
-        shutil.copyfile(self.folder / text_metadata.TOKENIZER, folder / text_metadata.TOKENIZER)
-        return text_metadata.TOKENIZER
+        return Float32Tensors(CanonicalTensors(MappedTensors(files), config), expected_tensors(config))

@@ -21,17 +21,21 @@ import msgspec
 
 from onward import config as settings
 from onward.errors import StartupError
+from onward.models.device_support import check_supported, device_kind
 from onward.models.fingerprint import numerics_fingerprint
-from onward.models.loader import default_model, sealed_folder, text_metadata
+from onward.models.loader import default_model, hf_hub, sealed_folder, text_metadata, tokenizer_files
+from onward.models.loader import generation_config as generation_defaults
 from onward.models.loader.cache_errors import cache_error_message, is_cache_error
+from onward.models.loader.config_parser import from_hf
 from onward.models.loader.file_property_cache import ProgressCallback, sha256_of
+from onward.models.loader.hf_hub import EarlyChecks
 from onward.models.loader.model_sources import FolderSource, GgufSource, ModelSource, OpenedModel
 from onward.optional_packages import require_cuda, require_torch
-from onward.proto.model import PreparedModel, SamplingDefaults
+from onward.proto.model import ModelConfig, PreparedModel, SamplingDefaults
 
 MANIFEST = "manifest.json"
 
-_FORMAT = 1
+_FORMAT = 2
 """Of converted folders. Raised when their content changes for the same input."""
 _NUM_HASH_THREADS = 8
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -69,28 +73,50 @@ def prepare(
     quantization: str = "auto",
     load_format: str = "auto",
     generation_config: str = "auto",
+    revision: str | None = None,
+    chat_template: str | None = None,
+    max_model_len: int | None = None,
     device: str = "cpu",
     deterministic: bool = False,
     cache_dir: Path | None = None,
     progress: ProgressCallback = lambda message, fraction: None,
 ) -> PreparedModel:
-    """`generation_config` `none`: the checkpoint's own sampling defaults do not count.
-    `progress(message, fraction)` hears of downloads and conversions; the fraction may be unknown."""
+    """`generation_config` `none`: the checkpoint's own sampling defaults do not count. `chat_template`: a file to take
+    instead of the checkpoint's own template. `progress(message, fraction)` hears of downloads and conversions; the fraction
+    may be unknown.
+
+    What cannot be served is refused before anything large is fetched, hashed or converted."""
     _check_device(device, quantization, deterministic=deterministic)
+    if deterministic and dtype not in ("auto", "bfloat16"):
+        raise StartupError(f"--deterministic does not go with --dtype {dtype}; take bfloat16")
     check_packages(model, device=device, quantization=quantization)
+    template = None if chat_template is None else read_chat_template(chat_template)
     cache_dir = cache_dir or settings.cache_dir()
     try:
-        source = resolve_source(model, with_weights=load_format != "dummy", cache_dir=cache_dir, progress=progress)
-        if load_format != "dummy" or isinstance(source, GgufSource):
-            source.check_headers(cache_dir)
+        # Checkpoints of the hub are not quantized, so `auto` has nothing to choose there.
+        hub_kind = device_kind(device, "none" if quantization == "auto" else quantization)
+        checks = EarlyChecks(
+            lambda raw: _check_config(from_hf(raw), hub_kind, max_model_len),
+            lambda folder: _check_description(folder, cache_dir),
+        )
+        source = resolve_source(
+            model,
+            revision=revision,
+            with_weights=load_format != "dummy",
+            cache_dir=cache_dir,
+            progress=progress,
+            checks=checks,
+        )
+        model_config = source.cached_config(cache_dir)
         if quantization == "auto":
             quantization = "int8" if device == "cpu" and source.is_quantized(cache_dir) else "none"
             if device == "cpu" and quantization == "none":
                 _require_torch_for_floats(model)
+        _check_config(model_config, device_kind(device, quantization), max_model_len)
+        if load_format != "dummy" or isinstance(source, GgufSource):
+            source.check_headers(cache_dir)
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
-        if deterministic and dtype != "bfloat16":
-            raise StartupError(f"--deterministic does not go with --dtype {dtype}; take bfloat16")
         weight_format = _WeightFormat(dtype, quantization, load_format == "dummy", device, deterministic)
         if isinstance(source, FolderSource) and weight_format.stored_quantization == "none":
             prepared = _prepare_unconverted(source, weight_format, cache_dir, progress)
@@ -106,7 +132,35 @@ def prepare(
         name=served_model_name or source.name,
         sampling_defaults=defaults,
         is_deterministic=deterministic,
+        chat_template=prepared.chat_template if template is None else template,
     )
+
+
+def read_chat_template(path: str) -> str:
+    """The contents of `--chat-template`'s file, which is a template that can be used."""
+    from onward.text.chat_template import ChatTemplate
+
+    try:
+        template = text_metadata.read_template(Path(path).expanduser())
+        ChatTemplate(template)
+    except StartupError as fault:
+        raise StartupError(f"--chat-template {path}: {fault.message}") from None
+    return template
+
+
+def _check_config(config: ModelConfig, kind: str, max_model_len: int | None) -> None:
+    """Raises unless a device of this kind can serve such a model."""
+    check_supported(config, kind)
+    limit = config.max_position_embeddings
+    if max_model_len is not None and not 0 < max_model_len <= limit:
+        raise StartupError(f"--max-model-len {max_model_len} is not within the model's 1 to {limit} tokens")
+
+
+def _check_description(folder: Path, cache_dir: Path) -> None:
+    """Raises unless tokenizer, templates and defaults can be used."""
+    tokenizer = tokenizer_files.prepare_tokenizer(folder, cache_dir)
+    text_metadata.read_folder_text_metadata(folder, tokenizer)
+    generation_defaults.read_sampling_defaults(folder)
 
 
 def _check_device(device: str, quantization: str, *, deterministic: bool) -> None:
@@ -134,8 +188,18 @@ def _require_torch_for_floats(model: str) -> None:
     require_torch(f"the model {model} (float weights, on CPU)", alternative="--quantization int8")
 
 
-def resolve_source(model: str, *, with_weights: bool, cache_dir: Path, progress: ProgressCallback) -> ModelSource:
+def resolve_source(
+    model: str,
+    *,
+    revision: str | None = None,
+    with_weights: bool,
+    cache_dir: Path,
+    progress: ProgressCallback,
+    checks: EarlyChecks | None = None,
+) -> ModelSource:
     """The default model's name, a folder, a .gguf file, or a Hugging Face id, in this order."""
+    if revision is not None and not _is_hub_id(model):
+        raise StartupError(f"--revision {revision[:80]} is for a Hugging Face id (owner/name), and {model!r} is none")
     if model == settings.DEFAULT_MODEL:
         return GgufSource(default_model.fetch(cache_dir, progress), name=model)
     path = Path(model).expanduser()
@@ -146,9 +210,9 @@ def resolve_source(model: str, *, with_weights: bool, cache_dir: Path, progress:
             raise StartupError(f"{model} is a file, but not a .gguf; give the folder of a checkpoint instead")
         return GgufSource(path.resolve(), name=path.stem)
     if _is_hub_id(model):
-        from onward.models.loader import hf_hub
-
-        return FolderSource(hf_hub.fetch(model, cache_dir, progress, with_weights=with_weights), name=model)
+        wanted = hf_hub.DEFAULT_REVISION if revision is None else revision
+        folder = hf_hub.fetch(model, wanted, cache_dir, progress, checks or EarlyChecks(), with_weights=with_weights)
+        return FolderSource(folder, name=model)
     raise StartupError(
         f"no such model: {model!r} is no folder, no .gguf file, no Hugging Face id (owner/name), "
         f"and not the default model {settings.DEFAULT_MODEL!r}"
@@ -171,7 +235,8 @@ def _prepare_unconverted(
     files: list[Path] = []
     if not weight_format.is_dummy:
         files = source.weight_files
-    metadata = text_metadata.read_folder_text_metadata(source.folder)
+    tokenizer = tokenizer_files.prepare_tokenizer(source.folder, cache_dir)
+    metadata = text_metadata.read_folder_text_metadata(source.folder, tokenizer)
     return PreparedModel(
         name=source.name,
         folder=str(source.folder),
@@ -180,7 +245,7 @@ def _prepare_unconverted(
         quantization=weight_format.quantization,
         fingerprint=_fingerprint(source, weight_format, cache_dir, progress),
         weights=[path.name for path in files],
-        tokenizer=text_metadata.TOKENIZER if text_metadata.has_tokenizer(source.folder) else None,
+        tokenizer=tokenizer,
         created_s=max(0, int((source.folder / "config.json").stat().st_mtime)),
         **msgspec.structs.asdict(metadata),
     )
@@ -193,20 +258,20 @@ def _prepare_converted(
     others = [sha256_of(path, cache_dir, progress) for path in source.other_files]
     key = _hash_of([str(_FORMAT), fingerprint, *others])
     folder = cache_dir / "models" / f"{_file_name(source.name)}-{key[:16]}"
-    if (prepared := _read_manifest(folder)) is not None:
+    if (prepared := read_manifest(folder)) is not None:
         return prepared
 
     def write(target: Path) -> None:
         _write_converted(target, source.open(), source.name, weight_format, fingerprint, progress)
 
     sealed_folder.build_folder(folder, write)
-    prepared = _read_manifest(folder)
+    prepared = read_manifest(folder)
     if prepared is None:
         raise StartupError(f"the converted model in {folder} cannot be read back; is the disk full or failing?")
     return prepared
 
 
-def _read_manifest(folder: Path) -> PreparedModel | None:
+def read_manifest(folder: Path) -> PreparedModel | None:
     if not sealed_folder.is_intact(folder):
         return None
     try:
@@ -248,7 +313,7 @@ def _write_converted(
         weights=weights,
         tokenizer=tokenizer,
         created_s=int(time.time()),
-        **msgspec.structs.asdict(opened.text_metadata),
+        **msgspec.structs.asdict(opened.read_text_metadata(None if tokenizer is None else str(folder / tokenizer))),
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from onward.models.families.registry import tensor_sources
 from onward.models.loader.safetensors_header import TensorLocation, read_header
+from onward.proto.model import ModelConfig
 
 ALIGNMENT = 64
 
@@ -77,6 +79,28 @@ class MappedTensors(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._locations)
+
+
+class CanonicalTensors(Mapping[str, Array]):
+    """A model's tensors by their canonical names, wherever and however a checkpoint stores them."""
+
+    def __init__(self, stored: Mapping[str, Array], config: ModelConfig) -> None:
+        self._stored, self._sources = stored, tensor_sources(config, set(stored))
+
+    def __getitem__(self, name: str) -> Array:
+        source = self._sources[name]
+        array = self._stored[source.name]
+        if source.pick is None:
+            return array
+        if isinstance(array, BFloat16Bits):
+            return BFloat16Bits(np.ascontiguousarray(source.pick(array.bits)))
+        return np.ascontiguousarray(source.pick(array))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
 
 
 def write_file(path: Path, tensors: Mapping[str, Array]) -> None:

@@ -65,8 +65,13 @@ def _remove_abandoned(folder: Path) -> None:
     have been passed over."""
     for candidate in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
         with contextlib.suppress(OSError):  # somebody else was faster
-            if candidate.is_dir() and time.time() - _newest_s(candidate) > _ABANDONED_S:
+            if candidate.is_dir() and is_abandoned(candidate):
                 shutil.rmtree(candidate, ignore_errors=True)
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether an unfinished folder is so old that no build writes it any more."""
+    return time.time() - _newest_s(folder) > _ABANDONED_S
 
 
 def _newest_s(folder: Path) -> float:

@@ -14,20 +14,11 @@ from onward.models.loader.bounded_read import (
     read_json,
     read_text,
 )
+from onward.models.loader.tokenizer_files import CONFIG_FILES, find_tokenizer
 
-TOKENIZER = "tokenizer.json"
-TEXT_FILES = (
-    "config.json",
-    "generation_config.json",
-    TOKENIZER,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
-"""All files of a folder, but for weights, that decide what the model is and says."""
-
+_TEMPLATE_FILE = "chat_template.jinja"
+_TEMPLATE_JSON = "chat_template.json"
 _MAX_TOKEN_ID = 1 << 31
-_OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "spiece.model")
 
 
 class TextMetadata(msgspec.Struct, frozen=True):
@@ -37,20 +28,16 @@ class TextMetadata(msgspec.Struct, frozen=True):
     eos_token_ids: list[int]
 
 
-def has_tokenizer(folder: Path) -> bool:
-    if (path := folder / TOKENIZER).is_file():
-        if path.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise StartupError(f"{path} is larger than {MAX_TOKENIZER_BYTES} bytes, the limit for such a file")
-        return True
-    if other := [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]:
-        raise StartupError(
-            f"{folder} has {other[0]} but no {TOKENIZER}; save one with "
-            "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-    return False
+def text_files(folder: Path) -> list[Path]:
+    """All files of a folder, but for weights, that decide what the model is and says."""
+    names = ["config.json", "generation_config.json", *CONFIG_FILES, _TEMPLATE_FILE, _TEMPLATE_JSON]
+    source = find_tokenizer(folder)
+    files = [folder / name for name in names] + (list(source.files) if source is not None else [])
+    return [path for path in files if path.is_file()]
 
 
-def read_folder_text_metadata(folder: Path) -> TextMetadata:
+def read_folder_text_metadata(folder: Path, tokenizer: str | None = None) -> TextMetadata:
+    """`tokenizer`: the path of the `tokenizer.json` that was made for the folder, relative to it or absolute."""
     tokenizer_config = _optional_json(folder / "tokenizer_config.json")
     special = _optional_json(folder / "special_tokens_map.json") | tokenizer_config
     eos_token = _token_text(special.get("eos_token"))
@@ -58,30 +45,62 @@ def read_folder_text_metadata(folder: Path) -> TextMetadata:
         chat_template=_folder_template(folder, tokenizer_config),
         bos_token=_token_text(special.get("bos_token")),
         eos_token=eos_token,
-        eos_token_ids=_folder_eos_ids(folder, eos_token),
+        eos_token_ids=_folder_eos_ids(folder, eos_token, tokenizer),
     )
 
 
 def _folder_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return read_text(file, MAX_TEMPLATE_BYTES)
-    template = tokenizer_config.get("chat_template")
+    """The template's own file comes before those in which it is a field."""
+    if (file := folder / _TEMPLATE_FILE).is_file():
+        return read_template(file)
+    for path, fields in (
+        (folder / _TEMPLATE_JSON, _optional_json(folder / _TEMPLATE_JSON)),
+        (folder / "tokenizer_config.json", tokenizer_config),
+    ):
+        if (template := fields.get("chat_template")) is not None:
+            return _checked_template(template, f"{path}: chat_template")
+    return None
+
+
+def read_template(path: Path) -> str:
+    return read_text(path, MAX_TEMPLATE_BYTES)
+
+
+def _checked_template(template: Any, source: str) -> str | None:
     if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = named[-1].get("template") if named else None
-    return _check_template_size(template, f"{folder / 'tokenizer_config.json'}: chat_template")
-
-
-def _check_template_size(template: Any, source: str) -> str | None:
-    if not isinstance(template, str):
+        template = _template_of_named(template, source)
+    if template is None:
         return None
+    if not isinstance(template, str):
+        raise StartupError(f"{source} is neither a template nor a list of named templates")
+    return _check_template_size(template, source)
+
+
+def _template_of_named(entries: list[Any], source: str) -> str | None:
+    """Of several templates, `default`; where there is one for tools as well, a template that chooses between the two. None:
+    the others are for uses that no request asks for."""
+    named: dict[str, str] = {}
+    for entry in entries:
+        match entry:
+            case {"name": str(name), "template": str(template)}:
+                named[name] = template
+            case _:
+                raise StartupError(f"{source} has an entry without a name and a template")
+    if "default" not in named or "tool_use" not in named:
+        return named.get("default")
+    # Line ends and the plus signs keep Jinja from trimming what the two begin and end with. As it would of a whole file, it
+    # takes one line end off each.
+    tool_use, default = (named[name].removesuffix("\n") for name in ("tool_use", "default"))
+    return f"{{% if tools %}}\n{tool_use}{{%+ else %}}\n{default}{{%+ endif %}}"
+
+
+def _check_template_size(template: str, source: str) -> str:
     if len(template) > MAX_TEMPLATE_BYTES:
         raise StartupError(f"{source} is longer than {MAX_TEMPLATE_BYTES} characters, the limit for a template")
     return template
 
 
-def _folder_eos_ids(folder: Path, eos_token: str | None) -> list[int]:
+def _folder_eos_ids(folder: Path, eos_token: str | None, tokenizer: str | None) -> list[int]:
     """What generation stops at: generation config, then model config, then the tokenizer's own end token."""
     ids: list[int] = []
     for file in ("generation_config.json", "config.json"):
@@ -89,8 +108,8 @@ def _folder_eos_ids(folder: Path, eos_token: str | None) -> list[int]:
         ids += value if isinstance(value, list) else [] if value is None else [value]
     if not all(map(_is_token_id, ids)):
         raise StartupError(f"{folder}: eos_token_id must be a number or a list of numbers, not {str(ids)[:200]}")
-    if not ids and eos_token is not None:
-        ids = _added_ids(folder / TOKENIZER, eos_token)
+    if not ids and eos_token is not None and tokenizer is not None:
+        ids = _added_ids(folder / tokenizer, eos_token)
     return list(dict.fromkeys(ids))
 
 
@@ -120,7 +139,7 @@ def read_gguf_text_metadata(metadata: Mapping[str, Any]) -> TextMetadata:
     ids = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     template = metadata.get("tokenizer.chat_template")
     return TextMetadata(
-        chat_template=_check_template_size(template, "tokenizer.chat_template"),
+        chat_template=_check_template_size(template, "tokenizer.chat_template") if isinstance(template, str) else None,
         bos_token=_gguf_token(metadata, metadata.get("tokenizer.ggml.bos_token_id")),
         eos_token=_gguf_token(metadata, ids[0]),
         eos_token_ids=list(dict.fromkeys(token_id for token_id in ids if _is_token_id(token_id))),

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from onward.errors import StartupError
+from onward.models.device_support import head_unit
+from onward.models.head_padding import PaddedTensors, padded_config
 from onward.models.loader.file_property_cache import ProgressCallback
-from onward.models.loader.safetensors_file import Array, BFloat16Bits, MappedTensors, write_file
+from onward.models.loader.safetensors_file import Array, BFloat16Bits, write_file
 from onward.models.tensor_names import expected_tensors
 from onward.proto.model import ModelConfig
 
@@ -32,8 +34,10 @@ def write_weights(
         from onward.kernels.quantize import quantize_model
         from onward.kernels.weight_packing import GROUP
 
-        _check_divisible(config, GROUP)
-        return _write_shards(folder, quantize_model(config, watched))
+        padded = padded_config(config, head_unit("int8"))
+        _check_divisible(padded, GROUP)
+        heads = PaddedTensors(watched, config, padded.head_dim)
+        return _write_shards(folder, quantize_model(padded, heads))
     return _write_shards(folder, ((name, _cast(watched[name], dtype)) for name in watched))
 
 
@@ -76,7 +80,7 @@ def _write_shard(folder: Path, index: int, shard: Mapping[str, Array]) -> str:
 class Float32Tensors(Mapping[str, np.ndarray]):
     """Some tensors of mapped files, widened when they are asked for."""
 
-    def __init__(self, tensors: MappedTensors, names: Iterable[str]) -> None:
+    def __init__(self, tensors: Mapping[str, Array], names: Iterable[str]) -> None:
         self._tensors, self._names = tensors, dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onward.models.loader.dummy_weights import DummyWeights
-from onward.models.loader.safetensors_file import BFloat16Bits, MappedTensors
-from onward.models.tensor_names import expected_tensors
+from onward.models.loader.safetensors_file import Array, BFloat16Bits, CanonicalTensors, MappedTensors
 from onward.proto.model import PreparedModel
 
 if TYPE_CHECKING:
@@ -26,25 +25,22 @@ def open_weights(model: PreparedModel) -> "Mapping[str, Tensor]":
     if not model.weights:
         return DummyWeights(model.config)
     tensors = MappedTensors(Path(model.folder) / file for file in model.weights)
-    names = list(tensors) if model.quantization != "none" else list(expected_tensors(model.config))
-    return _Weights(tensors, names)
+    return _Weights(tensors if model.quantization == "int8" else CanonicalTensors(tensors, model.config))
 
 
 class _Weights(Mapping[str, Any]):
-    def __init__(self, tensors: MappedTensors, names: list[str]) -> None:
-        self._tensors, self._names = tensors, dict.fromkeys(names)
+    def __init__(self, tensors: Mapping[str, Array]) -> None:
+        self._tensors = tensors
 
     def __getitem__(self, name: str) -> "Tensor":
-        if name not in self._names:
-            raise KeyError(name)
         array = self._tensors[name]
         return _to_torch(array) if isinstance(array, BFloat16Bits) else array
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._tensors)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._tensors)
 
 
 def _to_torch(array: BFloat16Bits) -> "torch.Tensor":

@@ -16,6 +16,7 @@ from onward.router.stream_runner import StreamRunner
 from onward.router.upstream_client import ForwardedResponse
 from onward.router.upstream_errors import parse_error_info
 from onward.web import asgi
+from onward.web.access_log import access_record
 from onward.web.auth.authenticator import get_caller
 from onward.web.error_handlers import handle_errors
 from onward.web.request_id_middleware import client_request_id
@@ -46,11 +47,14 @@ class RouterEmbeddingsEndpoint:
 
     def _attempt(self, scope: Scope, body: bytes) -> Attempt:
         caller, runner = get_caller(scope), self._runner
+        access, request_id = access_record(scope), runner.random.hex_token()
+        access.begin_trace(request_id, is_attempt=True)
+        access.describe_request(PATH, body)
         return Attempt(
             schema_version=SCHEMA_VERSION,
             path=PATH,
             body=body,
-            request_id=runner.random.hex_token(),
+            request_id=request_id,
             attempt_epoch=1,
             seed=0,
             created_s=int(runner.clock.wall_s()),
@@ -59,6 +63,7 @@ class RouterEmbeddingsEndpoint:
             caller_limits=caller.limits,
             caller_priority=caller.priority,
             strict_fields=runner.core.config.strict_fields,
+            trace=access.trace_context,
         )
 
     async def _answer(self, attempt: Attempt, deadline_at_s: float | None, send: Send) -> None:

@@ -17,8 +17,8 @@ from onward.router.client_stream import ClientStream, covers_cursor
 from onward.router.core import instance_unreachable, unknown_stream
 from onward.router.partial_output import PartialOutputWriter
 from onward.router.record_lookup import find_records
-from onward.router.router_stream_state import RouterStreamState
 from onward.router.routing_tokenizer import RoutingTokenizer
+from onward.router.stream_routing_state import StreamRoutingState
 from onward.router.stream_runner import StreamRunner
 from onward.web import asgi
 from onward.web.access_log import AccessRecord, access_record
@@ -66,6 +66,7 @@ class RouterGenerationEndpoint:
             body = await asgi.read_body(receive, self._config.max_body_bytes)
             routed = await self._open_or_resume(scope, body, cursor)
         set_response_request_id(scope, routed.stream.request.client_request_id or routed.stream.request_id)
+        _begin_trace(access_record(scope), routed, cursor)
         try:
             await self.stream_to_client(routed, get_caller(scope), receive, send)
         finally:
@@ -83,14 +84,14 @@ class RouterGenerationEndpoint:
         """With the highest epoch that anybody may have used: what goes on from here comes after that."""
         return cursor
 
-    async def stream_to_client(self, routed: RouterStreamState, caller: Caller, receive: Receive, send: Send) -> None:
+    async def stream_to_client(self, routed: StreamRoutingState, caller: Caller, receive: Receive, send: Send) -> None:
         writer = PartialOutputWriter(send, routed.stream, self._runner, reports_resumes=self._config.report_resumes)
         await asgi.run_until_disconnect(receive, self._runner.run_stream(routed, writer))
 
-    async def _open_or_resume(self, scope: Scope, body: bytes, cursor: Cursor | None) -> RouterStreamState:
+    async def _open_or_resume(self, scope: Scope, body: bytes, cursor: Cursor | None) -> StreamRoutingState:
         caller, runner = get_caller(scope), self._runner
         resumed = None if cursor is None else await self._try_resume(scope["path"], cursor, caller)
-        if isinstance(resumed, RouterStreamState):
+        if isinstance(resumed, StreamRoutingState):
             return resumed
         check_body(body)
         body = compact_json(await self.resolve_body(caller, body))
@@ -121,7 +122,7 @@ class RouterGenerationEndpoint:
 
     async def _try_resume(
         self, path: str, cursor: Cursor, caller: Caller
-    ) -> RouterStreamState | NotFound | Unavailable:
+    ) -> StreamRoutingState | NotFound | Unavailable:
         """Or why it is not. Somebody else's is unknown, and is neither cut off nor made again."""
         core, clock = self._runner.core, self._runner.clock
         core.check_not_aborted(cursor.request_id, clock.now_s())
@@ -160,16 +161,25 @@ class RouterGenerationEndpoint:
             await runner.wait_for_change(LOOKUP_INTERVAL_S)
 
 
+def _begin_trace(access: AccessRecord, routed: StreamRoutingState, cursor: Cursor | None) -> None:
+    """A stream that continues stays in the trace that it began in."""
+    client_request = routed.stream.request
+    context = access.begin_trace(client_request.request_id, client_request.trace, cursor, is_attempt=False)
+    routed.stream.request = replace(client_request, trace=context)
+    routed.trace = access.trace
+    access.describe_request(client_request.path, client_request.body)
+
+
 def _num_tokens(attempt: Attempt) -> int:
     return sum(len(choice.token_ids) for choice in attempt.choices)
 
 
-def _describe(access: AccessRecord, routed: RouterStreamState) -> None:
+def _describe(access: AccessRecord, routed: StreamRoutingState) -> None:
     """What the access log says of a stream that has ended, or whose client has gone."""
     stream, error = routed.stream, routed.final_error
     access.request_id = stream.request_id
     access.prompt_tokens, access.cached_tokens = stream.num_prompt_tokens, stream.num_cached_tokens
-    access.output_tokens = sum(len(choice.token_ids) for choice in stream.choices)
+    access.output_tokens = stream.num_tokens
     access.first_token_at_s = routed.first_token_at_s
     access.num_resumes = stream.num_resumes
     if stream.all_finished:

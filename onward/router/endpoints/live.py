@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from onward.errors import RETRY_SOON_S, ClientError, NotFound, Unavailable
-from onward.router.router_stream_state import RouterStreamState
+from onward.router.stream_routing_state import StreamRoutingState
 from onward.router.stream_runner import StreamRunner
 from onward.web import asgi
 from onward.web.auth import audit_log
@@ -37,7 +37,9 @@ class InstanceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _choices = msgspec.json.Decoder(InstanceChoice)
 
 
-class RouterWatch:
+class RouterLiveView:
+    """Builds the JSON snapshot of a router's streams and instances that /ui and `onward top` show."""
+
     def __init__(self, runner: StreamRunner) -> None:
         self._runner, self._core = runner, runner.core
 
@@ -132,7 +134,7 @@ def _without_load(known: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name in ("id", "role", "state", "url", "streams")}
 
 
-def _describe_stream(routed: RouterStreamState, now_s: float) -> dict[str, Any]:
+def _describe_stream(routed: StreamRoutingState, now_s: float) -> dict[str, Any]:
     stream = routed.stream
     return {
         "id": stream.request_id,
@@ -141,7 +143,8 @@ def _describe_stream(routed: RouterStreamState, now_s: float) -> dict[str, Any]:
         "instance": stream.instance_id if stream.is_attempt_running else None,
         "is_paused": routed.pending_resume is not None,
         "attempt": stream.epoch,
-        "num_tokens": sum(len(choice.token_ids) for choice in stream.choices),
+        "num_tokens": stream.num_tokens,
+        "trace_id": "" if routed.trace is None else routed.trace.trace_id,
         "num_resumes": stream.num_resumes,
         "age_s": now_s - routed.opened_at_s,
     }

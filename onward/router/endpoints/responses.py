@@ -15,8 +15,8 @@ from onward.router.client_writer import ClientWriter
 from onward.router.endpoints.generation import RouterGenerationEndpoint
 from onward.router.record_lookup import find_records
 from onward.router.response_store import ABORTED, REPLACED, ClusterResponseStore
-from onward.router.router_stream_state import RouterStreamState
 from onward.router.routing_tokenizer import RoutingTokenizer
+from onward.router.stream_routing_state import StreamRoutingState
 from onward.router.stream_runner import StreamRunner
 from onward.web import asgi, sse
 from onward.web.auth.api_key_table import Caller
@@ -67,7 +67,7 @@ class RouterResponsesEndpoint(RouterGenerationEndpoint):
         await send(asgi.body_message(remaining, more_body=False))
         return True
 
-    async def stream_to_client(self, routed: RouterStreamState, caller: Caller, receive: Receive, send: Send) -> None:
+    async def stream_to_client(self, routed: StreamRoutingState, caller: Caller, receive: Receive, send: Send) -> None:
         is_resumed = routed.stream.has_progress  # by a client that wants to read on from its place
         if is_resumed or not response_options(routed.stream.request.body).background:
             writer = ResponseEventWriter(
@@ -79,7 +79,7 @@ class RouterResponsesEndpoint(RouterGenerationEndpoint):
         await self._start_background(routed)
         await asgi.run_until_disconnect(receive, self._respond(routed, caller, send))
 
-    async def _run_and_copy(self, routed: RouterStreamState, writer: ClientWriter) -> None:
+    async def _run_and_copy(self, routed: StreamRoutingState, writer: ClientWriter) -> None:
         stream = routed.stream
         await self._runner.run_stream(routed, writer)
         if (
@@ -92,7 +92,7 @@ class RouterResponsesEndpoint(RouterGenerationEndpoint):
             self._copy_tasks.add(task)
             task.add_done_callback(self._copy_tasks.discard)
 
-    async def _start_background(self, routed: RouterStreamState) -> None:
+    async def _start_background(self, routed: StreamRoutingState) -> None:
         """Until an instance has taken it."""
         writer = BackgroundWriter(routed.stream, self._response_store)
         try:
@@ -105,7 +105,7 @@ class RouterResponsesEndpoint(RouterGenerationEndpoint):
         if not routed.stream.was_accepted and writer.error is not None and writer.error.code != ABORTED:
             raise RequestFailed(writer.error)
 
-    async def _respond(self, routed: RouterStreamState, caller: Caller, send: Send) -> None:
+    async def _respond(self, routed: StreamRoutingState, caller: Caller, send: Send) -> None:
         stream = routed.stream
         if stream.request.is_streaming:
             await stream_stored_response(self._response_store, caller, PREFIX + stream.request_id, -1, send)

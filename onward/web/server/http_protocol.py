@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 from onward.errors import RETRY_SOON_S
 from onward.proto.engine import ErrorInfo
 from onward.proto.router import INTERNAL_PREFIX
-from onward.web.access_log import log_refused_connection
+from onward.web.access_log import log_refused_connection, note_connection_refusal
 from onward.web.error_format import error_body, error_headers
 from onward.web.server.close_delimited import CloseDelimitedCycle
 from onward.web.server.connection_tracker import ConnectionTracker
@@ -290,6 +290,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.transport.abort()
                 return
+            note_connection_refusal(self.scope, info.status, info.code)  # pyright: ignore[reportArgumentType]
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self._set_timer(timeout_s, self.transport.close)

@@ -28,6 +28,8 @@ class UiServerInfo(msgspec.Struct, frozen=True):
     """`router`, or the role of an instance."""
     serves_clients: bool
     demo: bool = False
+    trace_url: str = ""
+    """Page of a trace, with `{trace_id}` in it."""
 
 
 def static_routes() -> list[GuardedRoute]:

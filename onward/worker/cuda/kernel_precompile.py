@@ -1,8 +1,8 @@
 """Compiles all kernels of a model's steps in several processes, while the worker is still loading the weights.
 
-Each process has a model of one layer in the same shape, goes through steps of every size without launching anything, and
-compiles its share into Triton's cache. A stamp there says that it was done, so that later starts do not try. Whatever is
-missing, because a process failed or was too slow, the worker compiles itself when it comes to it.
+Each process has a model of the same shape with one layer of each kind, goes through steps of every size without launching
+anything, and compiles its share into Triton's cache. A stamp there says that it was done, so that later starts do not try.
+Whatever is missing, because a process failed or was too slow, the worker compiles itself when it comes to it.
 
     python -m onward.worker.cuda.kernel_precompile PART OF   the model and the worker's config as JSON on standard input
 """
@@ -45,7 +45,7 @@ class KernelPrecompilation:
         if self._stamp.exists() or not has_gpu():
             return
         task = msgspec.json.encode(
-            _CompileTask(_single_layer(model), replace(config, num_kv_blocks=2, max_num_batched_tokens=512))
+            _CompileTask(_smallest(model), replace(config, num_kv_blocks=2, max_num_batched_tokens=512))
         )
         count = max(1, min(MAX_PROCESSES, len(os.sched_getaffinity(0)) - 2))
         for part in range(count):
@@ -91,8 +91,14 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def _single_layer(model: PreparedModel) -> PreparedModel:
-    config = msgspec.structs.replace(model.config, num_layers=1, tie_word_embeddings=True)
+def layers_of_each_kind(config: ModelConfig) -> ModelConfig:
+    """The same model with as few layers as have all of its kernels."""
+    kinds = tuple(dict.fromkeys(config.layers))
+    return msgspec.structs.replace(config, num_layers=max(1, len(kinds)), layers=kinds)
+
+
+def _smallest(model: PreparedModel) -> PreparedModel:
+    config = msgspec.structs.replace(layers_of_each_kind(model.config), tie_word_embeddings=True)
     return msgspec.structs.replace(model, config=config, weights=[])
 
 
@@ -102,10 +108,9 @@ def _identity(model: PreparedModel, config: WorkerConfig) -> str:
     sources = Path(__file__).parents[2] / "kernels" / "triton"
     for path in sorted(sources.glob("*.py")):
         digest.update(path.read_bytes())
-    shape: ModelConfig = msgspec.structs.replace(model.config, num_layers=1)
     inputs = (
-        shape, model.dtype, model.quantization, config.max_num_seqs, config.block_size, config.max_model_len,
-        config.deterministic, metadata.version("torch"), gpu_model(),
+        layers_of_each_kind(model.config), model.dtype, model.quantization, config.max_num_seqs, config.block_size,
+        config.max_model_len, config.deterministic, metadata.version("torch"), gpu_model(),
     )  # fmt: skip
     digest.update(msgspec.json.encode(inputs))
     return digest.hexdigest()[:24]

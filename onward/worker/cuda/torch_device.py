@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -16,11 +17,13 @@ from onward.config import WorkerConfig
 from onward.errors import StartupError
 from onward.kernels.batch_sizes import padded_batch_size
 from onward.kernels.ops import HeadShape, Ops, RowTensors
-from onward.models.device_decoder import DeviceDecoder, PrefillChunks, build_device_rotary
+from onward.models.device_decoder import DeviceDecoder, PrefillChunks, build_attention_layers
+from onward.models.device_support import check_supported
 from onward.models.fingerprint import gpu_model
+from onward.models.head_padding import PaddedTensors, padded_config
 from onward.models.layers.device.forward_layers import ActivationBuffers
 from onward.models.loader.device_weights import load_device_weights
-from onward.proto.model import PreparedModel
+from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.sampling_params import Pooling, SamplingParams
 from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS, AssignSlot
@@ -33,7 +36,7 @@ from onward.worker.cuda.device_sampler import sample_with_processors
 from onward.worker.cuda.slot_uploads import SlotUploads
 from onward.worker.cuda.staging_buffer import StagingBuffer, to_device
 from onward.worker.cuda.step_packing import PackedStep, PackingSizes, fill_inputs, pack
-from onward.worker.device import MAX_STEPS_IN_FLIGHT, DummySteps, SampledRow, StepOutput, Ticket
+from onward.worker.device import MAX_STEPS_IN_FLIGHT, DummySteps, LaunchHandle, SampledRow, StepOutput
 from onward.worker.kv_memory_budget import choose_num_device_blocks, resolve_max_model_len
 from onward.worker.logits_processors.slot_grammar import NUM_MASK_THREADS
 from onward.worker.slot_state import SlotState, given_tokens
@@ -42,6 +45,11 @@ from onward.worker.token_span import NO_BLOCK, TokenSpan
 
 MAX_GROUP = 128
 """Query heads of a KV head: a tile of chunk attention holds those of one token."""
+MAX_HEAD_DIM = 256
+_HEAD_UNIT = 16
+"""Heads are padded to a multiple of this (`models.head_padding`)."""
+_ROW_UNIT = 8
+"""Rows of a product's operands begin at multiples of 16 bytes."""
 _MOST_MASK_THREADS = 8
 
 _PLAIN, _CUT = SamplingParams(seed=0), SamplingParams(seed=0, top_k=5, top_p=0.9, min_p=0.01)
@@ -88,9 +96,11 @@ class TorchDevice:
     ) -> None:
         """`weights` as `open_weights` gives them; None: random ones. `before_pool` is called when the weights are loaded,
         before the rest of the device's memory is measured. A rehearsal captures nothing."""
+        check_supported(model.config, "cuda")
+        _check_sizes(model.config, config)
+        model, weights = _pad_heads(model, weights)
         self._model, self._config, self._ops, self._device = model, config, ops, device
         self.max_model_len = resolve_max_model_len(config, model.config)
-        _check_supported(model, config)
         dtype = getattr(torch, model.dtype)
         device_weights = load_device_weights(model, weights, dtype, device)
         max_rows = max(config.max_num_batched_tokens, padded_batch_size(config.max_num_seqs))
@@ -99,7 +109,8 @@ class TorchDevice:
         logits = torch.zeros((max_sampled, model.config.vocab_size), dtype=dtype, device=device)
         self._decoder = DeviceDecoder(
             model.config, device_weights, ops, buffers, logits,
-            build_device_rotary(model.config, self.max_model_len, device), deterministic=config.deterministic,
+            build_attention_layers(model.config, device_weights, self.max_model_len, device),
+            deterministic=config.deterministic,
         )  # fmt: skip
         heads = HeadShape(model.config.num_heads, model.config.num_kv_heads, model.config.head_dim)
         ops.reserve(heads, config.max_num_seqs, max_sampled, model.config.vocab_size, device)
@@ -129,6 +140,11 @@ class TorchDevice:
         # A device has more streams than a CPU, and needs the host's cores less.
         cores = len(os.sched_getaffinity(0))
         self.num_mask_threads = max(NUM_MASK_THREADS, min(_MOST_MASK_THREADS, cores // 2))
+
+    @property
+    def attention_window(self) -> int | None:
+        """Attention begins to read at the first position of a window (`kernels.ops` `Scoring`)."""
+        return self._model.config.attention_window
 
     @property
     def kernels(self) -> str:
@@ -171,42 +187,42 @@ class TorchDevice:
         return DeviceEmbeddingPooler(pooling, self._model.config.hidden_size, self._device)
 
     @torch.inference_mode()
-    def launch(self, spans: Sequence[TokenSpan[SlotState]], *, is_deferred: bool) -> Ticket:
+    def launch(self, spans: Sequence[TokenSpan[SlotState]], *, is_deferred: bool) -> LaunchHandle:
         packed = pack(spans, self._packing_sizes)
         work = _LaunchedWork(packed, self._host_sampled[self._buffer_index])
         self._compute(work, is_deferred=is_deferred)
         work.event = record_event(self._device)
         self._buffer_index = (self._buffer_index + 1) % MAX_STEPS_IN_FLIGHT
         self._stage.clear()
-        return Ticket(packed.sampling, packed.not_sampling, packed.reporting, work)
+        return LaunchHandle(packed.sampling, packed.not_sampling, packed.reporting, work)
 
-    def new_bitmask(self, ticket: Ticket, num_rows: int) -> np.ndarray:
+    def new_bitmask(self, handle: LaunchHandle, num_rows: int) -> np.ndarray:
         num_bytes = -(-self._model.config.vocab_size // 8)
         bits = torch.empty((num_rows, num_bytes), dtype=torch.uint8, pin_memory=self._device != "cpu")
-        ticket.work.bits = bits
+        handle.work.bits = bits
         return bits.numpy()
 
     @torch.inference_mode()
     def sample(
-        self, ticket: Ticket, masks: TokenBitmasks | None = None, rows: Sequence[SampledRow] | None = None
+        self, handle: LaunchHandle, masks: TokenBitmasks | None = None, rows: Sequence[SampledRow] | None = None
     ) -> None:
         assert rows is None, "this device has no drafts, so every span has one row"
-        if ticket.sampling:
-            self._sample(ticket.work, masks)
-        self._copy_sampled_to_host(ticket.work)
-        ticket.work.event = record_event(self._device)
+        if handle.sampling:
+            self._sample(handle.work, masks)
+        self._copy_sampled_to_host(handle.work)
+        handle.work.event = record_event(self._device)
 
-    def is_done(self, ticket: Ticket) -> bool:
-        return ticket.work.event.is_done()
+    def is_done(self, handle: LaunchHandle) -> bool:
+        return handle.work.event.is_done()
 
-    def collect(self, ticket: Ticket) -> StepOutput:
-        work: _LaunchedWork = ticket.work
+    def collect(self, handle: LaunchHandle) -> StepOutput:
+        work: _LaunchedWork = handle.work
         assert work.event is not None, "a step that was launched has an event behind it"
         work.event.wait()
-        token_ids, are_valid = work.sampled[:, : len(ticket.sampling)].tolist()
+        token_ids, are_valid = work.sampled[:, : len(handle.sampling)].tolist()
         output = StepOutput(token_ids, are_valid)
         if work.logprobs is not None:
-            asking = [row for row, one in enumerate(ticket.sampling) if one.slot_state.sampling.logprobs is not None]
+            asking = [row for row, one in enumerate(handle.sampling) if one.slot_state.sampling.logprobs is not None]
             output.logprobs = dict(zip(asking, work.logprobs.read(), strict=True))
         if work.reported is not None:
             output.given_logprobs = work.reported.read()
@@ -218,7 +234,7 @@ class TorchDevice:
     def logits_of(self, spans: Sequence[TokenSpan[Any]]) -> np.ndarray:
         """Each span is computed as one chunk."""
         chunks = [replace(one, is_sampled=False, logprob_positions=range(one.start, one.end)) for one in spans]
-        logits = self._forward(pack(chunks, self._packing_sizes)).float().cpu().numpy()
+        logits = self._forward(pack(chunks, self._packing_sizes)).float().cpu().numpy().copy()  # of a buffer, on a host
         self._stage.clear()
         return logits
 
@@ -354,16 +370,28 @@ def _dummy(num_slots: int, sampling: SamplingParams, length: int = 4) -> DummySt
     return DummySteps(num_slots, sampling, length, num_decodes=2)
 
 
-def _check_supported(model: PreparedModel, config: WorkerConfig) -> None:
+def _pad_heads(
+    model: PreparedModel, weights: Mapping[str, Any] | None
+) -> tuple[PreparedModel, Mapping[str, Any] | None]:
+    """The same model with heads of a size that the kernels have."""
+    config = padded_config(model.config, _HEAD_UNIT)
+    if config == model.config:
+        return model, weights
+    padded = None if weights is None else PaddedTensors(weights, model.config, config.head_dim)
+    return msgspec.structs.replace(model, config=config), padded
+
+
+def _check_sizes(model: ModelConfig, config: WorkerConfig) -> None:
     """What the kernels can compute with."""
     if config.block_size & (config.block_size - 1) or config.block_size < 16:
         raise StartupError(f"--block-size {config.block_size} is not a power of two of at least 16, as CUDA needs it")
-    if model.config.num_heads // model.config.num_kv_heads > MAX_GROUP:
+    if model.num_heads % model.num_kv_heads or model.num_heads // model.num_kv_heads > MAX_GROUP:
         raise StartupError(
-            f"the model has {model.config.num_heads} heads for {model.config.num_kv_heads} KV heads; on CUDA at most "
-            f"{MAX_GROUP} may share one"
+            f"the model has {model.num_heads} heads for {model.num_kv_heads} KV heads; on CUDA they must share them "
+            f"evenly, at most {MAX_GROUP} each"
         )
-    if model.config.head_dim % 16 or not 16 <= model.config.head_dim <= 256:
-        raise StartupError(
-            f"the model's head_dim is {model.config.head_dim}; on CUDA it must be a multiple of 16 between 16 and 256"
-        )
+    if model.head_dim > MAX_HEAD_DIM:
+        raise StartupError(f"the model's head_dim is {model.head_dim}; on CUDA it may be at most {MAX_HEAD_DIM}")
+    for name in ("hidden_size", "intermediate_size"):
+        if (size := getattr(model, name)) % _ROW_UNIT:
+            raise StartupError(f"the model's {name} is {size}; on CUDA it must be a multiple of {_ROW_UNIT}")

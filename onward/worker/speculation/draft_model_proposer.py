@@ -19,7 +19,9 @@ import numpy as np
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
-from onward.models.decoder import build_decoder, check_supported
+from onward.models.decoder import build_decoder
+from onward.models.device_support import check_supported, device_kind
+from onward.models.head_padding import pad_for_cpu
 from onward.models.layers.paged_kv import kv_dtype
 from onward.models.loader.model_store import prepare
 from onward.models.loader.weights import open_weights
@@ -176,7 +178,8 @@ class DraftModelProposerFactory:
 
     def __init__(self, model: PreparedModel, weights: Mapping[str, Any], config: WorkerConfig, path: str) -> None:
         """`path` is the flag's value."""
-        self._model, self._weights, self._path = model, weights, path
+        self._model, self._weights = pad_for_cpu(model, weights)
+        self._path = path
         self._block_size = config.block_size
         self._draft_cost = 0.0
 
@@ -211,7 +214,7 @@ def _prepare(path: str) -> PreparedModel:
     """Quantized to int8 wherever its sizes allow that: a loss makes drafts a little worse, and nothing else."""
     try:
         model = prepare(path, quantization="int8")
-        check_supported(model.config, model.quantization)
+        check_supported(model.config, device_kind("cpu", model.quantization))
         return model
     except StartupError as first:
         try:

@@ -22,9 +22,10 @@ import numpy as np
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
-from onward.models.decoder import build_rotary, check_supported
+from onward.models.device_support import check_supported
 from onward.models.layers.embedding_and_head import open_embedding_and_head
 from onward.models.layers.paged_kv import AttentionScratch
+from onward.models.layers.rotary_table import RotaryTables
 from onward.models.loader.eagle_head import EagleHead, read_eagle_head
 from onward.models.loader.weights import open_weights
 from onward.proto.model import ModelConfig
@@ -81,13 +82,17 @@ class EagleProposerFactory:
 def create_eagle_factory(path: str, config: WorkerConfig) -> EagleProposerFactory:
     try:
         head = read_eagle_head(Path(path).expanduser())
-        check_supported(head.config, "none")
+        check_supported(head.config, "eagle")
     except StartupError as error:
         raise StartupError(f"--speculative eagle:{path}: {error.message}") from None
     return EagleProposerFactory(head, config, path)
 
 
 def _check_fits(own: ModelConfig, served: ModelConfig, path: str) -> None:
+    try:
+        check_supported(served, "eagle")
+    except StartupError as error:
+        raise StartupError(f"--speculative eagle:{path}: {error.message}") from None
     for name in ("hidden_size", "vocab_size"):
         if (value := getattr(own, name)) != (served_value := getattr(served, name)):
             raise StartupError(
@@ -208,5 +213,5 @@ def _build_layer(head: EagleHead, kv: Any, context: ProposerContext) -> Any:
 
     torch.set_num_threads(context.threads.size)
     scratch = AttentionScratch.allocate(head.config, context.max_model_len, context.threads.size)
-    rotary = build_rotary(head.config, context.max_model_len)
+    rotary = RotaryTables.build(head.config, context.max_model_len)
     return EagleLayer(head.tensors, head.config, Attention(head.config, rotary, kv, scratch, context.threads))

@@ -6,16 +6,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from onward.proto.engine import ErrorInfo
 from onward.proto.model import PreparedModel
-from tests.api.cut_streams import events_of
+from onward.proto.router import ATTEMPT_PATH, RESPONSE_PATH, ChoiceSnapshot, QueryResponse, StreamRecord
+from tests.api.cut_streams import events_of, fresh, given_by, later
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.responses.reading import (
     PATH,
     SCORED,
     ask,
+    attempted,
     body_of,
     check_event,
     check_response,
@@ -23,6 +27,7 @@ from tests.api.responses.reading import (
     speak_until,
     told,
 )
+from tests.api.routed import MSGPACK_BODY
 from tests.api.test_roles import until
 from tests.api.thinking_model import speak, tokens_of
 
@@ -236,3 +241,92 @@ def test_a_background_response_whose_process_has_died_is_cancelled_by_an_abort(t
             assert "né, wörds".startswith(text_of(shown))
             follow = told(events_of(ask(http, "GET", f"/{begun['id']}", params={"stream": "true"})))
             assert follow[-1]["response"]["output"] == shown["output"]
+
+
+@pytest.mark.parametrize("way", ["GET", "POST", "by number", "router"])
+def test_a_response_that_is_aborted_after_its_client_came_back_is_told_again_with_its_logprobs(
+    pair: tuple[Instance, list[httpx.Client]], way: str
+) -> None:
+    """Although the next token has not come: until then, an attempt that was given tokens alone has no logprobs."""
+    instance, (here, there) = pair
+    speak_until(instance, 8, TEXT)
+    body = body_of("words", stream=True, **SCORED)
+    first = fresh(PATH, body)
+    request = (
+        {"url": ATTEMPT_PATH, "content": msgspec.msgpack.encode(first), "headers": MSGPACK_BODY}
+        if way == "router"
+        else {"url": PATH, "json": body}
+    )
+    events = _cut_behind(here, 5, request)
+    instance.wait_until(lambda: not instance.engine.running)
+    instance.engine.paused = True
+    before = told(_of_the_response(events))
+    response_id = before[0]["response"]["id"]
+    with ThreadPoolExecutor(1) as threads:
+        place = {"headers": {"Last-Event-ID": _last_cursor(events)}}
+        match way:
+            case "by number":
+                asking = threads.submit(ask, there, "GET", f"/{response_id}?stream=true")
+            case "router":
+                attempt = later(first, choices=given_by(events, 1))
+                asking = threads.submit(attempted, there, attempt)
+            case _:
+                asking = threads.submit(ask, there, way, **place, **({"json": body} if way == "POST" else {}))
+        instance.wait_until(lambda: bool(instance.engine.running))
+        assert abort(here, response_id)["aborted"] == [response_id]
+        rest = told(_of_the_response(events_of(asking.result(20))))
+    instance.engine.paused = False
+    again = told(events_of(ask(here, "GET", f"/{response_id}", params={"stream": "true"})))
+    assert any(one.get("logprobs") for one in before)
+    assert again[: len(before)] == before, "what it was told before it was cut off"
+    assert (again if way == "by number" else again[len(before) :]) == rest
+    [part] = again[-1]["response"]["output"][0]["content"]
+    scores = [entry["logprob"] for one in again if one["type"].endswith(".delta") for entry in one["logprobs"]]
+    assert [entry["logprob"] for entry in part["logprobs"]] == scores, "and so is the response"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [{"is_cancelled": True}, {"error": ErrorInfo("crashed_worker", "the worker is down", 500, False)}],
+    ids=["cancelled", "failed"],
+)
+def test_a_response_that_a_router_ends_keeps_the_logprobs_that_its_instance_has(
+    pair: tuple[Instance, list[httpx.Client]], end: dict[str, Any]
+) -> None:
+    """The router knows of tokens that another instance has made since, and of no logprobs."""
+    instance, (here, there) = pair
+    speak_until(instance, 8, TEXT)
+    first = fresh(PATH, body_of("words", stream=True, **SCORED))
+    message = msgspec.msgpack.encode(first)
+    events = _cut_behind(here, 5, {"url": ATTEMPT_PATH, "content": message, "headers": MSGPACK_BODY})
+    instance.wait_until(lambda: not instance.engine.running)
+    instance.engine.paused = False
+    before = told(_of_the_response(events))
+    record = StreamRecord(attempt=later(first, choices=[ChoiceSnapshot(TEXT[:9])]), **end)
+    query = msgspec.msgpack.encode(QueryResponse(action="keep", record=record))
+    assert there.post(RESPONSE_PATH, content=query, headers=MSGPACK_BODY).status_code == 200
+    again = told(events_of(ask(here, "GET", f"/{before[0]['response']['id']}", params={"stream": "true"})))
+    assert again[-1]["response"]["status"] in ("cancelled", "failed")
+    assert text_of(again[-1]["response"]) == "né, wör"
+    assert again[: len(before)] == before, "also those that have logprobs"
+
+
+def _cut_behind(http: httpx.Client, num_places: int, request: dict[str, Any]) -> list[str]:
+    """The events up to the one with that many `id:` lines; then the connection ends."""
+    events = [""]
+    with http.stream("POST", **request) as response:
+        lines = response.iter_lines()
+        while num_places or events[-1]:
+            line = next(lines)
+            num_places -= line.startswith("id: ")
+            events[-1:] = [events[-1] + line + "\n"] if line else [events[-1], ""]
+    return [event.rstrip("\n") for event in events[:-1]]
+
+
+def _of_the_response(events: list[str]) -> list[str]:
+    """Without those that are for a router alone."""
+    return [event for event in events if "event: response." in event]
+
+
+def _last_cursor(events: list[str]) -> str:
+    return [line[4:] for event in events for line in event.split("\n") if line.startswith("id: ")][-1]

@@ -121,14 +121,20 @@ def test_a_stream_ends_without_a_mark_that_is_no_json(keeper: Instance, http: ht
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-@pytest.mark.parametrize("kind", ["words", "words, scored"])
+@pytest.mark.parametrize(
+    ("kind", "store"),
+    [("words", True), ("words, scored", True), ("words, scored", False)],
+    ids=["words", "words, scored", "words, scored, not stored"],
+)
 def test_a_stream_that_fails_after_a_client_came_back_has_the_next_number_and_the_output_so_far(
-    keeper: Instance, http: httpx.Client, kind: str, method: str
+    keeper: Instance, http: httpx.Client, kind: str, method: str, store: bool
 ) -> None:
-    """Also before the logprobs of the tokens that the client has are computed again."""
+    """Also before the logprobs of the tokens that the client has are computed again, which are kept with stored
+    responses only."""
+    request = body_of(kind, stream=True, store=store)
     speak_until(keeper, 8, tokens_of("one two three"))
     events, num_places = [""], 0
-    with http.stream("POST", PATH, json=body_of(kind, stream=True)) as first:
+    with http.stream("POST", PATH, json=request) as first:
         lines = first.iter_lines()
         while num_places < 4 or events[-1]:
             line = next(lines)
@@ -139,7 +145,7 @@ def test_a_stream_that_fails_after_a_client_came_back_has_the_next_number_and_th
     keeper.wait_until(lambda: not keeper.engine.running)
     keeper.engine.paused = True
     with ThreadPoolExecutor(1) as threads:
-        body = {"json": body_of(kind, stream=True)} if method == "POST" else {}
+        body = {"json": request} if method == "POST" else {}
         asking = threads.submit(ask, http, method, headers={"Last-Event-ID": cursor}, **body)
         keeper.wait_until(lambda: bool(keeper.engine.running))
         keeper.lose_requests(1, ErrorInfo("crashed_worker", "the worker is down", 500, False))

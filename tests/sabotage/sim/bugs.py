@@ -15,13 +15,13 @@ from onward.api.engine_link.request_tracker import (
 )
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.engine.core import EngineCore
-from onward.engine.handoff.remote_prefill_tasks import RemotePrefillTask, RemotePrefillTasks
+from onward.engine.handoff.remote_prefill_index import RemotePrefill, RemotePrefillIndex
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import Request
 from onward.engine.scheduling import request_queue, scheduling_policy, slot_and_block_allocator
 from onward.engine.scheduling.block_pool import BlockPool
 from onward.engine.scheduling.scheduler import Scheduler
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from onward.pd.decode_handoff_protocol import DecodeHandoffProtocol, DecodeHandoffState
 from onward.proto import block_hash
 from onward.proto.engine import Abort, Submit, TokenDelta
@@ -33,7 +33,7 @@ from onward.router.client_stream import AttemptFailure, ClientRequest, ClientStr
 from onward.router.endpoints import generation as router_generation
 from onward.router.response_store import ClusterResponseStore
 from onward.router.retry_policy import RetryPolicy
-from onward.router.router_stream_state import RouterStreamState
+from onward.router.stream_routing_state import StreamRoutingState
 from onward.router.stream_runner import StreamRunner
 from onward.sim.process import EPOCH_S
 from onward.sim.vocabulary import END_ID
@@ -131,7 +131,7 @@ def everything_is_said_twice(patch: Patches) -> None:
 
 
 def crashes_are_not_charged(patch: Patches) -> None:
-    patch.around(TokenProcessor, "charge_crash", lambda original, self, request, now_s: False)
+    patch.around(StepResultProcessor, "charge_crash", lambda original, self, request, now_s: False)
 
 
 def a_suspect_is_let_go(patch: Patches) -> None:
@@ -192,7 +192,7 @@ def a_late_offer_is_granted(patch: Patches) -> None:
             self._live[offer.handoff_id] = over
         original(self, peer, offer, now_s)
 
-    def end_handoff(original: Callable, self: RemotePrefillTasks, task: RemotePrefillTask) -> None:
+    def end_handoff(original: Callable, self: RemotePrefillIndex, task: RemotePrefill) -> None:
         number = task.handoff_id
         original(self, task)
         if number is not None:
@@ -200,7 +200,7 @@ def a_late_offer_is_granted(patch: Patches) -> None:
 
     patch.around(DecodeHandoffProtocol, "_remove", forget)
     patch.around(DecodeHandoffProtocol, "_receive_offer", receive_offer)
-    patch.around(RemotePrefillTasks, "end_handoff", end_handoff)
+    patch.around(RemotePrefillIndex, "end_handoff", end_handoff)
 
 
 def a_lost_writer_is_forgotten(patch: Patches) -> None:
@@ -256,7 +256,7 @@ def every_attempt_has_the_same_epoch(patch: Patches) -> None:
 
 def every_loss_is_final(patch: Patches) -> None:
     def judge(
-        original: Callable, self: RetryPolicy, route: RouterStreamState, failed: AttemptFailure, *rest: object
+        original: Callable, self: RetryPolicy, route: StreamRoutingState, failed: AttemptFailure, *rest: object
     ) -> None:
         route.set_final_error(failed.error)
 

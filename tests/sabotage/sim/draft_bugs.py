@@ -5,12 +5,12 @@ from collections.abc import Callable
 import msgspec
 
 from onward.engine.handoff.remote_prefill import RemotePrefillClient
-from onward.engine.handoff.remote_prefill_tasks import RemotePrefillTask
+from onward.engine.handoff.remote_prefill_index import RemotePrefill
 from onward.engine.request import PlannedRun, Request
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.scheduling.slot_and_block_allocator import SlotAndBlockAllocator
 from onward.engine.scheduling.step_plan_builder import StepPlanBuilder
-from onward.engine.token_processor import TokenProcessor
+from onward.engine.step_result_processor import StepResultProcessor
 from onward.proto.handoff import PrefillDone
 from onward.proto.step import RunSlot, SlotTokens, StepPlan
 from onward.sim.hash_worker import HashWorker, HashWorkerSlot
@@ -45,7 +45,7 @@ def a_rejected_draft_counts_as_computed(patch: Patches) -> None:
 
 def a_draft_of_the_peer_takes_a_position(patch: Patches) -> None:
     def arrived(
-        original: Callable, self: RemotePrefillClient, task: RemotePrefillTask, ready: PrefillDone, now_s: float
+        original: Callable, self: RemotePrefillClient, task: RemotePrefill, ready: PrefillDone, now_s: float
     ) -> None:
         tokens = ready.token_ids + ready.draft_token_ids
         original(self, task, msgspec.structs.replace(ready, token_ids=tokens), now_s)
@@ -70,13 +70,13 @@ def a_rejected_draft_takes_a_position(patch: Patches) -> None:
 
 def what_follows_a_stop_is_kept(patch: Patches) -> None:
     def append(
-        original: Callable, self: TokenProcessor, request: Request, token_ids: list[int], done: bool
+        original: Callable, self: StepResultProcessor, request: Request, token_ids: list[int], done: bool
     ) -> list[int]:
         kept = original(self, request, token_ids, done)
         request.token_ids += token_ids[len(kept) :]
         return token_ids
 
-    patch.around(TokenProcessor, "_append", append)
+    patch.around(StepResultProcessor, "_append", append)
 
 
 def drafts_in_flight_are_not_counted(patch: Patches) -> None:

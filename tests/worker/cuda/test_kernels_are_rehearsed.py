@@ -12,7 +12,9 @@ from onward.proto.model import ModelConfig
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import RunSlot
+from onward.worker.cuda.kernel_precompile import layers_of_each_kind
 from tests.worker.cuda.small_model import DeviceDriver
+from tests.worker.cuda.test_families_on_device import MAX_MODEL_LEN, config_of
 
 EIGHT_KV_HEADS = ModelConfig(
     architecture="qwen3", vocab_size=6144, hidden_size=256, intermediate_size=512, num_layers=1, num_heads=16,
@@ -71,3 +73,21 @@ def test_every_kernel_of_a_vector_is_compiled_at_the_start() -> None:
         with record_variants() as needed:
             _step_of(driver, 0, [count], SamplingParams(seed=0, pooling="mean"))
         assert needed <= rehearsed, count
+
+
+def test_a_model_with_a_layer_of_each_kind_has_all_kernels_of_the_model() -> None:
+    """Which is what the processes that compile have: windows, and layers with and without them."""
+    from onward.kernels.triton.kernel_launch import record_variants
+    from onward.kernels.triton.triton_ops import TritonOps
+
+    whole = config_of("gemma3")
+    small = layers_of_each_kind(whole)
+    assert (whole.num_layers, small.num_layers) == (3, 2)
+    variants = []
+    for config in (whole, small):
+        with record_variants() as found:
+            ops = TritonOps(max_model_len=MAX_MODEL_LEN, fixed_order=True)
+            DeviceDriver(config, ops=ops, dtype="bfloat16", deterministic=True, max_num_seqs=2).rehearse()
+        variants.append(set(found))
+    assert variants[0] == variants[1]
+    assert len({name for name, _, _ in variants[0]}) > 5

@@ -38,18 +38,22 @@ def test_a_folder_drafts_in_int8_and_its_memory_counts_for_each_block(tmp_path: 
     assert len(drafter.propose([wish(0, 3, 4)])[0]) == 4
 
 
-@pytest.mark.parametrize("head_dim", [CONFIG.head_dim, 16], ids=["int8", "float"])
-def test_the_memory_that_counts_is_the_memory_that_is_taken(tmp_path: Path, head_dim: int) -> None:
-    config = msgspec.structs.replace(CONFIG, head_dim=head_dim)
+NOT_INT8 = msgspec.structs.replace(CONFIG, intermediate_size=CONFIG.intermediate_size + 16)
+"""int8 groups 32 inputs."""
+
+
+@pytest.mark.parametrize(
+    "config", [CONFIG, msgspec.structs.replace(CONFIG, head_dim=16), NOT_INT8], ids=["int8", "padded int8", "float"]
+)
+def test_the_memory_that_counts_is_the_memory_that_is_taken(tmp_path: Path, config: ModelConfig) -> None:
     opening = create_draft_model_factory(str(_folder(tmp_path / "model", config)), worker_config())
     drafter = opening.create(Tables(prepared(CONFIG, quantization="int8")).around)
     assert opening.bytes_per_block * NUM_BLOCKS == drafter._kv.data.nbytes
 
 
 def test_what_cannot_be_int8_drafts_in_floats(tmp_path: Path) -> None:
-    narrow = msgspec.structs.replace(CONFIG, head_dim=16)
-    opening = create_draft_model_factory(str(_folder(tmp_path / "model", narrow)), worker_config())
-    values = 2 * BLOCK_SIZE * narrow.num_layers * narrow.num_kv_heads * narrow.head_dim
+    opening = create_draft_model_factory(str(_folder(tmp_path / "model", NOT_INT8)), worker_config())
+    values = 2 * BLOCK_SIZE * NOT_INT8.num_layers * NOT_INT8.num_kv_heads * NOT_INT8.head_dim
     assert opening.bytes_per_block == 4 * values
     tables = Tables(prepared(CONFIG, quantization="int8"))
     tables.assign(0, [1, 2, 3])

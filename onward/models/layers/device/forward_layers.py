@@ -1,11 +1,17 @@
-"""Ways to run a model's layers over some rows, which differ in their matrix products alone.
+"""Ways to run a model's layers over some rows.
 
+For plain blocks, which are those of a Llama whatever its attention does (`has_plain_blocks`). They differ in their matrix
+products alone:
 `forward_library`     the matrix library's products, in the way that it finds fastest for a batch
 `forward_invariant`   products whose bits do not depend on the batch; also the fastest for some rows of a small model
 `forward_single_row`  for a single row: norms, gate and residual on the way
 
-Each takes the rows that lie in `buffers.residual` and calls `attend(layer, qkv, attended)` between its products. The first
-two leave the last norm's output in `buffers.normed`, the third the residual stream, which is normed with the head.
+For all others:
+`forward_general`     whatever `ModelConfig` says, operation by operation, with either kind of products
+
+Each takes the rows that lie in `buffers.residual` and calls `attend(layer, qkv, attended)` between its products. All but
+`forward_single_row` leave the last norm's output in `buffers.normed`; that one leaves the residual stream, which is normed
+with the head. `forward` chooses.
 """
 
 from collections.abc import Callable
@@ -13,11 +19,13 @@ from dataclasses import dataclass
 
 import torch
 
-from onward.kernels.ops import Ops
+from onward.kernels.ops import NormWeights, Ops
 from onward.models.layers.device.model_weights import LinearWeights, ModelWeights
 from onward.proto.model import ModelConfig
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor], None]
+_Product = Callable[[torch.Tensor, LinearWeights, torch.Tensor], None]
+"""Input, matrix, output."""
 
 _OWN_ROWS = 192
 _OWN_WEIGHTS = 8_000_000
@@ -47,7 +55,7 @@ class ActivationBuffers:
             product=new(config.hidden_size),
             qkv=new(q_size + 2 * kv_size),
             attended=new(q_size),
-            gate_up=new(2 * config.intermediate_size),
+            gate_up=new((2 if config.gated_mlp else 1) * config.intermediate_size),
             act=new(config.intermediate_size),
         )
 
@@ -66,17 +74,52 @@ def prefers_own_kernels(weights: ModelWeights, num_rows: int) -> bool:
     return is_half and num_rows <= _OWN_ROWS and max(matrix.weight.numel() for matrix in matrices) <= _OWN_WEIGHTS
 
 
-def forward_library(weights: ModelWeights, buffers: ActivationBuffers, eps: float, ops: Ops, attend: Attend) -> None:
+def has_plain_blocks(config: ModelConfig) -> bool:
+    """Whether norms, MLP and residual stream are those of a Llama. What happens between the QKV product and the output
+    product, before the layers and behind them does not matter."""
+    norms = (config.norm, config.norm_bias, config.pre_norm, config.post_norm, config.qk_norm_is_whole)
+    mlp = (config.activation, config.gated_mlp, config.mlp_bias)
+    stream = (config.o_bias, config.parallel_block, config.residual_multiplier)
+    return (norms, mlp, stream) == (("rms", False, True, False, False), ("silu", True, False), (False, False, 1.0))
+
+
+def forward(
+    config: ModelConfig, weights: ModelWeights, buffers: ActivationBuffers, ops: Ops, attend: Attend, *, own: bool
+) -> None:
+    """`own`: with our products, whose bits do not depend on the batch; else with the library's."""
+    if not has_plain_blocks(config):
+        forward_general(config, weights, buffers, ops, attend, _own_product(ops) if own else _library_product(ops))
+    elif own:
+        forward_invariant(weights, buffers, config.rms_norm_eps, ops, attend)
+    else:
+        forward_library(weights, buffers, config.rms_norm_eps, ops, attend)
+
+
+def _library_product(ops: Ops) -> _Product:
     def product(x: torch.Tensor, matrix: LinearWeights, out: torch.Tensor) -> None:
         ops.matmul(x, matrix.weight, out, matrix.bias, matrix.scales)
 
+    return product
+
+
+def _own_product(ops: Ops) -> _Product:
+    def product(x: torch.Tensor, matrix: LinearWeights, out: torch.Tensor) -> None:
+        ops.invariant_linear(x, matrix.weight, out)
+        if matrix.bias is not None:
+            out.add_(matrix.bias)
+
+    return product
+
+
+def forward_library(weights: ModelWeights, buffers: ActivationBuffers, eps: float, ops: Ops, attend: Attend) -> None:
+    product = _library_product(ops)
     b = buffers
-    ops.rms_norm(b.residual, weights.layers[0].input_norm, eps, b.normed)
-    for index, (layer, next_norm) in enumerate(zip(weights.layers, weights.following_norms(), strict=True)):
+    ops.rms_norm(b.residual, _norm_of(weights.layers[0].input_norm), eps, b.normed)
+    for index, (layer, next_norm) in enumerate(zip(weights.layers, _following_norms(weights), strict=True)):
         product(b.normed, layer.qkv, b.qkv)
         attend(index, b.qkv, b.attended)
         product(b.attended, layer.o, b.product)
-        ops.add_rms_norm(b.product, b.residual, layer.post_norm, eps, b.normed)
+        ops.add_rms_norm(b.product, b.residual, _norm_of(layer.mlp_norm), eps, b.normed)
         product(b.normed, layer.gate_up, b.gate_up)
         ops.silu_and_mul(b.gate_up, b.act)
         product(b.act, layer.down, b.product)
@@ -84,28 +127,78 @@ def forward_library(weights: ModelWeights, buffers: ActivationBuffers, eps: floa
 
 
 def forward_invariant(weights: ModelWeights, buffers: ActivationBuffers, eps: float, ops: Ops, attend: Attend) -> None:
+    product = _own_product(ops)
     b = buffers
-    ops.rms_norm(b.residual, weights.layers[0].input_norm, eps, b.normed)
-    for index, (layer, next_norm) in enumerate(zip(weights.layers, weights.following_norms(), strict=True)):
-        ops.invariant_linear(b.normed, layer.qkv.weight, b.qkv)
-        if layer.qkv.bias is not None:
-            b.qkv.add_(layer.qkv.bias)
+    ops.rms_norm(b.residual, _norm_of(weights.layers[0].input_norm), eps, b.normed)
+    for index, (layer, next_norm) in enumerate(zip(weights.layers, _following_norms(weights), strict=True)):
+        product(b.normed, layer.qkv, b.qkv)
         attend(index, b.qkv, b.attended)
-        ops.invariant_linear(b.attended, layer.o.weight, b.product)
-        ops.add_rms_norm(b.product, b.residual, layer.post_norm, eps, b.normed)
+        product(b.attended, layer.o, b.product)
+        ops.add_rms_norm(b.product, b.residual, _norm_of(layer.mlp_norm), eps, b.normed)
         ops.invariant_gated_linear(b.normed, layer.gate_up.weight, b.gate_up, b.act)
-        ops.invariant_linear(b.act, layer.down.weight, b.product)
+        product(b.act, layer.down, b.product)
         ops.add_rms_norm(b.product, b.residual, next_norm, eps, b.normed)
 
 
 def forward_single_row(weights: ModelWeights, buffers: ActivationBuffers, eps: float, ops: Ops, attend: Attend) -> None:
     b = buffers
     for index, layer in enumerate(weights.layers):
-        ops.single_row_linear(b.residual, layer.qkv.weight, b.qkv, layer.qkv.scales, norm=(layer.input_norm, eps))
+        norm = (_norm_of(layer.input_norm), eps)
+        ops.single_row_linear(b.residual, layer.qkv.weight, b.qkv, layer.qkv.scales, norm=norm)
         if layer.qkv.bias is not None:
             b.qkv.add_(layer.qkv.bias)
         attend(index, b.qkv, b.attended)
         ops.single_row_linear(b.attended, layer.o.weight, b.residual, layer.o.scales, adds=True)
-        norm = (layer.post_norm, eps)
+        norm = (_norm_of(layer.mlp_norm), eps)
         ops.single_row_linear(b.residual, layer.gate_up.weight, b.act, layer.gate_up.scales, norm=norm, gates=True)
         ops.single_row_linear(b.act, layer.down.weight, b.residual, layer.down.scales, adds=True)
+
+
+def _norm_of(norm: NormWeights | None) -> torch.Tensor:
+    assert norm is not None, "plain blocks have a norm before each product of the residual stream"
+    return norm.weight
+
+
+def _following_norms(weights: ModelWeights) -> list[torch.Tensor]:
+    """After each layer comes the next one's input norm, or the last norm."""
+    return [_norm_of(layer.input_norm) for layer in weights.layers[1:]] + [weights.norm.weight]
+
+
+def forward_general(
+    config: ModelConfig, weights: ModelWeights, buffers: ActivationBuffers, ops: Ops, attend: Attend, product: _Product
+) -> None:
+    """Each operation works row by row, and one kernel of it serves every number of rows. So with products whose bits do
+    not depend on the batch, those of a row do not either."""
+    b, eps, q_size = buffers, config.rms_norm_eps, config.num_heads * config.head_dim
+    k_end = q_size + config.num_kv_heads * config.head_dim
+
+    def normed(norm: NormWeights | None) -> torch.Tensor:
+        if norm is None:
+            return b.residual
+        ops.norm(b.residual, norm, eps, b.normed)
+        return b.normed
+
+    def add_product(norm: NormWeights | None) -> None:
+        if norm is not None:
+            ops.norm(b.product, norm, eps, b.product)
+        ops.add_scaled(b.product, config.residual_multiplier, b.residual)
+
+    def begin_mlp(norm: NormWeights | None, gate_up: LinearWeights) -> None:
+        product(normed(norm), gate_up, b.gate_up)
+        ops.activate(b.gate_up, config.activation, b.act)
+
+    for index, layer in enumerate(weights.layers):
+        product(normed(layer.input_norm), layer.qkv, b.qkv)
+        if layer.whole_norms is not None:
+            for part, norm in zip((b.qkv[:, :q_size], b.qkv[:, q_size:k_end]), layer.whole_norms, strict=True):
+                ops.norm(part, norm, eps, part)
+        if config.parallel_block:  # the MLP reads the stream without what attention adds to it
+            begin_mlp(layer.mlp_norm, layer.gate_up)
+        attend(index, b.qkv, b.attended)
+        product(b.attended, layer.o, b.product)
+        add_product(layer.attention_output_norm)
+        if not config.parallel_block:
+            begin_mlp(layer.mlp_norm, layer.gate_up)
+        product(b.act, layer.down, b.product)
+        add_product(layer.mlp_output_norm)
+    ops.norm(b.residual, weights.norm, eps, b.normed)

@@ -3,12 +3,13 @@
 Filled piece by piece, so that nothing is held twice: who loads asks for the place of each tensor of the checkpoint.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from onward.kernels.ops import FP8_MAX
+from onward.kernels.ops import FP8_MAX, Norms, NormWeights
+from onward.models.tensor_names import EMBED, FINAL_NORM, LM_HEAD, POSITIONS
 from onward.proto.model import ModelConfig
 
 FP8 = torch.float8_e4m3fn
@@ -32,13 +33,23 @@ class LinearWeights:
 
 @dataclass(slots=True)
 class LayerWeights:
-    input_norm: torch.Tensor
+    """Norms are None where the model has none of that kind."""
+
+    input_norm: NormWeights | None
     qkv: LinearWeights
-    head_norms: tuple[torch.Tensor, torch.Tensor] | None
+    head_norms: Norms | None
+    """Of each head."""
+    whole_norms: tuple[NormWeights, NormWeights] | None
+    """Of all heads of q together, and of all of k."""
+    sinks: torch.Tensor | None
+    """float32 [heads]."""
     o: LinearWeights
-    post_norm: torch.Tensor
+    attention_output_norm: NormWeights | None
+    mlp_norm: NormWeights | None
     gate_up: LinearWeights
+    """Only ups where the MLP has no gate."""
     down: LinearWeights
+    mlp_output_norm: NormWeights | None
 
     @property
     def matrices(self) -> tuple[LinearWeights, ...]:
@@ -48,68 +59,143 @@ class LayerWeights:
 @dataclass(slots=True)
 class ModelWeights:
     embedding: torch.Tensor
+    positions: torch.Tensor | None
+    """Learned, [max_position_embeddings, hidden]."""
     layers: list[LayerWeights]
-    norm: torch.Tensor
+    norm: NormWeights
     head: torch.Tensor
 
-    def following_norms(self) -> list[torch.Tensor]:
-        """After each layer comes the next one's input norm, or the last norm."""
-        return [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+    def quantize_to_fp8(self) -> None:
+        for layer in self.layers:
+            for matrix in layer.matrices:
+                matrix.quantize_to_fp8()
+
+
+class _Allocation:
+    """Allocates the tensors of one model."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        self._config, self._dtype, self._device = config, dtype, device
+
+    def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+
+    def linear(self, outputs: int, inputs: int, *, has_bias: bool) -> LinearWeights:
+        return LinearWeights(self.tensor(outputs, inputs), self.tensor(outputs) if has_bias else None)
+
+    def norm_weight(self, size: int) -> torch.Tensor:
+        """One plus a small number has few bits left in bfloat16, so weights that get an offset are float32."""
+        return self.tensor(size, dtype=torch.float32 if self._config.norm_weight_offset else None)
+
+    def norm(self, *, exists: bool = True) -> NormWeights | None:
+        config = self._config
+        if not exists:
+            return None
+        bias = self.tensor(config.hidden_size) if config.norm_bias else None
+        return NormWeights(self.norm_weight(config.hidden_size), bias, centers=config.norm == "layer")
+
+    def whole_norm(self, num_heads: int) -> NormWeights:
+        weight = self.norm_weight(num_heads * self._config.head_dim)
+        return NormWeights(weight, count=num_heads * self._config.true_head_dim)
+
+    def layer(self) -> LayerWeights:
+        config = self._config
+        hidden, inner, q_size = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+        is_whole, is_by_head = (
+            config.qk_norm and config.qk_norm_is_whole,
+            config.qk_norm and not config.qk_norm_is_whole,
+        )
+        sizes = (config.num_heads, config.num_kv_heads)
+        return LayerWeights(
+            input_norm=self.norm(exists=config.pre_norm),
+            qkv=self.linear(q_size + 2 * config.num_kv_heads * config.head_dim, hidden, has_bias=config.qkv_bias),
+            head_norms=(self._head_norm(), self._head_norm()) if is_by_head else None,
+            whole_norms=(self.whole_norm(sizes[0]), self.whole_norm(sizes[1])) if is_whole else None,
+            sinks=self.tensor(config.num_heads, dtype=torch.float32) if config.attention_sinks else None,
+            o=self.linear(hidden, q_size, has_bias=config.o_bias),
+            attention_output_norm=self.norm(exists=config.post_norm),
+            mlp_norm=self.norm(exists=config.pre_norm),
+            gate_up=self.linear((2 if config.gated_mlp else 1) * inner, hidden, has_bias=config.mlp_bias),
+            down=self.linear(hidden, inner, has_bias=config.mlp_bias),
+            mlp_output_norm=self.norm(exists=config.post_norm),
+        )
+
+    def _head_norm(self) -> torch.Tensor:
+        return self.norm_weight(self._config.true_head_dim)
 
 
 def allocate(config: ModelConfig, dtype: torch.dtype, device: str) -> ModelWeights:
-    def new(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    embedding = new(config.vocab_size, config.hidden_size)
+    new = _Allocation(config, dtype, device)
+    embedding = new.tensor(config.vocab_size, config.hidden_size)
+    norm = new.norm()
+    assert norm is not None, "every model ends with a norm"
     return ModelWeights(
         embedding,
-        [_allocate_layer(config, new) for _ in range(config.num_layers)],
-        new(config.hidden_size),
-        embedding if config.tie_word_embeddings else new(config.vocab_size, config.hidden_size),
-    )
-
-
-def _allocate_layer(config: ModelConfig, new: Callable[..., torch.Tensor]) -> LayerWeights:
-    hidden, inner, q_size = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-    qkv_size = q_size + 2 * config.num_kv_heads * config.head_dim
-    return LayerWeights(
-        new(hidden),
-        LinearWeights(new(qkv_size, hidden), new(qkv_size) if config.qkv_bias else None),
-        (new(config.head_dim), new(config.head_dim)) if config.qk_norm else None,
-        LinearWeights(new(hidden, q_size)),
-        new(hidden),
-        LinearWeights(new(2 * inner, hidden)),
-        LinearWeights(new(hidden, inner)),
+        new.tensor(config.max_position_embeddings, config.hidden_size) if config.learned_positions else None,
+        [new.layer() for _ in range(config.num_layers)],
+        norm,
+        embedding if config.tie_word_embeddings else new.tensor(config.vocab_size, config.hidden_size),
     )
 
 
 def checkpoint_targets(weights: ModelWeights, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the checkpoint by its canonical name, and where it goes."""
-    yield "model.embed_tokens.weight", weights.embedding
+    yield EMBED, weights.embedding
+    if weights.positions is not None:
+        yield POSITIONS, weights.positions
     for index, layer in enumerate(weights.layers):
         for name, target in _layer_targets(layer, config):
             yield f"model.layers.{index}.{name}", target
-    yield "model.norm.weight", weights.norm
+    yield from _norm_targets(FINAL_NORM.removesuffix(".weight"), weights.norm)
     if not config.tie_word_embeddings:
-        yield "lm_head.weight", weights.head
+        yield LM_HEAD, weights.head
+
+
+def norm_weights(weights: ModelWeights) -> Iterator[torch.Tensor]:
+    """The weights of all norms, those of q and k included."""
+    yield weights.norm.weight
+    for layer in weights.layers:
+        norms = (layer.input_norm, layer.attention_output_norm, layer.mlp_norm, layer.mlp_output_norm)
+        for norm in (*norms, *(layer.whole_norms or ())):
+            if norm is not None:
+                yield norm.weight
+        yield from layer.head_norms or ()
 
 
 def _layer_targets(layer: LayerWeights, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield "input_layernorm.weight", layer.input_norm
-    parts = layer.qkv.weight.split([q_size, kv_size, kv_size])
-    biases = [None] * 3 if layer.qkv.bias is None else layer.qkv.bias.split([q_size, kv_size, kv_size])
-    for name, weight, bias in zip(("q_proj", "k_proj", "v_proj"), parts, biases, strict=True):
-        yield f"self_attn.{name}.weight", weight
+    yield from _norm_targets("input_layernorm", layer.input_norm)
+    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    yield from _linear_targets(names, layer.qkv, [q_size, kv_size, kv_size])
+    for name, norm in zip(("q_norm", "k_norm"), layer.head_norms or (), strict=False):
+        yield f"self_attn.{name}.weight", norm
+    for name, norm in zip(("self_attn.q_norm", "self_attn.k_norm"), layer.whole_norms or (), strict=False):
+        yield from _norm_targets(name, norm)
+    if layer.sinks is not None:
+        yield "self_attn.sinks", layer.sinks
+    yield from _linear_targets(("self_attn.o_proj",), layer.o, [config.hidden_size])
+    yield from _norm_targets("attention_output_norm", layer.attention_output_norm)
+    yield from _norm_targets("post_attention_layernorm", layer.mlp_norm)
+    names = ("mlp.gate_proj", "mlp.up_proj") if config.gated_mlp else ("mlp.up_proj",)
+    yield from _linear_targets(names, layer.gate_up, [config.intermediate_size] * len(names))
+    yield from _linear_targets(("mlp.down_proj",), layer.down, [config.hidden_size])
+    yield from _norm_targets("mlp_output_norm", layer.mlp_output_norm)
+
+
+def _linear_targets(
+    names: Sequence[str], linear: LinearWeights, sizes: Sequence[int]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of matrices that are one after the other in a fused one."""
+    biases = [None] * len(names) if linear.bias is None else linear.bias.split(sizes)
+    for name, weight, bias in zip(names, linear.weight.split(sizes), biases, strict=True):
+        yield f"{name}.weight", weight
         if bias is not None:
-            yield f"self_attn.{name}.bias", bias
-    if layer.head_norms is not None:
-        yield "self_attn.q_norm.weight", layer.head_norms[0]
-        yield "self_attn.k_norm.weight", layer.head_norms[1]
-    yield "self_attn.o_proj.weight", layer.o.weight
-    yield "post_attention_layernorm.weight", layer.post_norm
-    gate, up = layer.gate_up.weight.chunk(2)
-    yield "mlp.gate_proj.weight", gate
-    yield "mlp.up_proj.weight", up
-    yield "mlp.down_proj.weight", layer.down.weight
+            yield f"{name}.bias", bias
+
+
+def _norm_targets(name: str, norm: NormWeights | None) -> Iterator[tuple[str, torch.Tensor]]:
+    if norm is None:
+        return
+    yield f"{name}.weight", norm.weight
+    if norm.bias is not None:
+        yield f"{name}.bias", norm.bias

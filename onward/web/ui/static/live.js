@@ -257,6 +257,7 @@ class InstanceCard {
 class StreamTable {
   constructor(session, abort) {
     this.isRouter = session.role === "router";
+    this.traceUrl = session.trace_url;
     this.abort = abort;
     this.rows = new Map();
     this.body = el("tbody", {});
@@ -274,14 +275,17 @@ class StreamTable {
   show(look, requests) {
     const byId = new Map(requests.map((one) => [one.id, one]));
     const streams = this.isRouter
-      ? look.streams.map((one) => ({ ...(byId.get(one.id) || {}), ...one, state: stateOf(one, byId.get(one.id)) }))
+      ? look.streams.map((one) => {
+        const request = byId.get(one.id) || {};
+        return { ...request, ...one, trace_id: one.trace_id || request.trace_id, state: stateOf(one, byId.get(one.id)) };
+      })
       : Array.from(byId.values(), (one) => ({ ...one, num_tokens: one.num_generated_tokens }));
     const ids = new Set(streams.map((one) => one.id));
-    for (const [id, row] of this.rows) if (!ids.has(id)) { row.element.remove(); this.rows.delete(id); }
+    for (const [id, row] of this.rows) if (!ids.has(id)) { row.remove(); this.rows.delete(id); }
     for (const stream of streams) {
       let row = this.rows.get(stream.id);
       if (!row) {
-        row = new StreamRow(stream, this.isRouter, this.abort);
+        row = new StreamRow(stream, this.isRouter, this.traceUrl, this.abort);
         this.rows.set(stream.id, row);
         this.body.append(row.element);
       }
@@ -294,7 +298,7 @@ class StreamTable {
 }
 
 class StreamRow {
-  constructor(stream, isRouter, abort) {
+  constructor(stream, isRouter, traceUrl, abort) {
     this.isRouter = isRouter;
     this.rate = 0;
     this.samples = [];
@@ -302,10 +306,24 @@ class StreamRow {
     this.cells = Object.fromEntries(["instance", "attempt", "state", "tokens", "rate", "first", "preempted"].map((name) => [name, el("td", { className: "number of-" + name })]));
     this.timeline = el("div", { className: "timeline" });
     const { instance, attempt, ...always } = this.cells;
+    this.details = el("tr", { className: "details" }, streamDetails(stream, traceUrl));
+    this.opener = el("button", { className: "quiet opener", title: stream.id, textContent: stream.label || short(stream.id),
+      "aria-expanded": "false", onclick: () => this.toggleDetails() });
     this.element = el("tr", { dataset: { id: stream.id } },
-      el("td", { className: "id mono", title: stream.id, textContent: stream.label || short(stream.id) }), cell(stream.caller || "–"),
+      el("td", { className: "id mono" }, this.opener), cell(stream.caller || "–"),
       ...(isRouter ? [instance, attempt] : []), ...Object.values(always), el("td", {}, this.timeline),
       el("td", {}, el("button", { className: "quiet danger abort", textContent: "Abort", onclick: () => abort(stream.id) })));
+  }
+
+  toggleDetails() {
+    const isOpen = this.details.isConnected;
+    if (isOpen) this.details.remove(); else this.element.after(this.details);
+    this.opener.setAttribute("aria-expanded", String(!isOpen));
+  }
+
+  remove() {
+    this.element.remove();
+    this.details.remove();
   }
 
   show(stream, atS) {
@@ -341,6 +359,19 @@ class StreamRow {
       segment.element.title = `${segment.key.replace("@", " at ").replaceAll("_", " ")}: ${seconds(segment.until - segment.since)}`;
     }
   }
+}
+
+// By what a stream is found elsewhere: its id in the logs of all its processes, and its trace.
+function streamDetails(stream, traceUrl) {
+  const traceId = /^[0-9a-f]{32}$/.test(stream.trace_id || "") ? stream.trace_id : "";
+  const shownTrace = traceId && traceUrl
+    ? el("a", { className: "trace mono", href: traceUrl.replaceAll("{trace_id}", traceId), target: "_blank", rel: "noopener noreferrer",
+      textContent: traceId })
+    : el("span", { className: traceId ? "trace mono" : "faint", textContent: traceId || "not traced" });
+  return el("td", { colSpan: 12 },
+    el("span", { className: "label", textContent: "id " }), el("code", { className: "stream-id", textContent: stream.id }),
+    el("span", { className: "label", textContent: " log lines " }), el("code", { textContent: `grep ${stream.id} onward.log` }),
+    el("span", { className: "label", textContent: " trace " }), shownTrace);
 }
 
 function stateOf(stream, request) {

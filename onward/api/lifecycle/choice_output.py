@@ -1,4 +1,4 @@
-"""One choice of an answer while it grows: tokens in, pieces out. A function of the tokens, so it can be replayed."""
+"""The output of one choice while it is generated: tokens in, updates out. Depends on the tokens alone, so replays agree."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,6 +35,8 @@ class ChoiceStart:
     rescore_from: int | None = None
     reader_position: ChoiceCursor | None = None
     """As far as the client has it although its tokens are not among `token_ids`."""
+    logprobs: Sequence[TokenLogprobs] = ()
+    """Of the first of `token_ids`, where an earlier attempt has kept them; the others are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ class PendingRescore:
 
 
 @dataclass(slots=True)
-class ActiveChoice:
+class ChoiceOutput:
+    """Detokenizes, checks stop strings and formats logprobs of one choice, and knows what the client was sent."""
+
     index: int
     request_id: str
     sampling: SamplingParams
@@ -119,6 +123,7 @@ class ActiveChoice:
             emitted_token_ids,
             text + final_text,
             self.finish_reason,
+            list(start.logprobs[: len(emitted_token_ids)]) or None,
             ends_with_stop_token=ended_by_token,
             events=self.text_stream.take_events(),
             has_tool_calls=self._has_tool_calls,

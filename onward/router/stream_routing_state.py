@@ -1,7 +1,8 @@
-"""Where one stream has been, and what that means for where it may go next. The book-keeping beside a `Stream`."""
+"""Routing state of one client stream: instances tried, avoided and reserved, retry times, and the final error."""
 
 from dataclasses import dataclass, field
 
+from onward.obs.request_trace import RequestTrace
 from onward.proto.engine import ErrorInfo
 from onward.router.client_stream import AttemptFailure, ClientStream, FailureCause
 from onward.router.instance_registry import Reservation
@@ -19,11 +20,15 @@ class PendingResume:
 
 
 @dataclass(slots=True)
-class RouterStreamState:
+class StreamRoutingState:
+    """A `ClientStream` with what the router needs to choose its next attempt. The stream itself holds the events."""
+
     stream: ClientStream
     opened_at_s: float
     last_write_at_s: float
     """When the client was last sent something."""
+    is_continued: bool = False
+    """By a client that has had its first token before."""
     first_token_at_s: float | None = None
     final_error: ErrorInfo | None = None
     """How it ends, once that is settled. Set once."""
@@ -53,13 +58,15 @@ class RouterStreamState:
     may_exist_at_unreachable_instance: bool = False
     """An instance that may have it could not be asked. Where it cannot be made again it is not unknown."""
     is_background: bool = False
-    """Whoever wants it does not wait for it: what became of it is kept, streamed or not."""
+    """No client waits for it: its outcome is stored, streamed or not."""
     is_deleted: bool = False
     """A response that no client may see any more, while its run ends."""
+    trace: RequestTrace | None = None
+    """Of a request that is traced."""
 
-    def set_final_error(self, verdict: ErrorInfo, body: bytes | None = None) -> None:
+    def set_final_error(self, error: ErrorInfo, body: bytes | None = None) -> None:
         if self.final_error is None:
-            self.final_error, self.final_error_body = verdict, body
+            self.final_error, self.final_error_body = error, body
 
     def excluded_instances(self, now_s: float) -> frozenset[str]:
         self.resting_until_s = {
@@ -68,8 +75,8 @@ class RouterStreamState:
         return frozenset(self.refused_by | self.resting_until_s.keys())
 
     def release_reservations(self) -> None:
-        for booking in [self.reservation, *self.prefill_reservations]:
-            if booking is not None:
-                booking.release()
+        for reservation in [self.reservation, *self.prefill_reservations]:
+            if reservation is not None:
+                reservation.release()
         self.reservation = None
         self.prefill_reservations.clear()

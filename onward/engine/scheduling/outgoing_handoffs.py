@@ -1,10 +1,10 @@
-"""Prompts that we compute for peers, from the offer to the end of the transfer of their KV (prefill role).
+"""Handoffs from this prefill instance to decode instances, from the offer to the end of the KV transfer.
 
     queued ──there is room──> OFFERED ──the peer has granted blocks──> PUSHING ──all is sent and taken──> forgotten
                                                                           └──cancelled──> STOPPING ──quiesced──┘
 
-The only owner of offers and pushes and of their times. An offered request has its place here, so that it can run the
-moment the peer answers. A push has its own share of the blocks that it reads, and may outlast its request.
+The only owner of offers, pushes and their times. An offered request already has a slot and blocks, so that it can run as
+soon as the peer grants. A push holds references to the blocks that it reads, and may outlast its request.
 """
 
 from collections.abc import Callable
@@ -22,17 +22,17 @@ STOP_TIMEOUT_S = 15.0
 worker may still write."""
 
 
-class PushState(Enum):
+class OutgoingHandoffState(Enum):
     OFFERED = "offered"
     PUSHING = "pushing"
     STOPPING = "stopping"
 
 
 @dataclass(slots=True, eq=False)
-class OutgoingPush:
+class OutgoingHandoff:
     key: HandoffKey
     request: Request
-    state: PushState = PushState.OFFERED
+    state: OutgoingHandoffState = OutgoingHandoffState.OFFERED
     lease_id: str = ""
     """Of the peer; set with the grant, like the blocks and the backend."""
     block_ids: list[int] = field(default_factory=list)
@@ -42,16 +42,16 @@ class OutgoingPush:
     stopping_since_s: float = 0.0
 
 
-class OutgoingPushes:
+class OutgoingHandoffs:
     def __init__(
         self, allocator: SlotAndBlockAllocator, tokens_per_step: int, newest_step: Callable[[], int | None]
     ) -> None:
         self._allocator, self._tokens_per_step, self._newest_step = allocator, tokens_per_step, newest_step
-        self._by_key: dict[HandoffKey, OutgoingPush] = {}
+        self._by_key: dict[HandoffKey, OutgoingHandoff] = {}
         """Offered and pushing ones."""
-        self._by_lease: dict[str, OutgoingPush] = {}
+        self._by_lease: dict[str, OutgoingHandoff] = {}
         """Pushing and stopping ones."""
-        self._new_offers: list[OutgoingPush] = []
+        self._new_offers: list[OutgoingHandoff] = []
 
     @property
     def num_sending(self) -> int:
@@ -60,16 +60,16 @@ class OutgoingPushes:
 
     @property
     def offered(self) -> list[Request]:
-        return [push.request for push in self._by_key.values() if push.state is PushState.OFFERED]
+        return [push.request for push in self._by_key.values() if push.state is OutgoingHandoffState.OFFERED]
 
-    def get(self, key: HandoffKey) -> OutgoingPush | None:
+    def get(self, key: HandoffKey) -> OutgoingHandoff | None:
         return self._by_key.get(key)
 
-    def by_lease(self, lease_id: str) -> OutgoingPush | None:
+    def by_lease(self, lease_id: str) -> OutgoingHandoff | None:
         return self._by_lease.get(lease_id)
 
     def worker_replacement_reason(self, now_s: float) -> str | None:
-        stopping = (push for push in self._by_lease.values() if push.state is PushState.STOPPING)
+        stopping = (push for push in self._by_lease.values() if push.state is OutgoingHandoffState.STOPPING)
         if any(now_s - push.stopping_since_s > STOP_TIMEOUT_S for push in stopping):
             return f"a transfer could not be stopped within {STOP_TIMEOUT_S:g} s"
         return None
@@ -90,10 +90,10 @@ class OutgoingPushes:
         self._allocator.allocate(request, allocation)
         request.scheduled_s = now_s
         request.set_status(RequestStatus.OFFERED)
-        push = self._by_key[key] = OutgoingPush(key, request)
+        push = self._by_key[key] = OutgoingHandoff(key, request)
         self._new_offers.append(push)
 
-    def take_new_offers(self) -> list[OutgoingPush]:
+    def take_new_offers(self) -> list[OutgoingHandoff]:
         """Offers that peers have to be sent."""
         offers, self._new_offers = self._new_offers, []
         return [push for push in offers if self._by_key.get(push.key) is push]
@@ -103,10 +103,10 @@ class OutgoingPushes:
         assert request.handoff is not None, "only a prompt for a peer is offered"
         del self._by_key[request.handoff]
 
-    def start(self, push: OutgoingPush, target: KvPush, now_s: float) -> None:
+    def start(self, push: OutgoingHandoff, target: KvPush, now_s: float) -> None:
         """The peer has granted blocks: compute, and push. The transfer holds a share of what it reads."""
         request = push.request
-        push.state, push.lease_id, push.backend = PushState.PUSHING, target.lease_id, target.endpoint.backend
+        push.state, push.lease_id, push.backend = OutgoingHandoffState.PUSHING, target.lease_id, target.endpoint.backend
         push.block_ids = list(request.block_ids)
         self._by_lease[push.lease_id] = push
         request.push = target
@@ -118,14 +118,14 @@ class OutgoingPushes:
         push = self._by_key.pop(key, None)
         if push is None:
             return []
-        assert push.state is PushState.PUSHING, "an offer ends with its request"
+        assert push.state is OutgoingHandoffState.PUSHING, "an offer ends with its request"
         if is_quiesced or push.sent is not None:
             self.release(push)
             return []
-        push.state, push.stopping_since_s = PushState.STOPPING, now_s
+        push.state, push.stopping_since_s = OutgoingHandoffState.STOPPING, now_s
         return [StopPush(push.lease_id)]
 
-    def release(self, push: OutgoingPush) -> None:
+    def release(self, push: OutgoingHandoff) -> None:
         """Nothing reads its blocks any more."""
         del self._by_lease[push.lease_id]
         self._allocator.pool.end_sending(push.block_ids, self._newest_step())

@@ -1,9 +1,9 @@
-"""What happens to a token between the worker and the client: one ordered list of stages, for every wire.
+"""Applies a worker's `StepResult` to the requests: one ordered list of stages for each slot, for every wire.
 
     epoch check -> preempt reply -> failure -> progress of the KV -> position check -> append -> stop decision
     -> drafts -> metrics -> caching -> delta -> finish
 
-A fault while handling one slot ends that request with a typed error; everybody else's tokens of the step go out.
+A fault while one slot is processed ends that request with a typed error; the tokens of the other slots are sent.
 """
 
 import logging
@@ -45,7 +45,7 @@ def stop_reason(request: Request, position: int, *, grammar_done: bool = False) 
     return None
 
 
-class TokenProcessor:
+class StepResultProcessor:
     def __init__(
         self,
         scheduler: Scheduler,
@@ -178,6 +178,8 @@ class TokenProcessor:
         # Behind a stop there may be KV of tokens that were cut.
         last = len(request.token_ids) - 1
         self._advance(request, event.num_computed if event.num_computed <= last else last, now_s)
+        if request.phases is not None and request.status is RequestStatus.RUNNING:
+            request.phases.enter("decode", request.num_generated)
         num_drafted = self._record_drafts(request, event.num_draft_tokens, len(accepted))
         self._record_metrics(request, len(accepted), now_s)
         logprobs = event.logprobs[: len(accepted)] if event.logprobs is not None else None

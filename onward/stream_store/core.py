@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onward.obs.metrics import Registry
+from onward.proto.field_types import MAX_SERIAL
 from onward.proto.stream_store import (
     ClaimAttempt,
     ClaimReply,
@@ -20,6 +21,7 @@ from onward.proto.stream_store import (
     DropReply,
     DropSuperseded,
     EntryKind,
+    EntryStatus,
     FindEntry,
     FindReply,
     FromStreamStore,
@@ -41,6 +43,8 @@ FINALIZE_TIMEOUT_S = 2.0
 """How long whoever settles something may take to put it. An api process may wait half a second for each answer of ours."""
 EXPIRE_EVERY_S = 1.0
 MAX_PENDING_QUERIES = 4096
+ENDED_FOR_GOOD: tuple[EntryStatus, ...] = ("cancelled", "deleted")
+"""No attempt at such a response starts, and none goes on."""
 
 OutgoingMessages = list[tuple[str, FromStreamStore]]
 """To whom, and what."""
@@ -84,8 +88,13 @@ class StreamStoreCore:
                 return [(api_id, StoreHeartbeatReply(message.num_bytes))]
             case PutEntry():
                 self._put(message.entry, now_s)
+                # An api process that did not answer a claim in time may still run it.
+                if message.entry.status == "cancelled":
+                    return self._release_ended(message.entry.request_id, self._apis - {api_id}, now_s)
             case DropSuperseded():
                 self.entries.drop_superseded(message.request_id, message.attempt_epoch, message.caller, now_s)
+                # The attempt runs by now. Its response may have ended after the claim was granted, or without a claim.
+                return self._release_ended(message.request_id, {api_id}, now_s)
             case FindEntry():
                 return self._find(api_id, message, now_s)
             case ClaimAttempt():
@@ -141,12 +150,8 @@ class StreamStoreCore:
         return self._query_others(api_id, query, now_s)
 
     def _claim(self, api_id: str, query: ClaimAttempt, now_s: float) -> OutgoingMessages:
-        entry = self.entries.get(query.request_id, now_s)
-        if entry is not None and entry.status in ("cancelled", "deleted"):
-            return [(api_id, ClaimReply(query.query_id, max(entry.attempt_epoch, query.attempt_epoch)))]
-        settled_epoch = self._finalized_epoch(query.request_id, now_s)
-        if settled_epoch is not None and settled_epoch >= query.attempt_epoch:
-            return [(api_id, ClaimReply(query.query_id, settled_epoch))]
+        if (blocking_epoch := self._blocking_epoch(query, now_s)) is not None:
+            return [(api_id, ClaimReply(query.query_id, blocking_epoch))]
         messages: OutgoingMessages = []
         if (pending_id := self._claims.get(query.request_id)) is not None:
             rival = self._pending[pending_id]
@@ -156,13 +161,31 @@ class StreamStoreCore:
             messages = [(rival.asker, ClaimReply(rival.query.query_id, query.attempt_epoch))]
         return messages + self._query_others(api_id, query, now_s)
 
-    def _finalized_epoch(self, record_id: str, now_s: float) -> int | None:
-        """Of a response that was kept, or will be at once, as of this epoch: an earlier attempt knows nothing of that."""
-        epoch, until_s = self._finalizing.get(record_id, (0, 0.0))
+    def _blocking_epoch(self, query: ClaimAttempt, now_s: float) -> int | None:
+        """The epoch that a claim is refused by; None: it may be granted. Checked when the claim arrives and again before it
+        is granted: the response may end while other api processes are queried."""
+        entry = self.entries.get(query.request_id, now_s)
+        if entry is not None and entry.status in ENDED_FOR_GOOD:
+            return max(entry.attempt_epoch, query.attempt_epoch)
+        epoch = self._finalized_epoch(query, now_s)
+        return epoch if epoch is not None and epoch >= query.attempt_epoch else None
+
+    def _finalized_epoch(self, query: ClaimAttempt, now_s: float) -> int | None:
+        """The epoch under which a response was stored, or will be at once: an earlier attempt knows nothing of that. While
+        a response is being finalized no attempt at it starts, whatever its epoch."""
+        epoch, until_s = self._finalizing.get(query.request_id, (0, 0.0))
         if until_s > now_s:
-            return epoch
-        entry = self.entries.get(record_id, now_s)
+            return epoch if query.to_finalize else max(epoch, query.attempt_epoch)
+        entry = self.entries.get(query.request_id, now_s)
         return entry.attempt_epoch if entry is not None and entry.kind == "response" else None
+
+    def _release_ended(self, request_id: str, api_ids: set[str], now_s: float) -> OutgoingMessages:
+        """Ends attempts at a response that is cancelled or deleted. The replies have nothing that is kept."""
+        entry = self.entries.get(request_id, now_s)
+        if entry is None or entry.status not in ENDED_FOR_GOOD:
+            return []
+        release = ReleaseAttempt(next(self._pending_ids), request_id, MAX_SERIAL, entry.caller)
+        return [(api_id, release) for api_id in sorted(api_ids)]
 
     def _query_others(self, api_id: str, query: FindEntry | ClaimAttempt, now_s: float) -> OutgoingMessages:
         others = self._apis - {api_id}
@@ -217,6 +240,8 @@ class StreamStoreCore:
         pending = self._close(pending_id)
         query = pending.query
         if isinstance(query, ClaimAttempt):
+            if (blocking_epoch := self._blocking_epoch(query, now_s)) is not None:
+                return [(pending.asker, ClaimReply(query.query_id, blocking_epoch))]
             if query.to_finalize and len(self._finalizing) < MAX_PENDING_QUERIES:
                 self._finalizing[query.request_id] = query.attempt_epoch, now_s + FINALIZE_TIMEOUT_S
             return [(pending.asker, ClaimReply(query.query_id))]

@@ -1,5 +1,7 @@
 """Which api process has a stream, and which attempt continues it: the stream store's decisions, without a socket."""
 
+import pytest
+
 from onward.proto.stream_store import (
     ClaimAttempt,
     ClaimReply,
@@ -16,9 +18,13 @@ from onward.proto.stream_store import (
     ReleaseReply,
     StoreHeartbeat,
     StoreHeartbeatReply,
+    ToStreamStore,
 )
-from onward.stream_store.store_core import FINALIZE_TIMEOUT_S, PEER_REPLY_TIMEOUT_S, StreamStoreCore
+from onward.stream_store.core import FINALIZE_TIMEOUT_S, PEER_REPLY_TIMEOUT_S, StreamStoreCore
 from tests.stream_store.store_entries import record_of
+
+CANCELLED = record_of("r", kind="response", attempt_epoch=2, status="cancelled")
+ENDS = [pytest.param(PutEntry(CANCELLED), id="cancelled"), pytest.param(Delete(9, "r", ""), id="deleted")]
 
 
 def shelf_of(*apis: str) -> StreamStoreCore:
@@ -151,6 +157,45 @@ def test_no_attempt_starts_once_a_response_is_cancelled_and_it_is_found_without_
     core.receive("a", PutEntry(cancelled), 0.0)
     assert core.receive("b", ClaimAttempt(1, "r", 9, ""), 0.0) == [("b", ClaimReply(1, 9))]
     assert core.receive("b", FindEntry(2, "r"), 0.0) == [("b", FindReply(2, cancelled))]
+
+
+def test_no_attempt_starts_while_its_response_is_finalized_however_late_its_epoch_is() -> None:
+    core = shelf_of("a", "b")
+    core.receive("a", ClaimAttempt(1, "r", 2, "", to_finalize=True), 0.0)
+    assert core.receive("b", ReleaseReply(1), 0.0) == [("a", ClaimReply(1))]
+    assert core.receive("b", ClaimAttempt(1, "r", 5, ""), 0.0) == [("b", ClaimReply(1, 5))]
+    [(_, release)] = core.receive("b", ClaimAttempt(2, "r", 3, "", to_finalize=True), 0.0)
+    assert isinstance(release, ReleaseAttempt), "another process may finalize it too: the first end counts"
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_claim_is_refused_if_its_response_ends_while_other_processes_are_asked(end: ToStreamStore) -> None:
+    core = shelf_of("a", "b")
+    [(_, release)] = core.receive("b", ClaimAttempt(1, "r", 3, ""), 0.0)
+    assert isinstance(release, ReleaseAttempt)
+    core.receive("a", end, 0.0)
+    assert core.receive("a", ReleaseReply(release.query_id), 0.0) == [("b", ClaimReply(1, 3))]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_attempt_that_started_when_its_response_had_ended_is_released(end: ToStreamStore) -> None:
+    core = shelf_of("a", "b")
+    core.receive("a", end, 0.0)
+    [(api, release)] = core.receive("b", DropSuperseded("r", 7, ""), 0.0)
+    assert api == "b" and isinstance(release, ReleaseAttempt) and release.attempt_epoch > 7
+    assert core.receive("b", ReleaseReply(release.query_id, record_of("r", attempt_epoch=7)), 0.0) == []
+    kept = core.entries.get("r", 0.0)
+    assert kept is not None and kept.status in ("cancelled", "deleted")
+
+
+def test_a_cancel_ends_an_attempt_in_a_process_that_did_not_answer_the_claim() -> None:
+    core = shelf_of("a", "b")
+    core.receive("a", ClaimAttempt(1, "r", 2, "", to_finalize=True), 0.0)
+    assert core.tick(PEER_REPLY_TIMEOUT_S) == [("a", ClaimReply(1))]
+    [(api, release)] = core.receive("a", PutEntry(CANCELLED), PEER_REPLY_TIMEOUT_S)
+    assert api == "b" and isinstance(release, ReleaseAttempt) and release.attempt_epoch > 7
+    completed = record_of("s", kind="response", attempt_epoch=2, status="complete")
+    assert core.receive("a", PutEntry(completed), PEER_REPLY_TIMEOUT_S) == []
 
 
 def test_who_does_not_end_what_it_was_about_to_end_holds_it_up_for_a_while_only() -> None:

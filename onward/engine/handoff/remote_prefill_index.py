@@ -1,6 +1,7 @@
-"""The requests whose prompts peers compute, found by handoff, by peer and by what they wait for. Decides nothing.
+"""Requests of this decode instance whose prompts peers compute, indexed by request, handoff, peer and what they await.
 
-A task is at one peer, or waits until one of some peers can be asked, or until there are blocks of ours for it.
+A remote prefill is at one peer, or waits until one of several peers is available, or until local blocks are free. This
+module only stores; `RemotePrefillClient` decides.
 """
 
 from collections import Counter
@@ -14,8 +15,8 @@ from onward.timers import Timers
 
 
 @dataclass(slots=True, eq=False)
-class RemotePrefillTask:
-    """One request that is out to have its prompt computed."""
+class RemotePrefill:
+    """A request whose prompt is computed, or will be, by a prefill instance."""
 
     request: Request
     started_s: float
@@ -30,12 +31,12 @@ class RemotePrefillTask:
     error: ErrorInfo | None = None
 
 
-class RemotePrefillTasks:
+class RemotePrefillIndex:
     def __init__(self) -> None:
-        self._by_request: dict[Request, RemotePrefillTask] = {}
-        self._by_handoff_id: dict[int, RemotePrefillTask] = {}
-        self._by_peer: dict[str, dict[int, RemotePrefillTask]] = {}
-        self._awaiting_peers: dict[frozenset[str], dict[Request, RemotePrefillTask]] = {}
+        self._by_request: dict[Request, RemotePrefill] = {}
+        self._by_handoff_id: dict[int, RemotePrefill] = {}
+        self._by_peer: dict[str, dict[int, RemotePrefill]] = {}
+        self._awaiting_peers: dict[frozenset[str], dict[Request, RemotePrefill]] = {}
         """By the peers that they wait for: one look at a peer answers for all of them."""
         self._give_up_timers: Timers[Request] = Timers()
         """Of those: when no peer is looked for any longer."""
@@ -46,19 +47,19 @@ class RemotePrefillTasks:
     def __len__(self) -> int:
         return len(self._by_request)
 
-    def __iter__(self) -> Iterator[RemotePrefillTask]:
+    def __iter__(self) -> Iterator[RemotePrefill]:
         return iter(self._by_request.values())
 
-    def __getitem__(self, request: Request) -> RemotePrefillTask:
+    def __getitem__(self, request: Request) -> RemotePrefill:
         return self._by_request[request]
 
-    def get(self, request: Request) -> RemotePrefillTask | None:
+    def get(self, request: Request) -> RemotePrefill | None:
         return self._by_request.get(request)
 
-    def of_handoff(self, handoff_id: int) -> RemotePrefillTask | None:
+    def of_handoff(self, handoff_id: int) -> RemotePrefill | None:
         return self._by_handoff_id.get(handoff_id)
 
-    def at_peer(self, address: str) -> list[RemotePrefillTask]:
+    def at_peer(self, address: str) -> list[RemotePrefill]:
         return list(self._by_peer.get(address, {}).values())
 
     def num_at_peer(self, address: str) -> int:
@@ -68,23 +69,23 @@ class RemotePrefillTasks:
     def peers_in_use(self) -> set[str]:
         return self._by_peer.keys() | {peer for peers in self._awaiting_peers for peer in peers}
 
-    def add(self, request: Request, now_s: float) -> RemotePrefillTask:
-        task = self._by_request[request] = RemotePrefillTask(request, now_s)
+    def add(self, request: Request, now_s: float) -> RemotePrefill:
+        task = self._by_request[request] = RemotePrefill(request, now_s)
         self.num_prompt_tokens += request.num_prompt
         return task
 
-    def remove(self, task: RemotePrefillTask) -> None:
+    def remove(self, task: RemotePrefill) -> None:
         """The request is out no longer: its prompt is here, is computed here, or is wanted no more."""
         self.stop_waiting(task)
         self.num_prompt_tokens -= task.request.num_prompt
         del self._by_request[task.request]
 
-    def start_handoff(self, task: RemotePrefillTask, address: str, handoff_id: int, now_s: float) -> None:
+    def start_handoff(self, task: RemotePrefill, address: str, handoff_id: int, now_s: float) -> None:
         task.peer_address, task.handoff_id, task.requested_s = address, handoff_id, now_s
         task.attempts[address] += 1
         self._by_handoff_id[handoff_id] = self._by_peer.setdefault(address, {})[handoff_id] = task
 
-    def end_handoff(self, task: RemotePrefillTask) -> None:
+    def end_handoff(self, task: RemotePrefill) -> None:
         """The task may start another one."""
         if task.handoff_id is None:
             return
@@ -95,16 +96,16 @@ class RemotePrefillTasks:
             del self._by_peer[task.peer_address]
         task.handoff_id = None
 
-    def wait_for_blocks(self, task: RemotePrefillTask) -> None:
+    def wait_for_blocks(self, task: RemotePrefill) -> None:
         if task.request not in self.awaiting_blocks:
             self.awaiting_blocks.add(task.request)
 
-    def wait_for_peers(self, task: RemotePrefillTask, peers: frozenset[str], give_up_at_s: float) -> None:
+    def wait_for_peers(self, task: RemotePrefill, peers: frozenset[str], give_up_at_s: float) -> None:
         task.awaited_peers = peers
         self._awaiting_peers.setdefault(peers, {})[task.request] = task
         self._give_up_timers.set_earliest(task.request, give_up_at_s)
 
-    def stop_waiting(self, task: RemotePrefillTask) -> None:
+    def stop_waiting(self, task: RemotePrefill) -> None:
         self.awaiting_blocks.discard(task.request)
         if task.awaited_peers is not None:
             waiting = self._awaiting_peers[task.awaited_peers]
@@ -114,7 +115,7 @@ class RemotePrefillTasks:
             task.awaited_peers = None
             self._give_up_timers.cancel(task.request)
 
-    def take_askable(self, is_available: Callable[[str], bool], now_s: float) -> list[RemotePrefillTask]:
+    def take_askable(self, is_available: Callable[[str], bool], now_s: float) -> list[RemotePrefill]:
         """Tasks that wait for peers no longer: they have waited for too long, or one of their peers can be asked."""
         overdue = [self._by_request[request] for request in self._give_up_timers.take_due(now_s)]
         available = [waiting for peers, waiting in self._awaiting_peers.items() if any(map(is_available, peers))]

@@ -1,0 +1,73 @@
+"""How a request appears in a trace: names and attributes of its server span, as OpenTelemetry's conventions for generative
+AI and for HTTP have them. What they have no name for begins with `onward.`. No prompt, no output, no key."""
+
+from typing import Any
+
+import msgspec
+
+from onward.obs.request_trace import Attribute
+
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/generate": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+"""By path: what is traced, and its `gen_ai.operation.name`."""
+MAX_TEXT = 128
+"""Characters of a client's own text, such as the name of a model."""
+
+PROVIDER = "onward"
+
+
+class _TracedFields(msgspec.Struct, frozen=True):
+    """Each is checked elsewhere, so whatever it is here is taken as it is, or left out."""
+
+    model: Any = None
+    stream: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    temperature: Any = None
+    top_p: Any = None
+    top_k: Any = None
+    seed: Any = None
+    n: Any = None
+    frequency_penalty: Any = None
+    presence_penalty: Any = None
+
+
+_decoder = msgspec.json.Decoder(_TracedFields)
+_NUMBERS = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
+
+
+def describe_body(path: str, body: bytes) -> tuple[str, dict[str, Attribute]]:
+    """The span's name, and what the request asks for."""
+    try:
+        fields = _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        fields = _TracedFields()
+    operation = OPERATIONS.get(path, "text_completion")
+    attributes: dict[str, Attribute] = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER}
+    model = fields.model[:MAX_TEXT] if isinstance(fields.model, str) else ""
+    if model:
+        attributes["gen_ai.request.model"] = model
+    if isinstance(fields.stream, bool):
+        attributes["gen_ai.request.stream"] = fields.stream
+    limit = fields.max_completion_tokens or fields.max_output_tokens or fields.max_tokens
+    if _is_number(limit):
+        attributes["gen_ai.request.max_tokens"] = limit
+    if _is_number(fields.n) and fields.n != 1:
+        attributes["gen_ai.request.choice.count"] = fields.n
+    for name in _NUMBERS:
+        if _is_number(value := getattr(fields, name)):
+            attributes[f"gen_ai.request.{name}"] = value
+    return f"{operation} {model}".strip(), attributes
+
+
+def _is_number(value: object) -> bool:
+    """OTLP has integers of 64 bits."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or -(1 << 63) <= value < 1 << 63
