@@ -4,6 +4,7 @@ The next token is a hash of everything that may decide it, so a token that is lo
 """
 
 import hashlib
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ def made_up_logprobs(token_id: int, position: int, num_top: int) -> TokenLogprob
 class Running:
     submit: Submit
     tokens: list[int]
+    arrived_at_s: float = 0.0
 
     @property
     def names(self) -> set[str]:
@@ -112,7 +114,8 @@ class StandInEngine:
         if self.refusal is not None:
             position = len(message.generated_token_ids)
             return [TokenDeltas(self.num_steps, [_refused(message, self.refusal, position, "error")])]
-        self.running[message.request_id] = Running(message, list(message.generated_token_ids))
+        arrived_at_s = time.monotonic() - message.waited_s
+        self.running[message.request_id] = Running(message, list(message.generated_token_ids), arrived_at_s)
         answers: list[FromEngine] = [RequestAccepted(message.request_id, message.epoch)]
         if self.worker_crashes:
             answers.append(WorkerCrashReport(message.request_id, message.epoch, self.worker_crashes))
@@ -143,13 +146,17 @@ class StandInEngine:
     def _abort_by_name(self, message: AbortByName) -> list[FromEngine]:
         self.asked_aborts.append(message)
         by_name: dict[str, list[Running]] = {}
-        ago_s = message.received_ago_s
-        meant = [one for one in self.running.values() if ago_s is None or one.submit.waited_s >= ago_s]
-        meant = [one for one in meant if message.caller in (None, one.submit.caller)]
-        for one in meant:
+        # Only requests that were there when the abort came: a later one may have the same label.
+        since_s = time.monotonic() - (message.received_ago_s or 0.0)
+        matching = [
+            one
+            for one in self.running.values()
+            if message.caller in (None, one.submit.caller) and one.arrived_at_s <= since_s
+        ]
+        for one in matching:
             for name in one.names:
                 by_name.setdefault(name, []).append(one)
-        ids = {one.submit.request_id.rpartition("-")[0] for one in meant}
+        ids = {one.submit.request_id.rpartition("-")[0] for one in matching}
         names = ids if message.abort_all else set(message.names)
         for name in names & by_name.keys():
             for one in by_name[name]:
