@@ -21,6 +21,7 @@ from onward.engine.request import FinishReason, Request, RequestStatus
 from onward.engine.request_phases import PhaseRecorder
 from onward.engine.scheduler_stats import SchedulerStatLogger, SchedulerStats
 from onward.engine.scheduling import scheduling_policy
+from onward.engine.scheduling.block_name_table import BlockNameTable
 from onward.engine.scheduling.block_pool import BlockPool, KvEventLog
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.step_result_processor import StepResultProcessor
@@ -61,7 +62,14 @@ MAX_REMEMBERED_LOST_APIS = 1000
 
 
 class EngineCore:
-    def __init__(self, config: EngineConfig, incarnation: str, worker: WorkerHello) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        incarnation: str,
+        worker: WorkerHello,
+        block_names: BlockNameTable | None = None,
+    ) -> None:
+        """`block_names`: of the KV memory that the worker has attached, where that outlives this engine."""
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request fits into one step"
         self.config = config
         self.incarnation = incarnation
@@ -75,9 +83,10 @@ class EngineCore:
         self._outbox = ApiOutbox()
         self._phases = PhaseRecorder()
         self._kv_events = KvEventLog()
-        self.scheduler = Scheduler(config, self._new_pool(), incarnation)
+        self.scheduler = Scheduler(config, self._new_pool(block_names), incarnation)
         self.scheduler.draft_cost = worker.draft_cost
         self.scheduler.allocator.attention_window = worker.attention_window
+        self._kv_memory = worker.kv_memory
         self.metrics = EngineMetrics(
             self.registry,
             live=lambda: self._live.values(),
@@ -196,25 +205,42 @@ class EngineCore:
         suspect = self.scheduler.next_to_isolate() if self.worker is not None else None
         return None if suspect is None else suspect.request_id
 
-    def on_worker_lost(self, now_s: float) -> None:
-        """The worker is dead and reaped. Whoever had a part in a step in flight is charged; all start again."""
+    def on_worker_lost(self, now_s: float, *, keeps_memory: bool = False) -> None:
+        """The worker is dead and reaped. Whoever had a part in a step in flight is charged. All start again, or, where the
+        KV memory is kept, go on with the next worker."""
         self._phases.now_s = now_s
         self.worker, self._worker_due_s = None, now_s
         self.metrics.worker_losses.inc()
         self.step_log.discard_in_flight()
+        in_flight = self.scheduler.requests_in_flight()
+        if keeps_memory and self._kv_memory:
+            self.scheduler.detach_worker()
+            log.info(log_event("requests keep their KV", running=len(self.scheduler.running)))
+        else:
+            self._lose_memory(now_s)
+            self._kv_memory = ""
+        for request in in_flight:
+            if not self._result_processor.charge_crash(request, now_s) and scheduling_policy.must_run_alone(request):
+                self.scheduler.suspects.add(request)
+
+    def _lose_memory(self, now_s: float) -> None:
         self._handoffs.on_worker_lost(now_s)
         for request in [*self.scheduler.running, *self.scheduler.preempting]:
             self.metrics.resubmissions.inc("worker_restart")
             fields = request_fields(request.request_id, request.spec.client_request_id)
             log.info(log_event("request restarts", **fields, output=request.num_generated))
         self._kv_events.reset()
-        in_flight = self.scheduler.reset(self._new_pool())
-        for request in in_flight:
-            if not self._result_processor.charge_crash(request, now_s) and scheduling_policy.must_run_alone(request):
-                self.scheduler.suspects.add(request)
+        self.scheduler.reset(self._new_pool(None))
 
-    def on_worker_ready(self, worker: WorkerHello, now_s: float) -> None:
+    def on_worker_ready(self, worker: WorkerHello, now_s: float, block_names: BlockNameTable | None = None) -> None:
+        """`block_names`: of the memory that the worker has attached."""
         assert worker.num_blocks == self._limits.num_blocks, "a restarted worker has the same pool"
+        if self._kv_memory and worker.kv_memory != self._kv_memory:
+            self._lose_memory(now_s)  # it was to be kept, and could not be attached
+            self._kv_memory = ""
+        if not self._kv_memory:
+            self.scheduler.pool.use_names(block_names)  # else it has them: one memory, one table
+        self._kv_memory = worker.kv_memory
         self.worker = worker
         self.scheduler.draft_cost = worker.draft_cost
         self.scheduler.allocator.attention_window = worker.attention_window
@@ -317,8 +343,8 @@ class EngineCore:
         """For how long it has been at one step, or away. Unlike a stall, this is never for want of blocks."""
         return now_s - self._worker_due_s if self.worker is None or self.scheduler.steps_in_flight else 0.0
 
-    def _new_pool(self) -> BlockPool:
-        return BlockPool(self._limits.num_blocks, self._limits.block_size, self._kv_events)
+    def _new_pool(self, block_names: BlockNameTable | None) -> BlockPool:
+        return BlockPool(self._limits.num_blocks, self._limits.block_size, self._kv_events, block_names)
 
     def _counts(self) -> SchedulerStats:
         scheduler, tokens = self.scheduler, self.metrics.tokens

@@ -5,6 +5,8 @@ drain the inbox; commit a result; plan a step
 
 import gc
 import logging
+import mmap
+import os
 from collections.abc import Callable
 
 import msgspec
@@ -16,6 +18,7 @@ from onward.engine.handoff.peer_links import PeerLinks
 from onward.engine.recording.recorder import RecordingEngineCore
 from onward.engine.recording.recording_file import open_recording
 from onward.engine.scheduling import scheduling_policy
+from onward.engine.scheduling.block_name_table import BlockNameTable, table_bytes
 from onward.errors import OnwardError, StartupError
 from onward.obs.step_log import StepLogFile
 from onward.proto import SCHEMA_VERSION
@@ -97,6 +100,19 @@ def freeze_heap() -> None:
     gc.freeze()
 
 
+def open_block_name_table(fds: list[int], num_blocks: int) -> BlockNameTable:
+    """Maps the table in the memory of this one file descriptor, and gives it its size if it has none. Closes it."""
+    (fd,) = fds
+    num_bytes = table_bytes(num_blocks)
+    try:
+        if not os.fstat(fd).st_size:
+            os.ftruncate(fd, num_bytes)
+        assert os.fstat(fd).st_size == num_bytes, "the table has a row for each block"
+        return BlockNameTable(memoryview(mmap.mmap(fd, num_bytes)), num_blocks)
+    finally:
+        os.close(fd)
+
+
 class EngineProcess:
     """The simulator brings wires, a channel and a clock of its own, and calls `turn` when something has arrived."""
 
@@ -108,8 +124,13 @@ class EngineProcess:
         clock: Clock,
         *,
         before_ready: Callable[[], None],
+        open_names: Callable[[list[int], int], BlockNameTable] = open_block_name_table,
     ) -> None:
         self._start = start
+        self._open_names = open_names
+        """Of the table of block names in the memory of these file descriptors, for so many blocks."""
+        self._names_fds: list[int] = []
+        """Of the memory that the worker attaches. It is mapped when the worker has said how many blocks there are."""
         self._before_ready = before_ready
         """Called when a worker is ready, before the supervisor is told."""
         self._channel = channel
@@ -152,6 +173,7 @@ class EngineProcess:
             self.is_stopped = True
 
     def close(self) -> None:
+        self._close_names_fds()
         self._wires.close()
         if self._recording is not None:
             self._recording.close()
@@ -231,19 +253,33 @@ class EngineProcess:
             self._core.receive_kv_report(report, now_s)
 
     def _on_hello(self, hello: WorkerHello, now_s: float) -> None:
+        block_names = self._names_of(hello)
         if self._core is None:
-            self._core = self._new_core(hello)
+            self._core = self._new_core(hello, block_names)
         else:
-            self._core.on_worker_ready(hello, now_s)
+            self._core.on_worker_ready(hello, now_s, block_names)
         logger.info(log.event("worker ready", incarnation=hello.worker_incarnation, pid=hello.pid))
         self._before_ready()
         self._channel.send(ChildReady(hello))
 
-    def _new_core(self, hello: WorkerHello) -> EngineCore:
+    def _names_of(self, hello: WorkerHello) -> BlockNameTable | None:
+        if not hello.kv_memory or self._recording is not None:
+            return None  # a replay begins without blocks, and so does what it shall repeat
+        fds, self._names_fds = self._names_fds, []
+        return self._open_names(fds, hello.num_blocks)
+
+    def _close_names_fds(self) -> None:
+        for fd in self._names_fds:
+            os.close(fd)
+        self._names_fds = []
+
+    def _new_core(self, hello: WorkerHello, block_names: BlockNameTable | None) -> EngineCore:
         config, incarnation = self._start.config, self._start.incarnation
         recording = self._recording
         if recording is None:
-            core = EngineCore(config, incarnation, hello)
+            core = EngineCore(config, incarnation, hello, block_names)
+            if num_adopted := len(core.scheduler.pool.cached_hashes):
+                logger.info(log.event("cached blocks adopted", blocks=num_adopted, memory=hello.kv_memory))
         else:
             logger.info(log.event("recording", file=recording.path))
             core = RecordingEngineCore(config, incarnation, hello, recording, self._clock.wall_s())
@@ -264,7 +300,11 @@ class EngineProcess:
         match message:
             case WorkerStarting():
                 assert self._link is None, "the old worker is gone before a new one starts"
-                self._link = WorkerLink(self._wires, message, self._channel.take_fds(), self._start.incarnation)
+                fds = self._channel.take_fds()
+                num_wire_fds = len(fds) - 1 if message.kv_memory else len(fds)
+                self._close_names_fds()
+                self._names_fds = fds[num_wire_fds:]
+                self._link = WorkerLink(self._wires, message, fds[:num_wire_fds], self._start.incarnation)
             case WorkerGone():
                 self._on_worker_lost(message, now_s)
             case ApiGone() if self._core is not None:
@@ -289,11 +329,15 @@ class EngineProcess:
     def _on_worker_lost(self, message: WorkerGone, now_s: float) -> None:
         if self._link is None or self._link.incarnation != message.incarnation:
             return
-        logger.warning(log.event("worker lost", incarnation=message.incarnation, cause=message.cause))
+        logger.warning(
+            log.event(
+                "worker lost", incarnation=message.incarnation, cause=message.cause, keeps_memory=message.keeps_memory
+            )
+        )
         self._link.close()
         self._link = None
         if self._core is not None and self._core.worker is not None:
-            self._core.on_worker_lost(now_s)
+            self._core.on_worker_lost(now_s, keeps_memory=message.keeps_memory)
 
     def _answer_snapshot(self, message: QueryMetrics, now_s: float) -> None:
         core = self._core

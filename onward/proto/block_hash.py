@@ -9,12 +9,13 @@ from array import array
 from collections.abc import Sequence
 
 BlockHash = bytes
+BLOCK_HASH_BYTES = 16
 
 
 def root_hash(cache_salt: str) -> BlockHash:
     """Where every chain begins. Tenants with different salts never share a block."""
-    return hashlib.blake2b(b"onward:" + cache_salt.encode(), digest_size=16).digest()
+    return hashlib.blake2b(b"onward:" + cache_salt.encode(), digest_size=BLOCK_HASH_BYTES).digest()
 
 
 def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    return hashlib.blake2b(parent + array("i", token_ids).tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(parent + array("i", token_ids).tobytes(), digest_size=BLOCK_HASH_BYTES).digest()

@@ -37,6 +37,10 @@ class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
     kv_address: str = ""
     """Where the engine speaks of KV transfers; empty: there are none."""
     cluster_key: str = ""
+    kv_memory: str = ""
+    """The KV memory that it shall attach; empty: it allocates memory of its own, which ends with it."""
+    kv_memory_fd: FileDescriptor = -1
+    """Of that memory. The first worker that gets it gives it its size."""
 
 
 class StartApi(msgspec.Struct, frozen=True, tag="start_api"):
@@ -58,19 +62,24 @@ class StartStreamStore(msgspec.Struct, frozen=True, tag="start_shelf"):
 
 
 class WorkerStarting(msgspec.Struct, frozen=True, tag="worker_starting"):
-    """To the engine: this worker will come on this wire. The file descriptors of an `shm` wire travel with it."""
+    """To the engine: this worker will come on this wire. The file descriptors of an `shm` wire travel with it, and that of
+    the table of block names of `kv_memory`."""
 
     incarnation: str
     wire: WorkerWireAddress
     kv_address: str = ""
     """Where the engine shall listen for what the worker has to say of KV transfers."""
+    kv_memory: str = ""
+    """The KV memory that the worker attaches; empty: memory of its own."""
 
 
 class WorkerGone(msgspec.Struct, frozen=True, tag="worker_gone"):
-    """To the engine: the worker is dead and reaped, and its KV memory with it."""
+    """To the engine: the worker is dead and reaped."""
 
     incarnation: str
     cause: str
+    keeps_memory: bool = False
+    """Whether the next worker attaches the same KV memory."""
 
 
 class EngineUp(msgspec.Struct, frozen=True, tag="engine_up"):

@@ -179,6 +179,9 @@ class WorkerHello(msgspec.Struct, frozen=True, rename={"kv_layout": "layout"}):
     """Of guessing one token for each slot: a share of what the model's own pass over them takes."""
     attention_window: Count | None = None
     """No position more than this far back is read, a token's own included; None: all are."""
+    kv_memory: str = ""
+    """The KV memory that it has attached, which may be an earlier worker's. Empty: memory of its own, which nobody else
+    has written."""
 
     @property
     def max_request_tokens(self) -> int:

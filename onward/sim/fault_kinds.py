@@ -1,5 +1,6 @@
 """The kinds of faults, and how each is brought about."""
 
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ WITH_PEERS: tuple[Shape, ...] = ("pd", "cluster")
 WITH_ROUTER: tuple[Shape, ...] = ("cluster",)
 FAULT_KINDS: dict[str, FaultKind] = {
     "kill-worker": FaultKind("a worker is killed"),
+    "crash-worker": FaultKind("a worker writes to wrong places in its KV memory, and dies of it"),
     "kill-engine": FaultKind("an engine is killed, and its worker with it"),
     "kill-api": FaultKind("an api process is killed"),
     "kill-shelf": FaultKind("a stream store is killed, and what it kept is lost"),
@@ -66,7 +68,9 @@ def kinds_of(shape: Shape) -> list[str]:
 def inject(simulation: "Simulation", fault: FaultSpec) -> None:
     """It begins now."""
     verb, _, role = fault.kind.partition("-")
-    if verb == "kill":
+    if fault.kind == "crash-worker":
+        _crash_worker(simulation, fault)
+    elif verb == "kill":
         _kill(simulation, fault, role)
     elif verb == "stop":
         _stop(simulation, fault, role)
@@ -89,6 +93,14 @@ def _kill(simulation: "Simulation", fault: FaultSpec, role: str) -> None:
         for process in simulation.instances[fault.target].processes(role)[:1]:
             _record_injection(simulation, fault)
             process.kill()
+
+
+def _crash_worker(simulation: "Simulation", fault: FaultSpec) -> None:
+    worker = simulation.instances[fault.target].lifetime.worker
+    if worker is not None and not worker.process.is_dead:
+        _record_injection(simulation, fault)
+        worker.damage_memory()
+        worker.process.kill(return_code=-signal.SIGSEGV)
 
 
 def _stop(simulation: "Simulation", fault: FaultSpec, role: str) -> None:

@@ -199,6 +199,14 @@ class HashWorkerSlot:
     initial_drafts: list[int]
 
 
+KvCells = list["array[int]"]
+"""The cells of each block."""
+
+
+def new_memory(num_blocks: int, block_size: int) -> KvCells:
+    return [array("q", [_UNWRITTEN] * block_size) for _ in range(num_blocks)]
+
+
 class WorkerPoisoned(Exception):
     """A request is in the step that no worker survives."""
 
@@ -219,14 +227,18 @@ class HashWorker:
         grammars: LazyGrammarCompiler | None = None,
         masks: DelayedMaskMaker | None = None,
         drafts: HashDraftProposer | None = None,
+        memory: KvCells | None = None,
+        kv_memory: str = "",
     ) -> None:
+        """`memory`: of an earlier worker; `kv_memory` is its name."""
         self.num_blocks, self.block_size = num_blocks, block_size
+        self._kv_memory = kv_memory
         self.kv_transfer = kv_transfer
         """Where it exchanges KV memory with others."""
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
         self._num_token_ids = num_token_ids or vocab_size
         """What there is, of which the model uses the first `vocab_size` by itself."""
-        self.memory = [array("q", [_UNWRITTEN] * block_size) for _ in range(num_blocks)]
+        self.memory = memory if memory is not None else new_memory(num_blocks, block_size)
         self.slots: dict[int, HashWorkerSlot] = {}
         self.failing_requests: set[str] = set()
         """Requests that fail when they run next, as one whose logits are not numbers."""
@@ -251,6 +263,7 @@ class HashWorker:
             vocab_size=self._num_token_ids,
             kv_layout=KvLayout("hash", "int64", self.block_size, 1, 1, 1) if self.kv_transfer else None,
             kv_endpoint=KvEndpoint("hash", self.kv_transfer.address, incarnation) if self.kv_transfer else None,
+            kv_memory=self._kv_memory,
         )
 
     def step(self, plan: StepPlan) -> StepResult:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from onward.api.requests.text_processor import TextProcessor
 from onward.config import ApiConfig, EngineConfig
 from onward.engine.core import EngineCore
+from onward.engine.scheduling.block_name_table import BlockNameTable, table_bytes
 from onward.grammar.lazy import LazyGrammarCompiler
 from onward.proto.api_key_entry import ApiKeyEntry
 from onward.proto.control import (
@@ -24,7 +25,7 @@ from onward.proto.model import PreparedModel
 from onward.proto.step import StepPlan
 from onward.proto.worker_wire_address import ZmqWireAddress
 from onward.sim.engine_wires import SimAddresses
-from onward.sim.hash_worker import DelayedMaskMaker, HashDraftProposer, HashWorker
+from onward.sim.hash_worker import DelayedMaskMaker, HashDraftProposer, HashWorker, KvCells, new_memory
 from onward.sim.http import SimHttpNetwork, SimListener, url_of
 from onward.sim.kv_transfer import SimKvNetwork, SimKvTransfer
 from onward.sim.nodes import ApiNode, EngineNode, StreamStoreNode, WorkerNode
@@ -33,7 +34,6 @@ from onward.sim.scenario import SimInstanceSpec
 from onward.sim.vocabulary import DOOM_ID, ENGINE_POISON_ID, NUM_SAMPLED_IDS, POISON_ID, grammars, token_bytes
 from onward.supervisor.children import ProcessRole
 from onward.supervisor.core import (
-    SILENCE,
     AnswerLiveQuery,
     AnswerQuery,
     KillInstance,
@@ -45,6 +45,7 @@ from onward.supervisor.core import (
     SupervisorCore,
     SupervisorSettings,
 )
+from onward.supervisor.worker_deaths import KillReason
 
 REAP_DELAY_S = 0.02
 """From a child's death until its supervisor has reaped it."""
@@ -90,6 +91,10 @@ class InstanceLifetime:
     """By incarnation: processes that the supervisor has started and not reaped."""
     next_tick: asyncio.TimerHandle | None = None
     was_killed: bool = False
+    kv_memory: str = ""
+    """The memory that the supervisor holds for its workers, and what is in it."""
+    kv_cells: KvCells = field(default_factory=list)
+    block_names: bytearray = field(default_factory=bytearray)
 
     @property
     def is_leaving(self) -> bool:
@@ -131,7 +136,11 @@ class SimInstance:
         serial = next(self._serials)
         supervisor = self._process("supervisor", serial)
         settings = SupervisorSettings(
-            self.spec.num_api_processes, STALL_TIMEOUT_S, DRAIN_S, serves_handoffs=self._serves_handoffs
+            self.spec.num_api_processes,
+            STALL_TIMEOUT_S,
+            DRAIN_S,
+            serves_handoffs=self._serves_handoffs,
+            owns_kv_memory=self.spec.role == "mixed",
         )
         core = SupervisorCore(settings, supervisor.now_s())
         self.lifetime = InstanceLifetime(f"instance-{self.spec.name}-{serial}", supervisor, core)
@@ -158,7 +167,9 @@ class SimInstance:
                 case KillProcess(child, cause):
                     self._kill(lifetime.nodes[child.incarnation].process, cause)
                 case RemoveProcess(child):
-                    lifetime.nodes.pop(child.incarnation).process.kill()
+                    process = lifetime.nodes.pop(child.incarnation).process
+                    process.kill()
+                    lifetime.core.on_removed(child, process.return_code)
                 case SendMessage(child, message):
                     self._send(lifetime.nodes[child.incarnation], message)
                 case AnswerQuery(child, query_id):
@@ -239,6 +250,7 @@ class SimInstance:
             self.handoff_address,
             lambda _: self.environment.after_turn(self),
             lambda plan: self._watch_plan(engine, plan),
+            lambda _, num_blocks: BlockNameTable(memoryview(lifetime.block_names), num_blocks),
         )
         self._on_started(lifetime, ProcessRole.ENGINE, 0, engine, address)
 
@@ -257,6 +269,10 @@ class SimInstance:
         has_kv_transfer = self.spec.role != "mixed"
         kv_address = f"kv of {process.name}" if has_kv_transfer else ""
         kv_transfer = SimKvTransfer(incarnation) if has_kv_transfer else None
+        kv_memory = lifetime.core.kv_memory
+        if not kv_memory or kv_memory != lifetime.kv_memory:
+            lifetime.kv_memory, lifetime.kv_cells = kv_memory, new_memory(self.spec.num_blocks, self.spec.block_size)
+            lifetime.block_names = bytearray(table_bytes(self.spec.num_blocks))
         hash_worker = HashWorker(
             self.spec.num_blocks,
             self.spec.block_size,
@@ -271,6 +287,8 @@ class SimInstance:
             drafts=HashDraftProposer(self._context.random.substream(f"{process} drafts").bits(30))
             if self.spec.num_drafts
             else None,
+            memory=lifetime.kv_cells,
+            kv_memory=kv_memory,
         )
         if kv_transfer is not None:
             kv_transfer.memory = hash_worker.memory
@@ -278,7 +296,7 @@ class SimInstance:
         worker = WorkerNode(
             self._context, process, self.spec, hash_worker, (incarnation, engine.incarnation), kv_network
         )
-        engine.channel.send_to_child(WorkerStarting(incarnation, ZmqWireAddress(incarnation), kv_address))
+        engine.channel.send_to_child(WorkerStarting(incarnation, ZmqWireAddress(incarnation), kv_address, kv_memory))
         process.call_later(self.spec.restart_s, self._join, worker, incarnation, kv_address)
         self._on_started(lifetime, ProcessRole.WORKER, 0, worker)
 
@@ -342,11 +360,12 @@ class SimInstance:
         child = lifetime.core.children.get(node.incarnation)
         if child is not None and not lifetime.was_killed:
             lifetime.nodes.pop(node.incarnation)
-            self._execute(lifetime, lifetime.core.on_exit(child, "killed", lifetime.supervisor.now_s()))
+            return_code = node.process.return_code
+            self._execute(lifetime, lifetime.core.on_exit(child, return_code, "killed", lifetime.supervisor.now_s()))
 
     def _kill(self, process: SimProcess, cause: str) -> None:
         self._context.trace.note(f"{process} is killed: {cause}")
-        self._context.active_faults.num_killed_for_silence += cause == SILENCE
+        self._context.active_faults.num_killed_for_silence += cause == KillReason.SILENCE.value
         process.kill()
 
     # From outside.

@@ -46,9 +46,20 @@ word of the earlier attempt comes late."""
 LONGEST_TTL_S = 61.0
 """Of a record."""
 RECORD_SAFE_FAULTS = frozenset(
-    {"kill-worker", "kill-engine", "stop-worker", "stop-engine", "poison", "poison-engine", "slow-kv", "break-kv"}
+    {
+        "kill-worker",
+        "crash-worker",
+        "kill-engine",
+        "stop-worker",
+        "stop-engine",
+        "poison",
+        "poison-engine",
+        "slow-kv",
+        "break-kv",
+    }
 )
 """Kinds of faults by which no record of a response is lost."""
+DEADLY_KINDS = ("kill-", "crash-", "stop-", "poison")
 AUDIT_ONE_RUN_IN = 16
 """One run in so many has its engines' books checked at every turn."""
 
@@ -76,9 +87,8 @@ class InvariantMonitor:
     def may_crash(self) -> bool:
         """Whether so many workers have died that a request may have been with each of them."""
         trigger_counts = self._simulation.active_faults.trigger_counts
-        deaths = sum(
-            trigger_counts[kind] for kind in ("kill-worker", "kill-engine", "stop-worker", "stop-instance", "poison")
-        )
+        causes = ("kill-worker", "crash-worker", "kill-engine", "stop-worker", "stop-instance", "poison")
+        deaths = sum(trigger_counts[kind] for kind in causes)
         return deaths >= MAX_CRASH_CHARGES
 
     def may_crash_engine(self) -> bool:
@@ -92,7 +102,7 @@ class InvariantMonitor:
     def may_pause(self) -> bool:
         """Whether a supervisor may have seen so many deaths in a row that it waits for a minute before the next start."""
         trigger_counts = self._simulation.active_faults.trigger_counts
-        deaths = sum(count for kind, count in trigger_counts.items() if kind.startswith(("kill-", "stop-", "poison")))
+        deaths = sum(count for kind, count in trigger_counts.items() if kind.startswith(DEADLY_KINDS))
         return self.may_crash() or deaths + self._simulation.active_faults.num_killed_for_silence >= MAX_DEATHS
 
     def is_out_of_reach(self) -> bool:

@@ -1,6 +1,7 @@
 """The processes of a simulation: the shipping code of each role, with simulated sockets, servers and supervisors."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -13,6 +14,7 @@ from onward.config import RouterConfig
 from onward.engine.core import EngineCore
 from onward.engine.main import TICK_MS as ENGINE_TICK_MS
 from onward.engine.main import EngineProcess
+from onward.engine.scheduling.block_name_table import BlockNameTable
 from onward.proto.control import FromChild, StartApi, StartEngine
 from onward.proto.kv_transfer import KvCommand, KvReport
 from onward.proto.step import StepPlan, StepResult, WorkerHello
@@ -35,6 +37,7 @@ IDLE_ENGINE_TICK_S = 0.5
 IDLE_STREAM_STORE_TICK_S = 1.0
 """Idle processes are woken by what arrives; their own time need not be so fine."""
 PLANE_STEP_S = 0.004
+DAMAGED_BLOCK_RATE = 0.25
 
 
 class InlineExecutor(Executor):
@@ -128,6 +131,7 @@ class EngineNode:
         handoff_address: str,
         after_turn: Callable[["EngineNode"], None],
         watch_plan: Callable[[StepPlan], None],
+        open_names: Callable[[list[int], int], BlockNameTable],
     ) -> None:
         self.process, self.incarnation = process, start.incarnation
         self._after_turn = after_turn
@@ -136,7 +140,12 @@ class EngineNode:
         wires = SimEngineWires(context, addresses, process, self._wake, watch_plan, handoff_address)
         # The heap is not frozen: it has all engines of this run and garbage of earlier runs, which would stay forever.
         self._engine = EngineProcess(
-            start, cast(Any, self.channel), cast(Any, wires), process, before_ready=lambda: None
+            start,
+            cast(Any, self.channel),
+            cast(Any, wires),
+            process,
+            before_ready=lambda: None,
+            open_names=open_names,
         )
         self._tick()
 
@@ -207,6 +216,7 @@ class WorkerNode:
             worker.kv_transfer.notify = process.coalesced(self._report)
             process.on_death.append(self._leave_kv_network)
             process.on_stop.append(self._stall)
+        process.on_death.append(self._write_last_step)
 
     def join(self, port: SimWorkerPort, kv_port: SimWorkerPort | None) -> None:
         hello, self._results = port.connect(self.process, self._on_plan, StepPlan, WorkerHello, StepResult)
@@ -230,7 +240,7 @@ class WorkerNode:
             result = self.worker.step(self._plans.popleft())
         except WorkerPoisoned:
             self._context.active_faults.trigger_counts["poison"] += 1
-            self.process.kill()
+            self.process.kill(return_code=1)
             return
         self._results.send(result)
         self._is_busy = False
@@ -238,6 +248,18 @@ class WorkerNode:
             self._start_step()
         if self._kv_network is not None:
             self._move_kv_later()
+
+    def _write_last_step(self) -> None:
+        """A step under way has written KV that nobody hears of."""
+        if self._plans:
+            with contextlib.suppress(WorkerPoisoned):
+                self.worker.step(self._plans.popleft())
+
+    def damage_memory(self) -> None:
+        """Writes where nobody has told it to."""
+        for block in self.worker.memory:
+            if self._random.happens(DAMAGED_BLOCK_RATE):
+                block[self._random.below(len(block))] += 1
 
     # KV transfer.
 

@@ -4,6 +4,7 @@ A killed one says nothing more: whoever speaks for it asks `is_dead` first. Its 
 """
 
 import asyncio
+import signal
 import weakref
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
@@ -23,6 +24,8 @@ class SimProcess:
         """What its machine's wall clock is ahead by. Only `wall_s` shows it."""
         self.is_stopped = False
         self.is_dead = False
+        self.return_code = 0
+        """Of one that is dead."""
         self.held: list[asyncio.Handle] = []
         self.on_death: list[Callable[[], None]] = []
         """What others notice: connections break."""
@@ -100,10 +103,12 @@ class SimProcess:
             for notice in self.on_stop:
                 notice(False)
 
-    def kill(self) -> None:
+    def kill(self, return_code: int = -signal.SIGKILL) -> None:
+        """`return_code`: how its supervisor sees it end."""
         if self.is_dead:
             return
         self.is_dead = True
+        self.return_code = return_code
         self._died_s = self._loop.now_s
         self.resume()
         for notice in self.on_death:

@@ -16,6 +16,7 @@ TEMPLATE_TOKENS = 8
 MESSAGE_KINDS = ("lose", "repeat", "reorder", "delay", "partition", "cut", "refuse", "slow-kv", "break-kv")
 SEQUENTIAL_KINDS = (
     "kill-worker",
+    "crash-worker",
     "kill-engine",
     "kill-api",
     "kill-instance",
@@ -418,7 +419,8 @@ def _fault(random: SeededRandom, kind: str, specs: list[SimInstanceSpec], num_ro
         target = f"r{random.below(num_routers)}"
     else:
         target = random.choice(specs).name
-    duration_range = {"stop": (0.05, 8.0), "kill": (0.3, 3.0), "drain": (6.5, 8.0)}[kind.partition("-")[0]]
+    verb = kind.partition("-")[0]
+    duration_range = {"stop": (0.05, 8.0), "drain": (6.5, 8.0)}.get(verb, (0.3, 3.0))
     return FaultSpec(kind, target=target, at_s=at_s, duration_s=round(random.uniform(*duration_range), 3))
 
 

@@ -42,6 +42,13 @@ class ChildProcess:
         """Of a dead child: by the kernel, or by hand."""
         return self.process.returncode == -signal.SIGKILL and not self.killed_by_supervisor
 
+    @property
+    def return_code(self) -> int:
+        """Of a dead child; negative for a signal."""
+        code = self.process.returncode
+        assert code is not None, "a child that lives has no return code"
+        return code
+
     def close(self) -> None:
         self.channel.close()
         os.close(self.pidfd)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from onward.supervisor.worker_deaths import KillReason
+
 
 class ProcessRole(Enum):
     STREAM_STORE = "stream_store"
@@ -28,3 +30,5 @@ class Child:
     """When it became ready or answered the last `QueryMetrics`."""
     isolated_request_id: str | None = None
     """Of an engine: the request that its death is charged to."""
+    kill_reason: KillReason | None = None
+    """Why the supervisor has killed it, if it has."""

@@ -1,7 +1,8 @@
 """Decides which processes of an instance are started, restarted, killed and informed, and when. Does no I/O.
 
-worker dies       -> the engine is informed, a new worker starts; the engine restarts its requests from their tokens
-engine dies       -> the worker is killed and reaped, because its KV has no owner now; both start again, the apis resubmit
+worker dies       -> the engine is informed, a new worker starts; the engine's requests go on with their KV if that is kept
+                     (`worker_deaths`), else from their tokens
+engine dies       -> the worker is killed and reaped, because its steps have no owner; both start again, the apis resubmit
 api dies          -> the engine drops its requests; a new one starts on the same listening socket
 stream store dies -> the apis are informed; a new one starts, empty
 
@@ -42,6 +43,7 @@ from onward.supervisor.children import Child, ChildState, ProcessRole
 from onward.supervisor.live_queries import LiveQueries
 from onward.supervisor.restart_policy import RestartPolicy
 from onward.supervisor.snapshots import SnapshotAggregator
+from onward.supervisor.worker_deaths import KEEPS_MEMORY, KillReason, classify_death
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +58,6 @@ START_RETRY_S = 1.0
 """Delay before a start that the operating system refused is tried again."""
 KILL_AFTER_S = 3.0
 """How long a child may take to stop, beyond its grace period."""
-
-SILENCE = "silence"
-"""The cause of a kill: the process owes an answer, a step, or the end of its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,8 @@ class KillProcess:
 
 @dataclass(frozen=True, slots=True)
 class RemoveProcess:
-    """Kill the process and wait until it is gone, before the next action. The core has forgotten it already."""
+    """Kill the process and wait until it is gone, before the next action, and call `SupervisorCore.on_removed`. The core
+    has forgotten it already."""
 
     child: Child
 
@@ -157,6 +157,8 @@ class SupervisorSettings:
     """Whether decode instances may ask this one to compute prompts."""
     allows_kills: bool = False
     """Whether an api process may have processes killed, as `--demo` does."""
+    owns_kv_memory: bool = False
+    """Whether workers attach KV memory of the supervisor's. Not where peers write it, and not on a CUDA device."""
 
 
 class SupervisorCore:
@@ -180,12 +182,18 @@ class SupervisorCore:
         self._engine_address = ""
         """Where api processes connect to the engine."""
         self._longest_worker_start_s = 0.0
+        self._kv_memory_number = 1
         self._next_snapshot_s = now_s
         self._phase_ends_at_s = 0.0
         self._first_handoff_query = 0
         self._last_tick_s = self._running_since_s = now_s
 
     # Processes.
+
+    @property
+    def kv_memory(self) -> str:
+        """The KV memory that the next worker attaches; empty: one of its own."""
+        return f"memory-{self._kv_memory_number}" if self._settings.owns_kv_memory else ""
 
     def start(self) -> list[SupervisorAction]:
         apis = [StartProcess(ProcessRole.API, index) for index in range(self._settings.num_api_processes)]
@@ -217,8 +225,8 @@ class SupervisorCore:
         """The operating system refused: no process, file or memory is available now."""
         self._restart_at_s[role, index] = now_s + START_RETRY_S
 
-    def on_exit(self, child: Child, cause: str, now_s: float) -> list[SupervisorAction]:
-        """The child is dead and reaped."""
+    def on_exit(self, child: Child, return_code: int, cause: str, now_s: float) -> list[SupervisorAction]:
+        """The child is dead and reaped. `return_code` is negative for a signal; `cause` is for people."""
         if child.incarnation not in self.children:
             return []  # the death of its engine has removed it
         self._forget(child)
@@ -226,7 +234,7 @@ class SupervisorCore:
             engines = self._ready(ProcessRole.ENGINE) if child.role is ProcessRole.API else []
             messages = [SendMessage(engine, ApiGone(child.incarnation)) for engine in engines]
             return [*messages, *self._advance_shutdown(now_s)]
-        actions = self._announce_exit(child, cause)
+        actions = self._announce_exit(child, return_code, cause)
         policy = self._stream_store_restart_policy if child.role is ProcessRole.STREAM_STORE else self._restart_policy
         isolated_request_id = self._isolated_request_of(child)
         delay_s = policy.record_death(now_s, self.snapshots.num_progress_reports, isolated_request_id)
@@ -240,11 +248,24 @@ class SupervisorCore:
         engines = self.children_of(ProcessRole.ENGINE) if child.role is ProcessRole.WORKER else [child]
         return next((engine.isolated_request_id for engine in engines), None)
 
-    def _announce_exit(self, child: Child, cause: str) -> list[SupervisorAction]:
+    def on_removed(self, child: Child, return_code: int) -> None:
+        """A worker has ended with its engine. If it was dead already, it may have died of something else."""
+        self._keep_or_end_memory(child, return_code, has_engine=False)
+
+    def _keep_or_end_memory(self, worker: Child, return_code: int, *, has_engine: bool) -> bool:
+        """Whether the next worker gets the memory of this one."""
+        is_kept = KEEPS_MEMORY[classify_death(return_code, worker.kill_reason, has_engine=has_engine)]
+        self._kv_memory_number += not is_kept
+        return is_kept and self._settings.owns_kv_memory
+
+    def _announce_exit(self, child: Child, return_code: int, cause: str) -> list[SupervisorAction]:
         match child.role:
             case ProcessRole.WORKER:
-                return self._broadcast(ProcessRole.ENGINE, WorkerGone(child.incarnation, cause))
+                keeps_memory = self._keep_or_end_memory(child, return_code, has_engine=True)
+                return self._broadcast(ProcessRole.ENGINE, WorkerGone(child.incarnation, cause, keeps_memory))
             case ProcessRole.ENGINE:
+                if child.state is ChildState.STARTING:
+                    self._kv_memory_number += 1  # what it was to adopt may be the cause
                 self.engine_up = None
                 workers = self.children_of(ProcessRole.WORKER)
                 for worker in workers:
@@ -285,7 +306,7 @@ class SupervisorCore:
             case ReplaceWorker():
                 workers = self.children_of(ProcessRole.WORKER)
                 return [
-                    KillProcess(worker, message.cause)
+                    self._kill(worker, KillReason.REPLACEMENT, message.cause)
                     for worker in workers
                     if worker.incarnation == message.incarnation
                 ]
@@ -358,7 +379,7 @@ class SupervisorCore:
             return []
         if target == "instance":
             return [KillInstance()]
-        return [KillProcess(child, "demo") for child in self.children_of(ProcessRole(target))]
+        return [self._kill(child, KillReason.DEMO) for child in self.children_of(ProcessRole(target))]
 
     def _answer_live_queries(self, now_s: float) -> list[SupervisorAction]:
         """Those that the engine has not answered in time, or cannot answer any more."""
@@ -386,7 +407,7 @@ class SupervisorCore:
         if now_s >= self._next_snapshot_s:
             self._next_snapshot_s = now_s + SNAPSHOT_INTERVAL_S
             actions += self._query_metrics(self._snapshot_sources())
-            actions += [KillProcess(child, SILENCE) for child in self._unresponsive(now_s)]
+            actions += [self._kill(child, KillReason.SILENCE) for child in self._unresponsive(now_s)]
         return actions
 
     def next_tick_s(self) -> float:
@@ -458,7 +479,7 @@ class SupervisorCore:
     def _stop_role(self, role: ProcessRole, grace_s: float) -> list[SupervisorAction]:
         """A process that is still starting has nothing to complete, and a worker that loads reads no messages."""
         return [
-            KillProcess(child, "stopped while it was starting")
+            self._kill(child, KillReason.SHUTDOWN, "stopped while it was starting")
             if child.state is ChildState.STARTING
             else SendMessage(child, StopChild(grace_s))
             for child in self.children_of(role)
@@ -506,6 +527,10 @@ class SupervisorCore:
 
     def _broadcast(self, role: ProcessRole, message: ToChild) -> list[SupervisorAction]:
         return [SendMessage(child, message) for child in self.children_of(role)]
+
+    def _kill(self, child: Child, reason: KillReason, cause: str = "") -> KillProcess:
+        child.kill_reason = reason
+        return KillProcess(child, cause or reason.value)
 
     def _forget(self, child: Child) -> None:
         del self.children[child.incarnation]

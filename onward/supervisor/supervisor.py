@@ -56,6 +56,7 @@ from onward.supervisor.core import (
     SupervisorCore,
     SupervisorSettings,
 )
+from onward.supervisor.kv_memory_owner import KvMemoryOwner
 from onward.supervisor.oom import OomEvidence, OomWatch
 from onward.supervisor.pd_config import PdConfig
 from onward.supervisor.registration_config import RegistrationConfig
@@ -98,7 +99,9 @@ class Supervisor:
             config.drain_s,
             serves_handoffs=handoff is not None,
             allows_kills=config.demo,
+            owns_kv_memory=config.device == "cpu" and not pd.is_enabled,
         )
+        self._kv_memory = KvMemoryOwner()
         self._core = SupervisorCore(settings, clock.now_s())
         self._selector = selectors.DefaultSelector()
         self._processes: dict[Child, ChildProcess] = {}
@@ -191,8 +194,10 @@ class Supervisor:
                     logger.warning(log.event("killed", role=child.role.value, pid=pid, cause=cause))
                     self._processes[child].send_sigkill()
                 case RemoveProcess(child):
-                    self._processes[child].kill()
+                    process = self._processes[child]
+                    process.kill()
                     self._close(child)
+                    self._core.on_removed(child, process.return_code)
                 case SendMessage(child, message):
                     self._processes[child].send(message)
                 case AnswerQuery(child, query_id):
@@ -262,9 +267,13 @@ class Supervisor:
             kv_host=self._pd.kv_host,
         )
         to_bind, to_connect = self._kv_addresses(engine.incarnation, incarnation)
+        kv_memory = self._core.kv_memory
+        memory = self._kv_memory.fds_of(kv_memory)
+        pool_fds, names_fds = ((memory.pool,), (memory.names,)) if memory is not None else ((), ())
         with worker_wire.open_worker_wire(self._config, self._model, engine.incarnation, incarnation) as wire:
-            process = spawn(ProcessRole.WORKER, wire.worker_fds)
-            self._processes[engine].send(WorkerStarting(incarnation, wire.for_engine, to_bind), wire.engine_fds)
+            process = spawn(ProcessRole.WORKER, (*wire.worker_fds, *pool_fds))
+            starting = WorkerStarting(incarnation, wire.for_engine, to_bind, kv_memory)
+            self._processes[engine].send(starting, (*wire.engine_fds, *names_fds))
             process.send(
                 StartWorker(
                     incarnation,
@@ -274,6 +283,8 @@ class Supervisor:
                     wire.for_worker,
                     to_connect,
                     self._pd.cluster_key,
+                    kv_memory,
+                    *pool_fds,
                 )
             )
         self._on_started(ProcessRole.WORKER, 0, incarnation, process)
@@ -429,7 +440,7 @@ class Supervisor:
             if self._core.is_running:
                 logger.warning(log.event("died", role=child.role.value, pid=process.process.pid, cause=cause))
             self._close(child)
-            self._execute(self._core.on_exit(child, cause, self._clock.now_s()))
+            self._execute(self._core.on_exit(child, process.return_code, cause, self._clock.now_s()))
 
     def _oom_evidence(self, child: Child) -> OomEvidence | None:
         evidence = self._oom_watch.explain_kill() if self._processes[child].killed_externally else None
@@ -455,4 +466,5 @@ class Supervisor:
         for child in list(self._processes):
             self._processes[child].kill()
             self._close(child)
+        self._kv_memory.close()
         self._selector.close()

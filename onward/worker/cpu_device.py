@@ -51,22 +51,34 @@ class CpuDevice:
 
     def __init__(
         self, model: PreparedModel, config: WorkerConfig, weights: Mapping[str, Any],
-        drafter: ProposerFactory | None = None,
+        drafter: ProposerFactory | None = None, kv_memory_fd: int | None = None,
     ) -> None:  # fmt: skip
-        """`drafter` creates the proposer of draft tokens; None: no drafts."""
+        """`drafter` creates the proposer of draft tokens; None: no drafts. `kv_memory_fd`: of memory that outlives this
+        worker and may be an earlier one's; None: memory of its own."""
         model, weights = pad_for_cpu(model, weights)
         self._model, self._config = model, config
         max_model_len = resolve_max_model_len(config, model.config)
         dtype = kv_dtype(model.config, model.quantization)
         bytes_per_block = kv_pool.block_bytes(model.config, dtype, config.block_size)
         bytes_per_block += 0 if drafter is None else drafter.bytes_per_block
-        self.num_blocks = choose_num_blocks(config, bytes_per_block, max_model_len, free_memory_bytes)
+        num_kept = 0
+        if kv_memory_fd is not None:
+            num_kept = kv_pool.num_blocks_in(kv_memory_fd, model.config, dtype, config.block_size)
+        # What exists already is not counted against the memory that is free.
+        self.num_blocks = (
+            num_kept - 1 if num_kept else choose_num_blocks(config, bytes_per_block, max_model_len, free_memory_bytes)
+        )
         self.num_threads = _num_threads(config.threads)
         threads = ThreadPool(self.num_threads)
         self._tokens = np.zeros((config.max_num_seqs, max_model_len + 1), np.int32)
         self._tables = kv_pool.BlockTables(config.max_num_seqs, -(-max_model_len // config.block_size))
         pool = kv_pool.allocate_kv_pool(
-            model.config, dtype, self.num_blocks, config.block_size, is_shared=config.kv_backend is not None
+            model.config,
+            dtype,
+            self.num_blocks + 1,
+            config.block_size,
+            is_shared=config.kv_backend is not None,
+            memory_fd=kv_memory_fd,
         )
         self._max_rows = max(config.max_num_batched_tokens, config.max_num_seqs)
         self._batch = BatchBuilder(model.config, self._tokens, self._tables, config.block_size, self._max_rows)
@@ -84,12 +96,16 @@ class CpuDevice:
         self.kv_memory = KvMemory(pool, _kv_layout(model, pool, config.block_size, max_model_len), self.layers_done)
         self.draft_manager: DraftManager | None = None
         if drafter is not None:
-            buffers = (self._tokens, self._tables, self.num_blocks, max_model_len, threads)
+            buffers = (self._tokens, self._tables, self.num_blocks + 1, max_model_len, threads)
             proposer = drafter.create(ProposerContext(model, config, *buffers))
             self.draft_manager = DraftManager(
                 proposer, self._tokens, self._decoder.last_hidden_states, vocab_size=model.config.vocab_size,
                 max_rows=self._max_rows, draft_cost=drafter.draft_cost,
             )  # fmt: skip
+
+    @property
+    def scratch_block(self) -> int:
+        return self.num_blocks
 
     @property
     def attention_window(self) -> int | None:

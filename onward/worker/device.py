@@ -96,6 +96,12 @@ class Device(Protocol):
     def num_blocks(self) -> int: ...
 
     @property
+    def scratch_block(self) -> int:
+        """The block that dummy steps write. Where KV memory may hold an earlier worker's blocks, it is none of those that
+        the engine hands out."""
+        ...
+
+    @property
     def num_mask_threads(self) -> int: ...
 
     @property

@@ -1,7 +1,8 @@
 """The worker's KV memory: one mapping without a name, touched only where tokens are written; and the slots' block tables.
 
-It is private, unless peers shall write into it: then it is mapped from a file descriptor that can be handed to them. Such
-pages are as small as the system makes them (large ones would need it to be set up for that).
+It is private, unless it shall outlive the worker or peers shall write into it: then it is mapped from a file descriptor
+that the supervisor keeps, or that is handed to peers. Such pages are as small as the system makes them (large ones would
+need it to be set up for that).
 """
 
 import fcntl
@@ -42,15 +43,31 @@ class KvPool:
         return self.kv.data.view(np.uint8)
 
 
+def num_blocks_in(fd: int, config: ModelConfig, dtype: np.dtype, block_size: int) -> int:
+    """Blocks in memory that a worker has sized before; 0: none has."""
+    num_blocks, rest = divmod(os.fstat(fd).st_size, block_bytes(config, dtype, block_size))
+    assert rest == 0, "the memory is of a worker of the same model"
+    return num_blocks
+
+
 def allocate_kv_pool(
-    config: ModelConfig, dtype: np.dtype, num_blocks: int, block_size: int, *, is_shared: bool = False
+    config: ModelConfig,
+    dtype: np.dtype,
+    num_blocks: int,
+    block_size: int,
+    *,
+    is_shared: bool = False,
+    memory_fd: int | None = None,
 ) -> KvPool:
+    """`is_shared`: it can be handed to peers. `memory_fd`: of memory that outlives the worker; what is in it stays."""
     assert num_blocks > 0, "a pool has at least one block"
     assert block_size % POSITIONS_PER_RECORD == 0, "a block consists of whole records"
     page_items = _page_items(config, dtype, block_size)
     geometry = PageGeometry(config.num_layers, num_blocks, page_items * dtype.itemsize)
-    memory, fd = _map_shared(geometry.num_bytes) if is_shared else (_map_private(geometry.num_bytes), None)
-    return KvPool(PagedKV(np.frombuffer(memory, dtype), num_blocks * page_items, block_size), geometry, fd)
+    if memory_fd is None and is_shared:
+        memory_fd = os.memfd_create("onward-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    memory = _map_private(geometry.num_bytes) if memory_fd is None else _map_shared(memory_fd, geometry.num_bytes)
+    return KvPool(PagedKV(np.frombuffer(memory, dtype), num_blocks * page_items, block_size), geometry, memory_fd)
 
 
 def _map_private(num_bytes: int) -> mmap.mmap:
@@ -61,16 +78,17 @@ def _map_private(num_bytes: int) -> mmap.mmap:
     return memory
 
 
-def _map_shared(num_bytes: int) -> tuple[mmap.mmap, int]:
-    """Sealed in its size: who maps it can rely on it."""
-    fd = os.memfd_create("onward-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, num_bytes)
+def _map_shared(fd: int, num_bytes: int) -> mmap.mmap:
+    """Sealed in its size: who maps it can rely on it. The file descriptor is closed with the mapping."""
+    if not os.fstat(fd).st_size:
+        os.ftruncate(fd, num_bytes)
+    assert os.fstat(fd).st_size == num_bytes, "the memory has the size of this pool"
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     memory = mmap.mmap(fd, num_bytes)
     weakref.finalize(memory, os.close, fd)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory, fd
+    return memory
 
 
 class BlockTables:

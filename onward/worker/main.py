@@ -38,10 +38,11 @@ class WorkerProcess:
         self._poller = SocketPoller()
         if start.kv_address and start.config.device == "cuda":
             raise StartupError("a worker with --device cuda cannot exchange KV with others")
-        self._runner = open_runner(start.model, start.config, self._report_progress)
+        memory_fd = start.kv_memory_fd if start.kv_memory else None
+        self._runner = open_runner(start.model, start.config, self._report_progress, memory_fd)
         self._kv_transfer = _start_kv_transfer(start, self._runner) if start.kv_address else None
         endpoint = None if self._kv_transfer is None else self._kv_transfer.endpoint
-        hello = self._runner.hello(start.incarnation, start.engine_incarnation, endpoint)
+        hello = self._runner.hello(start.incarnation, start.engine_incarnation, endpoint, start.kv_memory)
         self._poller.watch_fd(channel.fileno())
         self._wire = open_worker_wire_end(self._poller, start.wire)
         self._wire.send(hello)

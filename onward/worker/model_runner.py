@@ -66,6 +66,7 @@ class ModelRunner:
         self._model, self._config, self.device = model, config, device
         self.max_model_len = resolve_max_model_len(config, model.config)
         self.num_blocks, self._block_size = device.num_blocks, config.block_size
+        self._num_addressable_blocks = self.num_blocks
         self._max_blocks = -(-self.max_model_len // config.block_size)
         self._grammar_compiler = create_grammar_compiler(model)
         self._mask_executor = masks or ThreadedMaskExecutor(device.num_mask_threads)
@@ -78,7 +79,11 @@ class ModelRunner:
         """Where pushes go, in a worker that can push."""
 
     def hello(
-        self, worker_incarnation: str, engine_incarnation: str, kv_endpoint: KvEndpoint | None = None
+        self,
+        worker_incarnation: str,
+        engine_incarnation: str,
+        kv_endpoint: KvEndpoint | None = None,
+        kv_memory: str = "",
     ) -> WorkerHello:
         return WorkerHello(
             schema_version=SCHEMA_VERSION,
@@ -96,6 +101,7 @@ class ModelRunner:
             threads=self.device.num_threads,
             draft_cost=0.0 if self.device.draft_manager is None else self.device.draft_manager.draft_cost,
             attention_window=self.device.attention_window,
+            kv_memory=kv_memory,
         )
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
@@ -105,9 +111,10 @@ class ModelRunner:
 
     def run_dummy_steps(self, dummies: Iterable[DummySteps]) -> None:
         """All write one block, and leave nothing behind."""
+        self._num_addressable_blocks = max(self.num_blocks, self.device.scratch_block + 1)
         for dummy in dummies:
             length = min(dummy.length, self.max_model_len - 1 - dummy.num_decodes)
-            table = [0] * -(-(length + 1 + dummy.num_decodes) // self._block_size)
+            table = [self.device.scratch_block] * -(-(length + 1 + dummy.num_decodes) // self._block_size)
             per_step = max(1, self._config.max_num_batched_tokens // length)
             for first in range(0, dummy.num_slots, per_step):
                 slots = range(first, min(first + per_step, dummy.num_slots))
@@ -116,6 +123,7 @@ class ModelRunner:
             for _ in range(dummy.num_decodes):
                 self.step(StepPlan(0, run=[RunSlot(slot, 0, 1) for slot in range(dummy.num_slots)]))
         self._slots = [None] * len(self._slots)
+        self._num_addressable_blocks = self.num_blocks
 
     def step(self, plan: StepPlan) -> StepResult:
         """One step alone."""
@@ -280,7 +288,7 @@ class ModelRunner:
         return min(num_blocks * self._block_size, self.max_model_len)
 
     def _check_table(self, block_ids: Sequence[int], first: int) -> None:
-        check_blocks(block_ids, self.num_blocks)
+        check_blocks(block_ids, self._num_addressable_blocks)
         if first + len(block_ids) > self._max_blocks:
             raise SlotError(
                 "internal_error",

@@ -14,20 +14,32 @@ if TYPE_CHECKING:
 
 
 def open_runner(
-    model: PreparedModel, config: WorkerConfig, progress: Callable[[str, float | None], None]
+    model: PreparedModel,
+    config: WorkerConfig,
+    progress: Callable[[str, float | None], None],
+    kv_memory_fd: int | None = None,
 ) -> ModelRunner:
-    """Ready to run: kernels are compiled, or loaded, and weights touched."""
-    return open_cuda_runner(model, config, progress) if config.device == "cuda" else _open_cpu(model, config, progress)
+    """Ready to run: kernels are compiled, or loaded, and weights touched. `kv_memory_fd`: of KV memory that outlives the
+    worker, on a CPU."""
+    if config.device == "cuda":
+        assert kv_memory_fd is None, "KV memory of a CUDA device ends with its worker"
+        return open_cuda_runner(model, config, progress)
+    return _open_cpu(model, config, progress, kv_memory_fd)
 
 
-def _open_cpu(model: PreparedModel, config: WorkerConfig, progress: Callable[[str, float | None], None]) -> ModelRunner:
+def _open_cpu(
+    model: PreparedModel,
+    config: WorkerConfig,
+    progress: Callable[[str, float | None], None],
+    kv_memory_fd: int | None,
+) -> ModelRunner:
     from onward.kernels.cpu.compile_progress import report_compile_progress
     from onward.models.loader.weights import open_weights
     from onward.worker.cpu_device import CpuDevice
     from onward.worker.speculation.proposer_factory import create_proposer_factory
 
     with report_compile_progress(progress):
-        device = CpuDevice(model, config, open_weights(model), create_proposer_factory(config))
+        device = CpuDevice(model, config, open_weights(model), create_proposer_factory(config), kv_memory_fd)
         runner = ModelRunner(model, config, device)
         runner.warm_up(lambda message: progress(message, None))
     return runner

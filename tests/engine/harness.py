@@ -23,7 +23,7 @@ from onward.proto.sampling_params import Pooling, SamplingParams
 from onward.proto.step import StepPlan, StepResult
 from onward.proto.trace import PhaseChange, RequestPhases
 from onward.sim import engine_audit
-from onward.sim.hash_worker import HashDraftProposer, HashWorker, expected_embedding, expected_output
+from onward.sim.hash_worker import HashDraftProposer, HashWorker, KvCells, expected_embedding, expected_output
 
 API = "api-1"
 
@@ -76,6 +76,9 @@ class Harness:
         self.shape = {"vocab_size": vocab_size, "max_model_len": max_model_len}
         self.num_blocks, self.block_size, self.vocab_size = num_blocks, block_size, vocab_size
         self.doomed: set[str] = set()
+        self.num_memories = 0
+        self.kept_memory: KvCells | None = None
+        """Of the last worker, if it outlives that."""
         self.worker = self._new_worker()
         self.core = EngineCore(self.config, incarnation, self.worker.hello())
         self.plans: deque[StepPlan] = deque()
@@ -179,20 +182,25 @@ class Harness:
         self.core.commit(self._result(), self.now_s)
         self.deliver()
 
-    def crash_worker(self) -> None:
-        """The worker dies with its memory; plans on their way die with it. The next one is there at once."""
-        self.lose_worker()
+    def crash_worker(self, *, keeps_memory: bool = False) -> None:
+        """The worker dies; plans on their way die with it. The next one is there at once."""
+        self.lose_worker(keeps_memory=keeps_memory)
         self.start_worker()
 
-    def lose_worker(self) -> None:
+    def lose_worker(self, *, keeps_memory: bool = False) -> None:
+        """Of the steps in flight the first is executed: it has written its KV, and nobody hears of it."""
         if self.core.worker is not None:
+            if self.plans:
+                self._result()
             self._lose_plans()
-            self.core.on_worker_lost(self.now_s)
+            self.kept_memory = self.worker.memory if keeps_memory else None
+            self.core.on_worker_lost(self.now_s, keeps_memory=keeps_memory)
             self.deliver()
 
-    def start_worker(self) -> None:
+    def start_worker(self, *, attaches: bool = True) -> None:
+        """`attaches`: to the memory that was kept, if any; else it gets a new one."""
         if self.core.worker is None:
-            self.worker = self._new_worker()
+            self.worker = self._new_worker(self.kept_memory if attaches else None)
             self.core.on_worker_ready(self.worker.hello("w2"), self.now_s)
             self.deliver()
 
@@ -215,9 +223,13 @@ class Harness:
             assert not written & free, "what a step in flight may write is not handed out"
             assert all(pool._block_hash[block] is None for block in written), "what has a name is written no more"
 
-    def _new_worker(self) -> HashWorker:
+    def _new_worker(self, memory: KvCells | None = None) -> HashWorker:
         drafts = HashDraftProposer(7) if self.config.num_draft_tokens else None
-        worker = HashWorker(self.num_blocks, self.block_size, drafts=drafts, **self.shape)
+        self.num_memories += memory is None
+        name = f"memory-{self.num_memories}"
+        worker = HashWorker(
+            self.num_blocks, self.block_size, drafts=drafts, memory=memory, kv_memory=name, **self.shape
+        )
         worker.failing_requests = self.doomed
         return worker
 

@@ -31,7 +31,21 @@ SUBMIT = st.tuples(st.just("submit"), REQUESTS)
 STEPS = st.tuples(st.sampled_from(["plan", "answer", "two_steps"]), NOTHING)
 ENDINGS = st.tuples(st.sampled_from(["abort", "abort_epoch", "abort_by_name", "stop", "fail"]), WHICH)
 REPETITIONS = st.tuples(st.sampled_from(["resubmit", "repeat"]), WHICH)
-CRASHES = st.tuples(st.sampled_from(["crash_worker", "crash_engine", "lose_worker", "start_worker"]), NOTHING)
+CRASHES = st.tuples(
+    st.sampled_from(
+        [
+            "crash_worker",
+            "kill_worker",
+            "kill_worker",
+            "crash_engine",
+            "lose_worker",
+            "lose_worker_and_keep_its_memory",
+            "start_worker",
+            "start_worker_with_new_memory",
+        ]
+    ),
+    NOTHING,
+)
 TIME = st.tuples(st.just("tick"), NOTHING)
 
 CALM = st.one_of(SUBMIT, STEPS, STEPS, STEPS)
@@ -76,10 +90,16 @@ class Actor:
                 self.act(("answer", None))
             case "crash_worker", _:
                 self.harness.crash_worker()
+            case "kill_worker", _:
+                self.harness.crash_worker(keeps_memory=True)
             case "lose_worker", _:
                 self.harness.lose_worker()
+            case "lose_worker_and_keep_its_memory", _:
+                self.harness.lose_worker(keeps_memory=True)
             case "start_worker", _:
                 self.harness.start_worker()
+            case "start_worker_with_new_memory", _:
+                self.harness.start_worker(attaches=False)
             case "crash_engine", _:
                 self.harness.crash_engine()
             case "tick", _:

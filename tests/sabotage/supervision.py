@@ -26,9 +26,9 @@ def _without_messages(patch: Patches, name: str, kind: type) -> None:
 
 
 def _keep_a_dead_engine_s_worker(patch: Patches) -> None:
-    def announce(original: Callable, self: SupervisorCore, child: Child, cause: str) -> list:
+    def announce(original: Callable, self: SupervisorCore, child: Child, *args: Any) -> list:
         workers = self.children_of(ProcessRole.WORKER) if child.role is ProcessRole.ENGINE else []
-        actions = original(self, child, cause)
+        actions = original(self, child, *args)
         self.children.update((worker.incarnation, worker) for worker in workers)
         return [action for action in actions if not isinstance(action, RemoveProcess)]
 

@@ -1,5 +1,6 @@
 """A `SupervisorCore` whose actions are carried out by keeping them: starts succeed at once, and a test reads the rest."""
 
+import signal
 from typing import Any, TypeVar
 
 from onward.proto.control import ChildReady, FromChild
@@ -27,10 +28,12 @@ class InstanceOfCore:
         drain_s: float = 30.0,
         serves_handoffs: bool = False,
         allows_kills: bool = False,
+        owns_kv_memory: bool = False,
     ) -> None:
         self.now_s = 1000.0
         self.core = SupervisorCore(
-            SupervisorSettings(num_apis, stall_timeout_s, drain_s, serves_handoffs, allows_kills), self.now_s
+            SupervisorSettings(num_apis, stall_timeout_s, drain_s, serves_handoffs, allows_kills, owns_kv_memory),
+            self.now_s,
         )
         self.actions: list[SupervisorAction] = []
         """Since they were last taken; without starts."""
@@ -63,10 +66,10 @@ class InstanceOfCore:
         if not self.core.is_stopped:
             self._carry_out(self.core.tick(self.now_s))
 
-    def die(self, role: ProcessRole) -> Child:
+    def die(self, role: ProcessRole, return_code: int = -signal.SIGKILL) -> Child:
         """Its first process; restarts that are due happen."""
         child = self.child(role)
-        self._carry_out(self.core.on_exit(child, "killed", self.now_s))
+        self._carry_out(self.core.on_exit(child, return_code, "killed", self.now_s))
         self.advance(0.0)
         return child
 

@@ -191,7 +191,7 @@ def test_a_death_that_was_reported_already_is_not_reported_twice() -> None:
     worker = instance.child(WORKER)
     instance.die(ENGINE)
     instance.take()
-    instance._carry_out(instance.core.on_exit(worker, "killed", instance.now_s))
+    instance._carry_out(instance.core.on_exit(worker, -9, "killed", instance.now_s))
     assert instance.take() == []
 
 

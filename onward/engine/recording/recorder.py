@@ -5,6 +5,7 @@ something given is written before the core sees it: if the core dies of it, the 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from onward.engine.core import EngineCore
 from onward.engine.handoff.handoff_manager import HandoffOutbox
 from onward.engine.recording.recording_file import RecordingWriter
 from onward.engine.recording.token_anonymizer import TokenAnonymizer
+from onward.engine.scheduling.block_name_table import BlockNameTable
 from onward.proto import SCHEMA_VERSION
 from onward.proto.engine import FromEngine, ToEngine
 from onward.proto.handoff import ToDecode, ToPrefill
@@ -53,6 +55,7 @@ class StepResultRecord(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 class WorkerLostRecord(msgspec.Struct, frozen=True, array_like=True, tag="l"):
     now_s: float
+    keeps_memory: bool = False
 
 
 class WorkerReadyRecord(msgspec.Struct, frozen=True, array_like=True, tag="u"):
@@ -181,11 +184,12 @@ class RecordingEngineCore(EngineCore):
     def commit(self, result: StepResult, now_s: float) -> None:
         self._record(StepResultRecord(now_s, self._hide(result)), super().commit, result, now_s)
 
-    def on_worker_lost(self, now_s: float) -> None:
-        self._record(WorkerLostRecord(now_s), super().on_worker_lost, now_s)
+    def on_worker_lost(self, now_s: float, *, keeps_memory: bool = False) -> None:
+        call = partial(super().on_worker_lost, keeps_memory=keeps_memory)
+        self._record(WorkerLostRecord(now_s, keeps_memory), call, now_s)
 
-    def on_worker_ready(self, worker: WorkerHello, now_s: float) -> None:
-        self._record(WorkerReadyRecord(now_s, worker), super().on_worker_ready, worker, now_s)
+    def on_worker_ready(self, worker: WorkerHello, now_s: float, block_names: BlockNameTable | None = None) -> None:
+        self._record(WorkerReadyRecord(now_s, worker), super().on_worker_ready, worker, now_s, block_names)
 
     def tick(self, now_s: float) -> None:
         self._record(TickRecord(now_s), super().tick, now_s)

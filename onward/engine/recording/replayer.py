@@ -116,7 +116,7 @@ class Replayer:
                 core.commit(record.result, record.now_s)
                 self._step = record.result.step
             case WorkerLostRecord():
-                core.on_worker_lost(record.now_s)
+                core.on_worker_lost(record.now_s, keeps_memory=record.keeps_memory)
             case WorkerReadyRecord():
                 core.on_worker_ready(record.worker, record.now_s)
             case TickRecord():

@@ -1,4 +1,4 @@
-"""The KV blocks of one worker incarnation: who holds each, and which are known by hash.
+"""The blocks of one KV memory: who holds each, and which are known by hash.
 
 A cached block is a free block that still has a name, so the index over names *is* the prefix cache. A block is reused
 only when nobody holds it and its fence has passed: a step in flight may still write what its request has given up.
@@ -10,13 +10,14 @@ only when nobody holds it and its fence has passed: a step in flight may still w
 Between instances a holder's blocks are in other hands for a while: LEASED, a peer may write them; SENDING, a transfer
 reads them, and holds a share of its own; QUARANTINED, nobody holds them but a peer's write may still come.
 
-The pool lives and dies with the memory it describes: a new worker gets a new pool.
+The pool lives and dies with the memory it describes, which may outlive a worker.
 """
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
+from onward.engine.scheduling.block_name_table import BlockNameTable
 from onward.proto.block_hash import BlockHash
 from onward.proto.kv_events import KvEvents
 
@@ -82,7 +83,14 @@ class ReclaimEstimate:
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int, block_size: int, log: KvEventLog | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        log: KvEventLog | None = None,
+        names: BlockNameTable | None = None,
+    ) -> None:
+        """`names`: kept beside the memory. Blocks that an earlier engine has named there are cached blocks of this pool."""
         assert num_blocks > 0, "a pool has blocks"
         assert block_size > 0, "a block has tokens"
         self.num_blocks = num_blocks
@@ -97,6 +105,26 @@ class BlockPool:
         self._leased: set[int] = set()
         self._sending: Counter[int] = Counter()
         self._quarantined: set[int] = set()
+        self._names = names
+        if names is not None:
+            self._adopt(names)
+
+    def use_names(self, names: BlockNameTable | None) -> None:
+        """Of new memory, in which nothing is named yet."""
+        assert not self._by_hash, "names belong to the memory of the blocks"
+        self._names = names
+
+    def _adopt(self, names: BlockNameTable) -> None:
+        for block, block_hash in names.sealed():
+            if block_hash in self._by_hash:  # no pool has such a table; a start must not fail by it
+                names.break_seal(block)
+                continue
+            self._by_hash[block_hash] = block
+            self._block_hash[block] = block_hash
+            self._cached[block] = None
+            if self._log is not None:
+                self._log.append(True, block_hash)
+        self._free = [block for block in self._free if block not in self._cached]
 
     @property
     def num_available(self) -> int:
@@ -186,6 +214,8 @@ class BlockPool:
         if block_hash not in self._by_hash and self._block_hash[block] is None:
             self._by_hash[block_hash] = block
             self._block_hash[block] = block_hash
+            if self._names is not None:
+                self._names.seal(block, block_hash)
             if self._log is not None:
                 self._log.append(True, block_hash)
 
@@ -201,9 +231,9 @@ class BlockPool:
                 else:
                     self._fenced[block] = fence_step
 
-    def lift_fences(self, step: int) -> None:
-        """The result of `step` is in: no write of that step or an earlier one can follow."""
-        for block in [block for block, fence in self._fenced.items() if fence <= step]:
+    def lift_fences(self, step: int | None) -> None:
+        """The result of `step` is in: no write of that step or an earlier one follows. None: no step is in flight."""
+        for block in [block for block, fence in self._fenced.items() if step is None or fence <= step]:
             del self._fenced[block]
             self._make_available(block)
 
@@ -276,5 +306,7 @@ class BlockPool:
         assert block_hash is not None, "a cached block has a name"
         del self._by_hash[block_hash]
         self._block_hash[block] = None
+        if self._names is not None:
+            self._names.break_seal(block)
         if self._log is not None:
             self._log.append(False, block_hash)

@@ -79,10 +79,13 @@ class Scheduler:
     def running(self) -> RequestQueue:
         return self.allocator.running
 
-    def reset(self, pool: BlockPool) -> list[Request]:
-        """The worker is dead, and all that was in its memory. Everyone goes back to the queue with the tokens so far.
-        Returns the requests that a step in flight ran. One that was only preempted by it cannot have caused the death."""
-        in_flight = list(dict.fromkeys(r for step in self.steps_in_flight for r in step.runs))
+    def requests_in_flight(self) -> list[Request]:
+        """Those that a step in flight runs. One that is only preempted by it cannot cause a worker's death."""
+        in_flight = dict.fromkeys(request for step in self.steps_in_flight for request in step.runs)
+        return [request for request in in_flight if request.status is not RequestStatus.FINISHED]
+
+    def reset(self, pool: BlockPool) -> None:
+        """The KV memory is lost. Everyone goes back to the queue with the tokens so far."""
         for request in [*self.running, *self.preempting]:
             request.lose_kv(RecomputeCause.WORKER)
             clear_allocation(request)
@@ -93,7 +96,29 @@ class Scheduler:
         self.allocator.reset(pool)
         self.preempting.clear()
         self.steps_in_flight.clear()
-        return [request for request in in_flight if request.status is not RequestStatus.FINISHED]
+
+    def detach_worker(self) -> None:
+        """The worker is dead, and its KV memory is kept: all that was committed is still there, and what steps in flight
+        may have written lies behind it. Who runs keeps slot and blocks, and is assigned to the next worker.
+
+        A request that was being preempted goes back to the queue: no reply will come. So does a mean: its sum so far was
+        in the worker alone."""
+        assert not self.allocator.awaiting_kv, "memory that peers write is not kept"
+        for request in list(self.preempting):
+            self.requeue_preempted(request)
+        for request in list(self.running):
+            if request.spec.sampling_params.pooling == "mean":
+                self.running.remove(request)
+                self._requeue(request, RecomputeCause.WORKER)
+            else:
+                if num_lost := sum(run.num_tokens for run in request.planned_runs):
+                    self._recomputed.append((RecomputeCause.WORKER, num_lost))
+                if request.phases is not None and request.phases.phase is not None:
+                    request.phases.enter(request.phases.phase, request.num_generated, cause="worker_crash")
+                self.allocator.reassign(request)
+        self.steps_in_flight.clear()
+        self.pool.lift_fences(None)
+        self.slots.lift_fences(None)
 
     def plan(self, now_s: float) -> StepPlan | None:
         if len(self.steps_in_flight) >= self.config.max_steps_in_flight:
@@ -436,9 +461,9 @@ class Scheduler:
             self.preempting.add(victim)
             draft.add_preempt(victim)
 
-    def _requeue(self, request: Request) -> None:
-        request.lose_kv(RecomputeCause.PREEMPTION)
+    def _requeue(self, request: Request, cause: RecomputeCause = RecomputeCause.PREEMPTION) -> None:
+        request.lose_kv(cause)
         self.allocator.release(request, fence_step=None)
-        request.num_preemptions += 1
+        request.num_preemptions += cause is RecomputeCause.PREEMPTION
         request.set_status(RequestStatus.WAITING)
         self.enqueue(request)

@@ -40,8 +40,9 @@ class SlotPool:
         else:
             self._fenced[slot] = fence_step
 
-    def lift_fences(self, step: int) -> None:
-        for slot in [slot for slot, fence in self._fenced.items() if fence <= step]:
+    def lift_fences(self, step: int | None) -> None:
+        """The result of `step` is in; None: no result of any step in flight will come."""
+        for slot in [slot for slot, fence in self._fenced.items() if step is None or fence <= step]:
             del self._fenced[slot]
             self._free.append(slot)
 
@@ -75,7 +76,7 @@ class SlotAndBlockAllocator:
         """Of the worker's model."""
 
     def reset(self, pool: BlockPool) -> None:
-        """The worker is dead, and all that was in its memory."""
+        """The KV memory is lost."""
         self.pool = pool
         self.slots = SlotPool(self._config.max_num_seqs)
         self.running = RequestQueue()
@@ -141,14 +142,24 @@ class SlotAndBlockAllocator:
 
     def start_running(self, request: Request, now_s: float) -> None:
         """From here on the worker speaks for this slot. The next plan tells it so."""
-        request.slot_epoch = self._next_epoch
-        self._next_epoch += 1
-        self.by_slot_epoch[request.slot_epoch] = request
-        request.assign_pending = True
+        self._start_epoch(request)
         if request.scheduled_s is None:
             request.scheduled_s = now_s
         request.set_status(RequestStatus.RUNNING)
         self.running.add(request)
+
+    def reassign(self, request: Request) -> None:
+        """Its worker is gone and its KV is not: the next worker is told of the slot, its blocks and what is computed."""
+        assert request.slot is not None, "a request that runs has a slot"
+        self.by_slot_epoch.pop(request.slot_epoch, None)
+        request.planned_runs.clear()
+        self._start_epoch(request)
+
+    def _start_epoch(self, request: Request) -> None:
+        request.slot_epoch = self._next_epoch
+        self._next_epoch += 1
+        self.by_slot_epoch[request.slot_epoch] = request
+        request.assign_pending = True
 
     def release(self, request: Request, fence_step: int | None) -> None:
         assert request.slot is not None, "it had a slot"

@@ -142,6 +142,11 @@ class TorchDevice:
         self.num_mask_threads = max(NUM_MASK_THREADS, min(_MOST_MASK_THREADS, cores // 2))
 
     @property
+    def scratch_block(self) -> int:
+        """The one that rows which only fill a batch up write too."""
+        return self.num_blocks
+
+    @property
     def attention_window(self) -> int | None:
         """Attention begins to read at the first position of a window (`kernels.ops` `Scoring`)."""
         return self._model.config.attention_window

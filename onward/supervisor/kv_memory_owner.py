@@ -1,0 +1,46 @@
+"""Holds the KV memory of an instance while workers and engines come and go: anonymous memory that they map and nobody
+copies.
+
+The first worker gives the pool its size, and the first engine the table of block names. They are freed with the last
+process that has them mapped or open, so nothing is left after a SIGKILL of all.
+"""
+
+import os
+from typing import NamedTuple
+
+
+class KvMemoryFds(NamedTuple):
+    pool: int
+    """For workers."""
+    names: int
+    """For engines."""
+
+
+class KvMemoryOwner:
+    def __init__(self) -> None:
+        self._name = ""
+        self._fds: KvMemoryFds | None = None
+
+    def fds_of(self, name: str) -> KvMemoryFds | None:
+        """The memory of this name, empty or as others have left it. Memory of another name is given up: one that ended is
+        not attached again. None for memory without a name, which a worker allocates for itself."""
+        if name != self._name:
+            self.close()
+            self._name = name
+            if name:
+                self._fds = _allocate(name)
+        return self._fds
+
+    def close(self) -> None:
+        for fd in self._fds or ():
+            os.close(fd)
+        self._fds, self._name = None, ""
+
+
+def _allocate(name: str) -> KvMemoryFds:
+    pool = os.memfd_create(f"onward-kv-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        return KvMemoryFds(pool, os.memfd_create(f"onward-kv-names-{name}", os.MFD_CLOEXEC))
+    except OSError:
+        os.close(pool)
+        raise
