@@ -68,9 +68,7 @@ class EngineCore:
         self.worker: WorkerHello | None = worker
         self.registry = Registry()
         self.step_log = StepLog()
-        self._limits = admission.EngineLimits(
-            worker.max_request_tokens, worker.num_blocks, worker.block_size, config.num_draft_tokens
-        )
+        self._limits = admission.EngineLimits(worker, config.num_draft_tokens)
         self._live = LiveRequests()
         self._outbox = ApiOutbox()
         self._phases = PhaseRecorder()
@@ -214,7 +212,7 @@ class EngineCore:
                 self.scheduler.suspects.add(request)
 
     def on_worker_ready(self, worker: WorkerHello, now_s: float) -> None:
-        assert worker.num_blocks == self._limits.num_blocks, "a restarted worker has the same pool"
+        assert worker.num_blocks == self._limits.worker.num_blocks, "a restarted worker has the same pool"
         self.worker = worker
         self.scheduler.draft_cost = worker.draft_cost
         self.scheduler.allocator.attention_window = worker.attention_window
@@ -318,7 +316,7 @@ class EngineCore:
         return now_s - self._worker_due_s if self.worker is None or self.scheduler.steps_in_flight else 0.0
 
     def _new_pool(self) -> BlockPool:
-        return BlockPool(self._limits.num_blocks, self._limits.block_size, self._kv_events)
+        return BlockPool(self._limits.worker.num_blocks, self._limits.worker.block_size, self._kv_events)
 
     def _counts(self) -> SchedulerStats:
         scheduler, tokens = self.scheduler, self.metrics.tokens
