@@ -1,6 +1,7 @@
 """Every setting, declared once with its help text; flags are generated from here. The environment is read only here.
 
-One frozen dataclass per process. `ServeConfig` is what a person says; the others are what each process is told.
+One frozen dataclass per process. `ServeConfig` is what a person says; the others are what each process is told, with the
+same defaults.
 """
 
 import dataclasses
@@ -48,14 +49,62 @@ def flag_field(default: Any, help: str, *, on_cuda: Any = None, alias: str | Non
 
 
 @dataclass(frozen=True, slots=True)
-class ServeConfig:
+class HttpServerConfig:
+    """What `onward serve` and `onward router` have in common: how they listen, who may call, logs and traces."""
+
+    host: str = flag_field("127.0.0.1", "address to listen on")
+    drain_s: float = flag_field(5.0, "how long running streams may finish after SIGTERM")
+    detach_ttl_s: float = flag_field(60.0, "how long a stream whose client has gone can be continued by its id")
+    api_key: tuple[str, ...] = flag_field(
+        (), "an admin's key, sent as a bearer token (may be given several times); a command line can be read by others"
+    )
+    api_key_file: str | None = flag_field(
+        None, "file whose first line is an admin's API key; ONWARD_API_KEY may have it too"
+    )
+    api_keys: str | None = flag_field(None, "file with names, hashes, roles and limits of keys; see `onward keys`")
+    insecure: bool = flag_field(False, "listen beyond this machine although there are no API keys")
+    open_metrics: bool = flag_field(False, "whether /metrics is shown without a key")
+    demo: bool = flag_field(
+        False,
+        "buttons in /ui that kill processes, to show that streams survive; loopback only, and with an admin's key",
+    )
+    tls_cert: str | None = flag_field(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
+    tls_key: str | None = flag_field(None, "private key of --tls-cert, as PEM")
+    cluster_key_file: str | None = flag_field(
+        None, "the cluster's secret, made by `onward keygen`; needed beyond one host"
+    )
+    cors_origin: tuple[str, ...] = flag_field((), "origin that browsers may call from (may be given several times)")
+    allowed_host: tuple[str, ...] = flag_field(
+        (),
+        "name that clients may call this server by, where it has no API keys; * for any (may be given several times)",
+    )
+    default_max_tokens: int = flag_field(
+        16, "longest output of /v1/completions and /v1/generate where a request does not say (0: what fits)"
+    )
+    strict_fields: bool = flag_field(False, "refuse requests with unknown fields; else a response header names them")
+    max_body_bytes: int = flag_field(8 << 20, "largest request body")
+    max_connections: int = flag_field(4096, "connections with a request under way that one process has; more get a 503")
+    log_level: str = flag_field("info", "debug, info, warning or error")
+    log_format: LogFormat = flag_field("text", "text: key=value lines; json: one JSON object for each line")
+    otlp_endpoint: str | None = flag_field(
+        None, "URL of an OpenTelemetry collector that gets traces, over HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT)"
+    )
+    trace_sample_ratio: float | None = flag_field(
+        None, "share of the requests that are traced, where clients do not decide (default: OTEL_TRACES_SAMPLER, or 1)"
+    )
+    trace_url: str | None = flag_field(
+        None, "page of a trace, with {trace_id} in it: the live view of /ui links streams to it"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig(HttpServerConfig):
     """`onward serve`."""
 
     model: str = flag_field(DEFAULT_MODEL, "a Hugging Face id, a folder, a .gguf file, or the built-in default")
     revision: str | None = flag_field(None, "branch, tag or commit of a Hugging Face id (default: main)")
     chat_template: str | None = flag_field(None, "file with a Jinja chat template, instead of the model's own")
     served_model_name: str | None = flag_field(None, "the model id that clients use (default: from the model)")
-    host: str = flag_field("127.0.0.1", "address to listen on")
     port: int = flag_field(8000, "port to listen on (0: any free one)")
     device: Device = flag_field("cpu", "where the model runs")
     gpu_memory_utilization: float = flag_field(0.9, "share of a CUDA device's memory that may be used in all")
@@ -120,9 +169,6 @@ class ServeConfig:
     handoff_timeout_s: float = flag_field(
         60.0, "how long one peer may take for one prefill, its queue included", alias="--handover-timeout-s"
     )
-    cluster_key_file: str | None = flag_field(
-        None, "the cluster's secret, made by `onward keygen`; needed beyond one host"
-    )
     router: str = flag_field("", "URLs of routers to register with, separated by commas")
     instance_name: str = flag_field(
         "instance", "how this instance's id begins, in `onward status`, /info and routers' logs"
@@ -130,56 +176,17 @@ class ServeConfig:
     advertise_url: str | None = flag_field(
         None, "the URL that routers reach this instance at (default: http://HOST:PORT)"
     )
-    detach_ttl_s: float = flag_field(60.0, "how long a stream whose client has gone can be continued by its id")
     response_ttl_s: float = flag_field(3600.0, "how long a stored response can be asked for by its id")
     threads: int | None = flag_field(None, "threads of the worker (default: the number of cores)")
     api_processes: int = flag_field(1, "processes that serve HTTP")
-    api_key: tuple[str, ...] = flag_field(
-        (), "an admin's key, sent as a bearer token (may be given several times); a command line can be read by others"
-    )
-    api_key_file: str | None = flag_field(
-        None, "file whose first line is an admin's API key; ONWARD_API_KEY may have it too"
-    )
-    api_keys: str | None = flag_field(None, "file with names, hashes, roles and limits of keys; see `onward keys`")
-    insecure: bool = flag_field(False, "listen beyond this machine although there are no API keys")
-    open_metrics: bool = flag_field(False, "whether /metrics is shown without a key")
     metrics_names: MetricsNames = flag_field(
         "onward", "vllm: /metrics also shows the names that vLLM's dashboards and autoscalers read"
     )
-    demo: bool = flag_field(
-        False,
-        "buttons in /ui that kill processes, to show that streams survive; loopback only, and with an admin's key",
-    )
-    tls_cert: str | None = flag_field(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
-    tls_key: str | None = flag_field(None, "private key of --tls-cert, as PEM")
-    cors_origin: tuple[str, ...] = flag_field((), "origin that browsers may call from (may be given several times)")
-    allowed_host: tuple[str, ...] = flag_field(
-        (),
-        "name that clients may call this server by, where it has no API keys; * for any (may be given several times)",
-    )
-    max_body_bytes: int = flag_field(8 << 20, "largest request body")
-    max_connections: int = flag_field(4096, "connections with a request under way that one process has; more get a 503")
     pooling: Pooling = flag_field("mean", "how /v1/embeddings makes a vector of a text, where a request does not say")
-    default_max_tokens: int = flag_field(
-        16, "longest output of /v1/completions and /v1/generate where a request does not say (0: what fits)"
-    )
-    strict_fields: bool = flag_field(False, "refuse requests with unknown fields; else a response header names them")
     trust_request_chat_template: bool = flag_field(
         False, "whether requests may bring a chat_template of their own, which is rendered in a jailed process"
     )
     stall_timeout_s: float = flag_field(120.0, "a worker that has work and completes no step for so long is killed")
-    drain_s: float = flag_field(5.0, "how long running streams may finish after SIGTERM")
-    log_level: str = flag_field("info", "debug, info, warning or error")
-    log_format: LogFormat = flag_field("text", "text: key=value lines; json: one JSON object for each line")
-    otlp_endpoint: str | None = flag_field(
-        None, "URL of an OpenTelemetry collector that gets traces, over HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT)"
-    )
-    trace_sample_ratio: float | None = flag_field(
-        None, "share of the requests that are traced, where clients do not decide (default: OTEL_TRACES_SAMPLER, or 1)"
-    )
-    trace_url: str | None = flag_field(
-        None, "page of a trace, with {trace_id} in it: the live view of /ui links streams to it"
-    )
     log_interval_s: float = flag_field(5.0, "time between two log lines of the scheduler; none while idle (0: never)")
     step_log: str | None = flag_field(None, "file that gets one JSON line for each step")
     record: str | None = flag_field(
@@ -194,10 +201,9 @@ RoutingPolicy = Literal["round_robin", "random", "least_loaded", "power_of_two",
 
 
 @dataclass(frozen=True, slots=True)
-class RouterConfig:
+class RouterConfig(HttpServerConfig):
     """`onward router`."""
 
-    host: str = flag_field("127.0.0.1", "address to listen on")
     port: int = flag_field(8080, "port to listen on (0: any free one)")
     instances: str = flag_field("", "URLs of instances, separated by commas, where they do not register by themselves")
     policy: RoutingPolicy = flag_field("least_loaded", "how an instance is chosen")
@@ -213,138 +219,102 @@ class RouterConfig:
         5.0, "how long an instance that restarts a process may take before its streams move"
     )
     max_queue: int = flag_field(1024, "requests that wait at most for an instance; more get a 429")
-    detach_ttl_s: float = flag_field(60.0, "how long a stream whose client has gone can be continued by its id")
-    drain_s: float = flag_field(5.0, "how long streams may finish after SIGTERM")
     request_timeout_s: float | None = flag_field(None, "a deadline for requests that bring none")
-    api_key: tuple[str, ...] = flag_field(
-        (), "an admin's key, sent as a bearer token (may be given several times); a command line can be read by others"
-    )
-    api_key_file: str | None = flag_field(
-        None, "file whose first line is an admin's API key; ONWARD_API_KEY may have it too"
-    )
-    api_keys: str | None = flag_field(None, "file with names, hashes, roles and limits of keys; see `onward keys`")
-    insecure: bool = flag_field(False, "listen beyond this machine although there are no API keys")
-    open_metrics: bool = flag_field(False, "whether /metrics is shown without a key")
-    demo: bool = flag_field(
-        False,
-        "buttons in /ui that kill processes, to show that streams survive; loopback only, and with an admin's key",
-    )
-    tls_cert: str | None = flag_field(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
-    tls_key: str | None = flag_field(None, "private key of --tls-cert, as PEM")
-    cluster_key_file: str | None = flag_field(
-        None, "the cluster's secret, made by `onward keygen`; needed beyond one host"
-    )
     report_resumes: bool = flag_field(
         False, "end each stream with a comment that says how often it was resumed", alias="--tell-resumes"
     )
-    cors_origin: tuple[str, ...] = flag_field((), "origin that browsers may call from (may be given several times)")
-    default_max_tokens: int = flag_field(
-        16, "longest output of /v1/completions and /v1/generate where a request does not say (0: what fits)"
-    )
-    allowed_host: tuple[str, ...] = flag_field(
-        (),
-        "name that clients may call this server by, where it has no API keys; * for any (may be given several times)",
-    )
-    strict_fields: bool = flag_field(False, "refuse requests with unknown fields; else a response header names them")
-    max_body_bytes: int = flag_field(8 << 20, "largest request body")
-    max_connections: int = flag_field(4096, "connections with a request under way that one process has; more get a 503")
-    log_level: str = flag_field("info", "debug, info, warning or error")
-    log_format: LogFormat = flag_field("text", "text: key=value lines; json: one JSON object for each line")
-    otlp_endpoint: str | None = flag_field(
-        None, "URL of an OpenTelemetry collector that gets traces, over HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT)"
-    )
-    trace_sample_ratio: float | None = flag_field(
-        None, "share of the requests that are traced, where clients do not decide (default: OTEL_TRACES_SAMPLER, or 1)"
-    )
-    trace_url: str | None = flag_field(
-        None, "page of a trace, with {trace_id} in it: the live view of /ui links streams to it"
-    )
+
+
+def serve_default(name: str) -> Any:
+    """A field with the default of `ServeConfig`'s field of this name."""
+    declared = ServeConfig.__dataclass_fields__[name]
+    return field(default=declared.default, default_factory=declared.default_factory)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 192
-    max_queue: int = 1024
-    max_queue_tokens: int = 262_144
+    max_num_seqs: int = serve_default("max_num_seqs")
+    max_num_batched_tokens: int = serve_default("max_num_batched_tokens")
+    max_queue: int = serve_default("max_queue")
+    max_queue_tokens: int = serve_default("max_queue_tokens")
     max_steps_in_flight: int = 2
     num_draft_tokens: int = 0
     """Tokens that a request may draft in a step, at most. 0: none."""
-    prefix_caching: bool = True
-    output_caching: bool = True
+    prefix_caching: bool = serve_default("prefix_caching")
+    output_caching: bool = serve_default("output_caching")
     tombstone_s: float = 30.0
-    role: Role = "mixed"
+    role: Role = serve_default("role")
     prefill_peers: tuple[str, ...] = ()
-    local_prefill: bool = True
-    local_prefill_tokens: int = 16
+    local_prefill: bool = serve_default("local_prefill")
+    local_prefill_tokens: int = serve_default("local_prefill_tokens")
     kv_checksums: bool = False
-    lease_s: float = 5.0
-    offer_hold_s: float = 0.5
-    handoff_timeout_s: float = 60.0
-    log_interval_s: float = 5.0
-    step_log: str | None = None
-    record: str | None = None
-    record_tokens: bool = False
-    log_level: str = "info"
-    log_format: LogFormat = "text"
+    lease_s: float = serve_default("lease_s")
+    offer_hold_s: float = serve_default("offer_hold_s")
+    handoff_timeout_s: float = serve_default("handoff_timeout_s")
+    log_interval_s: float = serve_default("log_interval_s")
+    step_log: str | None = serve_default("step_log")
+    record: str | None = serve_default("record")
+    record_tokens: bool = serve_default("record_tokens")
+    log_level: str = serve_default("log_level")
+    log_format: LogFormat = serve_default("log_format")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 192
-    block_size: int = 16
-    num_kv_blocks: int | None = None
-    max_model_len: int | None = None
-    threads: int | None = None
-    device: Device = "cpu"
-    gpu_memory_utilization: float = 0.9
-    deterministic: bool = False
+    max_num_seqs: int = serve_default("max_num_seqs")
+    max_num_batched_tokens: int = serve_default("max_num_batched_tokens")
+    block_size: int = serve_default("block_size")
+    num_kv_blocks: int | None = serve_default("num_kv_blocks")
+    max_model_len: int | None = serve_default("max_model_len")
+    threads: int | None = serve_default("threads")
+    device: Device = serve_default("device")
+    gpu_memory_utilization: float = serve_default("gpu_memory_utilization")
+    deterministic: bool = serve_default("deterministic")
     kv_backend: KvBackend | None = None
     """How peers write KV into this worker; never `auto`. None: no peer does."""
     kv_host: str = "127.0.0.1"
     """Where they reach it, for backends that need a network."""
-    kv_port: int = 0
-    speculative: str | None = None
+    kv_port: int = serve_default("kv_port")
+    speculative: str | None = serve_default("speculative")
     """Who drafts, as `proto.speculative_config` reads it. None: nobody."""
-    log_level: str = "info"
-    log_format: LogFormat = "text"
+    log_level: str = serve_default("log_level")
+    log_format: LogFormat = serve_default("log_format")
 
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    host: str = "127.0.0.1"
-    cors_origin: tuple[str, ...] = ()
-    allowed_host: tuple[str, ...] = ()
-    max_body_bytes: int = 8 << 20
-    max_connections: int = 4096
+    host: str = serve_default("host")
+    cors_origin: tuple[str, ...] = serve_default("cors_origin")
+    allowed_host: tuple[str, ...] = serve_default("allowed_host")
+    max_body_bytes: int = serve_default("max_body_bytes")
+    max_connections: int = serve_default("max_connections")
     max_choices: int = 16
-    default_max_tokens: int = 16
-    strict_fields: bool = False
-    trust_request_chat_template: bool = False
-    pooling: Pooling = "mean"
+    default_max_tokens: int = serve_default("default_max_tokens")
+    strict_fields: bool = serve_default("strict_fields")
+    trust_request_chat_template: bool = serve_default("trust_request_chat_template")
+    pooling: Pooling = serve_default("pooling")
     default_deadline_s: float | None = None
-    internal_adapter: bool = False
-    tool_call_parser: ToolCallParser = "auto"
-    reasoning_parser: ReasoningParser = "auto"
-    role: Role = "mixed"
+    internal_adapter: bool = serve_default("internal_adapter")
+    tool_call_parser: ToolCallParser = serve_default("tool_call_parser")
+    reasoning_parser: ReasoningParser = serve_default("reasoning_parser")
+    role: Role = serve_default("role")
     routers: tuple[str, ...] = ()
     url: str = ""
     """As routers reach this instance."""
     handoff_address: str = ""
     cluster_key: str = ""
-    detach_ttl_s: float = 60.0
-    response_ttl_s: float = 3600.0
-    open_metrics: bool = False
-    metrics_names: MetricsNames = "onward"
-    demo: bool = False
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    log_level: str = "info"
-    log_format: LogFormat = "text"
-    otlp_endpoint: str | None = None
-    trace_sample_ratio: float | None = None
-    trace_url: str | None = None
+    detach_ttl_s: float = serve_default("detach_ttl_s")
+    response_ttl_s: float = serve_default("response_ttl_s")
+    open_metrics: bool = serve_default("open_metrics")
+    metrics_names: MetricsNames = serve_default("metrics_names")
+    demo: bool = serve_default("demo")
+    tls_cert: str | None = serve_default("tls_cert")
+    tls_key: str | None = serve_default("tls_key")
+    log_level: str = serve_default("log_level")
+    log_format: LogFormat = serve_default("log_format")
+    otlp_endpoint: str | None = serve_default("otlp_endpoint")
+    trace_sample_ratio: float | None = serve_default("trace_sample_ratio")
+    trace_url: str | None = serve_default("trace_url")
     serve_config: dict[str, Any] = field(default_factory=dict)
     """The instance's `ServeConfig`, as `/info` shows it."""
 

@@ -33,6 +33,7 @@ from onward.offline.inputs import (
 )
 from onward.offline.output import Completion, CompletionChunk, OfflineRequest
 from onward.offline.sampling_options import SamplingOptions
+from onward.output_limits import check_output_fits
 from onward.proto.model import PreparedModel
 from onward.proto.speculative_config import num_draft_tokens_of
 from onward.text.bad_words import bad_word_token_ids
@@ -166,18 +167,9 @@ class LLM:
         return self._tokenizer.encode_chat(self._template.render(conversation, created_s=time.time()))
 
     def _create_request(self, prompt_token_ids: list[int], path: str, options: SamplingOptions) -> OfflineRequest:
-        max_tokens = self._engine.max_tokens
-        max_output_tokens = max_tokens - len(prompt_token_ids)
-        num_output_tokens = max(options.max_tokens or 1, options.min_tokens)
-        if num_output_tokens > max_output_tokens:
-            raise InvalidRequest(
-                f"{path if max_output_tokens < 1 else 'max_tokens'}: {len(prompt_token_ids)} prompt tokens and "
-                f"{num_output_tokens} of output "
-                f"are {num_output_tokens - max_output_tokens} more than the {max_tokens} that fit here",
-                code="context_length_exceeded",
-                param=path.partition("[")[0] if max_output_tokens < 1 else "max_tokens",
-            )
-        check_token_ids_exist(options, self._engine.worker.vocab_size)
+        worker = self._engine.worker
+        check_output_fits(len(prompt_token_ids), options.max_tokens, options.min_tokens, worker, path)
+        check_token_ids_exist(options, worker.vocab_size)
         bad_words = bad_word_token_ids(options.bad_words, self._tokenizer)
         sampling = options.to_sampling(self.model.eos_token_ids, bad_words)
         stream = TextStream(

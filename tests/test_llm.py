@@ -263,7 +263,6 @@ def test_a_model_without_a_tokenizer_speaks_in_token_ids() -> None:
         ([[1], []], r"prompts\[1\]: "),
         ([[1], 2.5], r"prompts\[1\]: "),
         ([[1, "2"]], r"prompts\[0\]\[1\]: "),
-        (["a", "b" * 256], r"prompts\[1\]: 256 prompt tokens"),
     ],
 )
 def test_a_bad_prompt_is_named(model: PreparedModel, prompts: object, said: str) -> None:
@@ -325,9 +324,15 @@ def test_sampling_options_must_match_the_prompts(model: PreparedModel) -> None:
 
 
 def test_more_output_than_fits_is_refused_by_how_much(model: PreparedModel) -> None:
-    with open_llm(model) as llm, pytest.raises(InvalidRequest, match="are 6 more than the 256") as raised:
+    with open_llm(model) as llm, pytest.raises(InvalidRequest, match="exceed the context of 256 tokens by 6") as raised:
         llm.generate([1, 2], SamplingOptions(max_tokens=260))
     assert raised.value.param == "max_tokens"
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_by_its_place_in_the_list(model: PreparedModel) -> None:
+    with open_llm(model) as llm, pytest.raises(InvalidRequest, match=r"\Aprompts\[1\]: .* 1 too long") as raised:
+        llm.generate(["a", "b" * 256])
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "prompts[1]")
 
 
 @pytest.mark.parametrize(

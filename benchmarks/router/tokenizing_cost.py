@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
+from onward.proto.block_hash import block_hashes
 from onward.proto.model import PreparedModel
-from onward.router.core import block_hashes
 from onward.text.chat_template import ChatTemplate
 from onward.text.tokenizer import Tokenizer
 

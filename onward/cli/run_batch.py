@@ -12,10 +12,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from onward.cli import flag_groups
 from onward.cli.api_keys import add_api_key_file, api_key_from_args
 from onward.cli.batch_files import BatchOutputFile, BatchResult, check_input, read_requests
 from onward.cli.batch_runner import BatchTarget, run_batch
-from onward.cli.flags import add_flags, format_flags
+from onward.cli.flags import add_grouped_flags, format_flags
 from onward.cli.server_url import checked_url
 from onward.cli.temporary_server import temporary_server
 from onward.config import ServeConfig
@@ -58,8 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="per request [%(default)s]")
     parser.add_argument("--retry-failed", action="store_true", help="ask again what an earlier run has failed with")
-    group = parser.add_argument_group("options of the server that is started", "as those of `onward serve`")
-    add_flags(group, ServeConfig, skip=FLAGS_OF_SHARED_SERVERS)
+    serve_flags = tuple(name for group in flag_groups.SERVE.values() for name in group)
+    title = "options of the server that is started, as those of `onward serve`"
+    add_grouped_flags(parser, ServeConfig, {title: serve_flags}, skip=FLAGS_OF_SHARED_SERVERS)
 
 
 def run(args: argparse.Namespace) -> int:

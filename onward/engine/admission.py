@@ -9,17 +9,17 @@ from onward.engine.scheduling import scheduling_policy
 from onward.engine.service_rates import ServiceRates
 from onward.engine.step_result_processor import stop_reason
 from onward.errors import InvalidRequest, NotFound, Overloaded, PdError
+from onward.output_limits import check_fits, output_limit
 from onward.pd.handoff_events import HandoffKey
 from onward.proto.engine import Submit
 from onward.proto.handoff import PrefillRequest
+from onward.proto.step import WorkerHello
 
 
 @dataclass(slots=True, frozen=True)
 class EngineLimits:
-    max_tokens: int
-    """See `WorkerHello.max_request_tokens`."""
-    num_blocks: int
-    block_size: int
+    worker: WorkerHello
+    """The worker that the engine has started with; a restarted one has the same pool."""
     num_drafts: int
     """Of one request and step."""
 
@@ -30,21 +30,16 @@ def create_request(submit: Submit, api_id: str, limits: EngineLimits, now_s: flo
     num_prompt = len(submit.prompt_token_ids)
     if num_prompt == 0:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
-    room = limits.max_tokens - num_prompt
-    wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)
     if sampling.pooling is not None:
-        # What its last row draws is the vector, which takes no place.
-        wanted, room = 1, room + 1
-    if wanted < 1:
-        raise InvalidRequest(f"max_tokens is {wanted}; it must be at least 1", param="max_tokens")
-    if wanted > room:
-        raise InvalidRequest(
-            f"{num_prompt} prompt tokens plus {wanted} output tokens are {wanted - room} more than the "
-            f"{limits.max_tokens} that fit here",
-            code="context_length_exceeded",
-            param="max_tokens" if room > 0 else "prompt",
-        )
-    return _new_request(submit, api_id, wanted, limits, now_s, score_from=_score_from_index(submit))
+        # What its last row samples is the vector, which takes no place.
+        check_fits(num_prompt, limits.worker, "prompt")
+        max_output_tokens = 1
+    elif sampling.max_tokens is not None and sampling.max_tokens < 1:
+        raise InvalidRequest(f"max_tokens is {sampling.max_tokens}; it must be at least 1", param="max_tokens")
+    else:
+        # `min_tokens` is the caller's to check: here it only delays a stop, and max_tokens ends the output anyway.
+        max_output_tokens = output_limit(num_prompt, sampling.max_tokens, 0, limits.worker, prompt_param="prompt")
+    return _new_request(submit, api_id, max_output_tokens, limits, now_s, score_from=_score_from_index(submit))
 
 
 def _new_request(
@@ -92,8 +87,9 @@ def create_peer_prefill_request(
         raise PdError(
             "pd_prefill_failed", f"{prefill.num_prompt} of {length} tokens cannot be the prompt", stage="prefill"
         )
-    if length > limits.max_tokens:
-        message = f"{length} tokens are more than the {limits.max_tokens} that fit into this prefill instance"
+    max_tokens = limits.worker.max_request_tokens
+    if length > max_tokens:
+        message = f"{length} tokens are more than the {max_tokens} that fit into this prefill instance"
         raise PdError("pd_prefill_failed", message, stage="prefill")
     spec = Submit(
         seq=0,

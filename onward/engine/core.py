@@ -76,9 +76,7 @@ class EngineCore:
         self.worker: WorkerHello | None = worker
         self.registry = Registry()
         self.step_log = StepLog()
-        self._limits = admission.EngineLimits(
-            worker.max_request_tokens, worker.num_blocks, worker.block_size, config.num_draft_tokens
-        )
+        self._limits = admission.EngineLimits(worker, config.num_draft_tokens)
         self._live = LiveRequests()
         self._outbox = ApiOutbox()
         self._phases = PhaseRecorder()
@@ -234,7 +232,7 @@ class EngineCore:
 
     def on_worker_ready(self, worker: WorkerHello, now_s: float, block_names: BlockNameTable | None = None) -> None:
         """`block_names`: of the memory that the worker has attached."""
-        assert worker.num_blocks == self._limits.num_blocks, "a restarted worker has the same pool"
+        assert worker.num_blocks == self._limits.worker.num_blocks, "a restarted worker has the same pool"
         if self._kv_memory and worker.kv_memory != self._kv_memory:
             self._lose_memory(now_s)  # it was to be kept, and could not be attached
             self._kv_memory = ""
@@ -344,7 +342,7 @@ class EngineCore:
         return now_s - self._worker_due_s if self.worker is None or self.scheduler.steps_in_flight else 0.0
 
     def _new_pool(self, block_names: BlockNameTable | None) -> BlockPool:
-        return BlockPool(self._limits.num_blocks, self._limits.block_size, self._kv_events, block_names)
+        return BlockPool(self._limits.worker.num_blocks, self._limits.worker.block_size, self._kv_events, block_names)
 
     def _counts(self) -> SchedulerStats:
         scheduler, tokens = self.scheduler, self.metrics.tokens

@@ -20,8 +20,8 @@ from enum import Enum
 
 from onward.engine.request_phases import PhaseLog
 from onward.pd.handoff_events import HandoffKey
-from onward.proto import block_hash, finish_reasons
-from onward.proto.block_hash import BlockHash
+from onward.proto import finish_reasons
+from onward.proto.block_hash import BlockHash, extend_block_hashes
 from onward.proto.engine import Submit
 from onward.proto.kv_transfer import KvPush
 from onward.proto.request_ids import external_id
@@ -320,9 +320,5 @@ class Request:
 
     def compute_block_hashes(self, block_size: int, num_blocks: int) -> list[BlockHash]:
         """Names of the first `num_blocks` blocks, all of them full. The list only grows, so names stay."""
-        assert num_blocks * block_size <= len(self.token_ids), "only full blocks have a name"
-        while len(self.block_hashes) < num_blocks:
-            start = len(self.block_hashes) * block_size
-            parent = self.block_hashes[-1] if self.block_hashes else block_hash.root_hash(self.spec.cache_salt)
-            self.block_hashes.append(block_hash.hash_block(parent, self.token_ids[start : start + block_size]))
+        extend_block_hashes(self.block_hashes, self.token_ids, num_blocks, block_size, self.spec.cache_salt)
         return self.block_hashes[:num_blocks]

@@ -45,7 +45,7 @@ class OfflineEngine:
         # Enough that a finished request's place is taken at once; the rest of a long list waits with its owner.
         self._max_live = min(2 * config.max_num_seqs, config.max_queue)
         # Nobody is here to be turned away: prompts of any length are counted as requests only.
-        self._config = replace(config, max_queue_tokens=max(1, self._max_live * self.max_tokens))
+        self._config = replace(config, max_queue_tokens=max(1, self._max_live * self.worker.max_request_tokens))
         self._live: dict[str, OfflineRequest] = {}
         self._seq = 0
         self._new_core()
@@ -53,11 +53,6 @@ class OfflineEngine:
     @property
     def can_submit(self) -> bool:
         return len(self._live) < self._max_live
-
-    @property
-    def max_tokens(self) -> int:
-        """The longest prompt plus output that can run here."""
-        return min(self.worker.max_model_len, self.worker.num_blocks * self.worker.block_size)
 
     def submit(self, request: OfflineRequest) -> None:
         """With the tokens so far; at first there are none."""

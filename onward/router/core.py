@@ -14,7 +14,7 @@ from typing import Any
 from onward.config import RouterConfig
 from onward.errors import RETRY_SOON_S, Conflict, DeadlineExceeded, NotFound, Overloaded, Unavailable
 from onward.obs.metrics import LabelValues, Registry
-from onward.proto.block_hash import BlockHash, hash_block, root_hash
+from onward.proto.block_hash import BlockHash, block_hashes
 from onward.proto.cursor import Cursor
 from onward.proto.engine import ErrorInfo
 from onward.proto.error_info import to_error_info
@@ -496,17 +496,6 @@ def _is_resumable(routed: StreamRoutingState) -> bool:
     if stream.was_aborted:
         return False  # at an instance
     return stream.was_accepted if routed.is_background else stream.request.is_streaming and stream.has_progress
-
-
-def block_hashes(token_ids: list[int], block_size: int, cache_salt: str) -> list[BlockHash]:
-    """Names of a prompt's full blocks."""
-    assert block_size > 0, "a block has tokens"
-    hashes: list[BlockHash] = []
-    parent = root_hash(cache_salt)
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        parent = hash_block(parent, token_ids[start : start + block_size])
-        hashes.append(parent)
-    return hashes
 
 
 def unknown_stream(request_id: str) -> NotFound:

@@ -9,6 +9,7 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 
 import msgspec
 
@@ -302,7 +303,7 @@ class Supervisor:
         self._on_started(ProcessRole.API, index, start.incarnation, process)
 
     def _api_start_message(self, incarnation: str, index: int) -> StartApi:
-        instance = {name: getattr(self._config, name) for name in ServeConfig.__slots__ if name != "api_key"}
+        instance = {f.name: getattr(self._config, f.name) for f in fields(self._config) if f.name != "api_key"}
         instance["handoff_address"] = self._pd.handoff_address
         config = derive_config(
             self._config,

@@ -1,5 +1,6 @@
 import argparse
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -7,7 +8,15 @@ from onward.cli import flag_groups
 from onward.cli.flags import add_flags, from_args
 from onward.cli.main import did_you_mean, run
 from onward.cli.serve import check, listen
-from onward.config import RouterConfig, ServeConfig
+from onward.config import (
+    ApiConfig,
+    EngineConfig,
+    HttpServerConfig,
+    RouterConfig,
+    ServeConfig,
+    WorkerConfig,
+    derive_config,
+)
 from onward.errors import StartupError
 
 PROMISED = {
@@ -120,6 +129,29 @@ def test_every_knob_is_in_one_group_of_the_help_and_the_first_has_ten() -> None:
         grouped = [name for group in groups.values() for name in group]
         assert sorted(grouped) == sorted(knob.name for knob in dataclasses.fields(config))
     assert len(next(iter(flag_groups.SERVE.values()))) == 10
+
+
+def test_a_setting_that_serve_and_router_share_is_declared_once() -> None:
+    shared = {field.name for field in dataclasses.fields(HttpServerConfig)}
+    declared = [
+        {(field.name, field.default, field.metadata["help"]) for field in dataclasses.fields(config)}
+        for config in (ServeConfig, RouterConfig)
+    ]
+    assert {name for name, *_ in declared[0] & declared[1]} == shared
+    for config in (ServeConfig, RouterConfig):
+        assert not shared & config.__annotations__.keys()
+
+
+@pytest.mark.parametrize(
+    ("process", "set_by_the_supervisor"),
+    [
+        (EngineConfig, {"prefill_peers": (), "kv_checksums": False}),
+        (WorkerConfig, {"kv_backend": None}),
+        (ApiConfig, {}),
+    ],
+)
+def test_a_process_has_the_defaults_of_serve(process: type[Any], set_by_the_supervisor: dict[str, Any]) -> None:
+    assert process() == derive_config(ServeConfig(), process, **set_by_the_supervisor)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from onward.engine.scheduling.slot_and_block_allocator import SlotAndBlockAlloca
 from onward.proto.engine import Submit
 from onward.proto.kv_transfer import EndLease, ExpectingWrites, ExpectWrites, LeaseQuiesced, RevokeLease
 from onward.proto.sampling_params import SamplingParams
+from onward.proto.step import WorkerHello
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 16
+WORKER = WorkerHello(1, "w", "e", 1, "f", NUM_BLOCKS, BLOCK_SIZE, max_model_len=4096, vocab_size=320)
 
 
 class Leases(PeerWriteLeases):
@@ -46,7 +48,7 @@ def leases() -> Leases:
 
 def asked(name: str = "r", num_tokens: int = 100) -> Request:
     submit = Submit(0, name, 1, [ord(name[0])] * num_tokens, SamplingParams(seed=0, max_tokens=8))
-    request = create_request(submit, "api", EngineLimits(4096, NUM_BLOCKS, BLOCK_SIZE, num_drafts=0), 0.0)
+    request = create_request(submit, "api", EngineLimits(WORKER, num_drafts=0), 0.0)
     request.set_status(RequestStatus.ASKED)
     return request
 

@@ -2,10 +2,12 @@
 
 import logging
 import random
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -472,8 +474,26 @@ def test_random_traffic_replays_with_the_same_answers(tmp_path: Path, seed: int)
     assert outcome.num_answers > 100
 
 
+def _reworded(tree: Any) -> Any:
+    """A recorded message, with the error text that the engine has today for a request that does not fit."""
+    match tree:
+        case str():
+            return re.sub(
+                r"(\d+) prompt tokens plus (\d+) output tokens are (\d+) more than the (\d+) that fit here",
+                r"max_tokens: \1 prompt tokens and \2 of output exceed the KV pool of \4 tokens by \3",
+                tree,
+            )
+        case list():
+            return [_reworded(value) for value in tree]
+        case dict():
+            return {key: _reworded(value) for key, value in tree.items()}
+        case _:
+            return tree
+
+
 def test_a_recording_of_the_schema_before_names_were_changed_is_replayed() -> None:
-    outcome = replay(RecordingReader(Path(__file__).parent / "recordings" / "schema-5.rec"))
+    reader = RecordingReader(Path(__file__).parent / "recordings" / "schema-5.rec")
+    outcome = replay(msgspec.msgpack.encode(_reworded(msgspec.msgpack.decode(record))) for record in reader)
     assert outcome.difference is None and outcome.num_records > 100
     assert outcome.begun.schema_version == 5
 

@@ -43,6 +43,7 @@ from onward.proto.kv_transfer import (
 from onward.proto.router import Attempt, ChoiceSnapshot, FindStream, InstanceLoad, Registration
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.stats import EngineStats, MetricFamily, MetricSeries
+from onward.proto.step import WorkerHello
 from onward.proto.worker_wire_address import ShmWireAddress
 from onward.router.endpoints.admin import decode_registration
 from onward.router.instance_registry import InstanceRegistry
@@ -55,7 +56,8 @@ LAYOUT = KvLayout("f", "float32", 16, 2, 2, 8)
 ENDPOINT = KvEndpoint("tcp", "tcp:127.0.0.1:5", "d")
 ERROR = ErrorInfo(code="aborted", message="m", status=409, retryable=False)
 TIMES = HandoffTimeouts(lease_s=5.0, offer_hold_s=1.0, handoff_timeout_s=30.0)
-LIMITS = EngineLimits(max_tokens=64, num_blocks=16, block_size=16, num_drafts=0)
+WORKER = WorkerHello(1, "w", "e", 1, "f", num_blocks=16, block_size=16, max_model_len=64, vocab_size=320)
+LIMITS = EngineLimits(WORKER, num_drafts=0)
 PREFILL = pd.PrefillRequest(1, LAYOUT, "r", [1, 2, 3], 3, SamplingParams(seed=5))
 
 

@@ -15,7 +15,7 @@ from onward.proto.cursor import ChoiceCursor, Cursor
 from onward.proto.engine import ErrorInfo
 from onward.proto.router import Registration, StreamProgress
 from onward.router.client_stream import ClientRequest, FailureCause
-from onward.router.core import ABORTED, MAX_INSTANCE_WAIT_S, Dispatch, Finish, GiveUp, RouterCore, Wait, block_hashes
+from onward.router.core import ABORTED, MAX_INSTANCE_WAIT_S, Dispatch, Finish, GiveUp, RouterCore, Wait
 from onward.router.stream_routing_state import StreamRoutingState
 from onward.router.upstream_events import CompleteBody, TokenEvent, UpstreamErrorEvent
 
@@ -666,11 +666,3 @@ def test_a_stream_that_lacks_only_its_end_needs_no_instance() -> None:
     route.stream.on_event(TokenEvent(b"x", cursor, True), world.now_s)
     world.fail(route)
     assert world.step(route) == Finish()
-
-
-def test_prompt_hashes_name_full_blocks_only_and_depend_on_all_before() -> None:
-    hashes = block_hashes([1, 2, 3, 4, 5], 2, "")
-    assert len(hashes) == 2
-    assert block_hashes([1, 2, 9, 4], 2, "")[0] == hashes[0]
-    assert block_hashes([9, 2, 3, 4], 2, "")[1] != hashes[1]
-    assert block_hashes([1, 2, 3, 4], 2, "salt")[0] != hashes[0]

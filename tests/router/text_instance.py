@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from onward.proto.block_hash import block_hashes
 from onward.proto.kv_events import KvEvents
 from onward.proto.model import TokenizerFiles
 from onward.proto.router import TOKENIZER_FILES_PATH, Registration
-from onward.router.core import block_hashes
 from onward.text.prompt_tokenizer import read_tokenizer_files, tokenizer_hash
 from tests.api import small_model
 from tests.router.stand_in_instance import StandInInstance, respond

@@ -1,5 +1,6 @@
 """The supervisor reads the keys again when it is told to, and tells its api processes."""
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -50,3 +51,5 @@ def test_a_key_of_the_command_line_is_not_among_what_api_processes_show() -> Non
         start = supervisor._api_start_message("api", 0)
         assert [key.name for key in start.keys] == ["key-1"]
         assert "ow-secret" not in repr(start)
+        shown = start.config.serve_config.keys() - {"handoff_address"}
+        assert shown == {field.name for field in dataclasses.fields(ServeConfig)} - {"api_key"}, "all others are"

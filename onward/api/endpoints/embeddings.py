@@ -22,10 +22,10 @@ from onward.api.lifecycle.generation_runner import check_open_requests
 from onward.api.lifecycle.request_builder import ApiServices, clamp_priority, new_attempt, validation_context
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.requests.embedding_request import EmbeddingRequest, decode_embedding
-from onward.api.requests.output_limits import check_fits
 from onward.api.requests.request_context import get_request_context
 from onward.api.requests.unsupported_fields import ignored_fields_header, reject_unknown_fields
 from onward.errors import InternalError
+from onward.output_limits import check_fits
 from onward.proto.engine import Submit
 from onward.proto.router import Attempt
 from onward.proto.sampling_params import SamplingParams

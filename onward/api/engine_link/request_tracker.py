@@ -93,9 +93,10 @@ class EngineOutput(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Where asked for, once, with the first tokens."""
     rescored_logprobs: list[TokenLogprobs] | None = None
-    embedding: bytes | None = None
     """With `Submit.rescore_from`, once, before all others: of the given tokens from there on."""
+    embedding: bytes | None = None
     draft_counts: DraftCounts = ()
+    """One entry for each step that had drafts: outputs that are merged keep the entries of all."""
 
     @property
     def failed(self) -> bool:

@@ -9,7 +9,7 @@ from onward.api.engine_link.request_tracker import EngineOutput
 from onward.api.lifecycle.choice_update import ChoiceUpdate, OutputTextStream
 from onward.api.lifecycle.draft_stats import DraftStats
 from onward.api.lifecycle.logprobs_json import PromptLogprobs, TextOffsets
-from onward.api.requests.output_limits import find_end
+from onward.output_limits import find_end
 from onward.proto.cursor import ChoiceCursor
 from onward.proto.engine import ErrorInfo
 from onward.proto.finish_reasons import INCOMPLETE_REASONS, PD_RESCHEDULE

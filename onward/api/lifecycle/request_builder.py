@@ -27,7 +27,6 @@ from onward.api.lifecycle.resume import (
     tokens_before_end,
 )
 from onward.api.requests.message_parser_factory import check_forced_end
-from onward.api.requests.output_limits import output_limit
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.preprocessing_executors import DeferredRender, PreprocessingExecutors
 from onward.api.requests.request_context import RequestContext
@@ -40,6 +39,7 @@ from onward.api.requests.validation import check_prompt_ids, check_token_ids
 from onward.clock import Clock
 from onward.config import ApiConfig
 from onward.obs.tracer import Tracer
+from onward.output_limits import output_limit
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import Cursor
 from onward.proto.engine import Submit

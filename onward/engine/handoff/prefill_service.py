@@ -203,7 +203,7 @@ class PrefillService:
 
     def _on_granted(self, task: PeerPrefillTask, grant: LeaseGrant, now_s: float) -> None:
         push = self._pushes.get(task.key)
-        first_block, remainder = divmod(grant.num_cached_tokens, self._limits.block_size)
+        first_block, remainder = divmod(grant.num_cached_tokens, self._limits.worker.block_size)
         # A request that has just ended, before its peer was told, has neither an offer nor blocks any more.
         if push is None or remainder or first_block + len(grant.block_ids) != len(task.request.block_ids):
             error = PdError("pd_layout_mismatch", "the granted blocks do not fit the prompt", stage="offer")

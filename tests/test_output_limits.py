@@ -2,8 +2,8 @@
 
 import pytest
 
-from onward.api.requests.output_limits import find_end, output_limit
 from onward.errors import InvalidRequest
+from onward.output_limits import find_end, output_limit
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import WorkerHello
 

@@ -1,4 +1,7 @@
-"""Where an output ends by its tokens alone: what fits, and whether a list of tokens has ended already."""
+"""Where an output ends by its tokens alone: what fits, and whether a list of tokens has ended already.
+
+The api process and `onward.LLM` check what a client asks for; the engine checks what it is given, by the same rule.
+"""
 
 from collections.abc import Sequence
 
@@ -16,8 +19,24 @@ def output_limit(
     max_tokens_param: str = "max_tokens",
     default: int = 0,
 ) -> int:
-    """How many tokens the output may have. Refuses what can never fit, before any work is done, by the names of the fields
-    that prompt and limit were given in. `default`: where no limit was asked for; 0: what fits. It refuses nothing."""
+    """How many tokens the output may have. Raises as `check_output_fits` does. `default`: where no limit was asked for; 0:
+    what fits. It refuses nothing."""
+    check_output_fits(num_prompt_tokens, max_tokens, min_tokens, worker, prompt_param, max_tokens_param)
+    if max_tokens is not None:
+        return max_tokens
+    max_len = worker.max_request_tokens
+    return min(max_len - num_prompt_tokens, max(default, min_tokens) if default else max_len)
+
+
+def check_output_fits(
+    num_prompt_tokens: int,
+    max_tokens: int | None,
+    min_tokens: int,
+    worker: WorkerHello,
+    prompt_param: str,
+    max_tokens_param: str = "max_tokens",
+) -> None:
+    """Refuses what can never fit, before any work is done. The error names the field of the prompt or of the limit."""
     max_len = worker.max_request_tokens
     limit_name = "the context" if max_len == worker.max_model_len else "the KV pool"
     if num_prompt_tokens >= max_len:
@@ -38,9 +57,6 @@ def output_limit(
             f"{num_prompt_tokens} prompt tokens and min_tokens {min_tokens} exceed {limit_name} of {max_len} tokens "
             f"by {num_prompt_tokens + min_tokens - max_len}",
         )
-    if max_tokens is not None:
-        return max_tokens
-    return min(max_len - num_prompt_tokens, max(default, min_tokens) if default else max_len)
 
 
 def check_fits(num_tokens: int, worker: WorkerHello, param: str) -> None:
