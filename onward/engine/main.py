@@ -273,7 +273,7 @@ class EngineProcess:
             os.close(fd)
         self._names_fds = []
 
-    def _new_core(self, hello: WorkerHello, block_names: BlockNameTable | None) -> EngineCore:
+    def _new_core(self, hello: WorkerHello, block_names: BlockNameTable | None = None) -> EngineCore:
         config, incarnation = self._start.config, self._start.incarnation
         recording = self._recording
         if recording is None:

@@ -62,6 +62,8 @@ class Written:
 
 
 class Harness:
+    worker_class: type[HashWorker] = HashWorker
+
     def __init__(
         self,
         *,
@@ -188,9 +190,9 @@ class Harness:
         self.start_worker()
 
     def lose_worker(self, *, keeps_memory: bool = False) -> None:
-        """Of the steps in flight the first is executed: it has written its KV, and nobody hears of it."""
+        """In memory that is kept, the first step in flight has written its KV, and nobody hears of it."""
         if self.core.worker is not None:
-            if self.plans:
+            if self.plans and keeps_memory:
                 self._result()
             self._lose_plans()
             self.kept_memory = self.worker.memory if keeps_memory else None
@@ -227,7 +229,7 @@ class Harness:
         drafts = HashDraftProposer(7) if self.config.num_draft_tokens else None
         self.num_memories += memory is None
         name = f"memory-{self.num_memories}"
-        worker = HashWorker(
+        worker = self.worker_class(
             self.num_blocks, self.block_size, drafts=drafts, memory=memory, kv_memory=name, **self.shape
         )
         worker.failing_requests = self.doomed

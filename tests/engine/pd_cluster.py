@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.sim import engine_audit
-from onward.sim.hash_worker import HashDraftProposer, HashWorker
+from onward.sim.hash_worker import HashDraftProposer, HashWorker, KvCells
 from onward.sim.kv_transfer import SimKvNetwork, SimKvTransfer
 from tests.engine.harness import Client, Harness
 
@@ -21,7 +21,8 @@ class Instance(Harness):
         self.worker_is_stopped = False
         super().__init__(incarnation=name, **config)
 
-    def _new_worker(self) -> HashWorker:
+    def _new_worker(self, memory: KvCells | None = None) -> HashWorker:
+        assert memory is None, "memory that peers write is not kept"
         if self.num_workers:
             self.planes.remove(self.worker.kv_transfer.address)
         self.num_workers += 1

@@ -25,10 +25,7 @@ class WindowWorker(HashWorker):
 
 
 class WindowHarness(Harness):
-    def _new_worker(self) -> HashWorker:
-        worker = WindowWorker(self.num_blocks, self.block_size, **self.shape)
-        worker.failing_requests = self.doomed
-        return worker
+    worker_class = WindowWorker
 
     def check(self) -> None:
         super().check()

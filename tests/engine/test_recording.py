@@ -305,7 +305,7 @@ def test_a_fault_that_killed_the_engine_kills_the_replay_too(tmp_path: Path) -> 
 def test_a_fault_that_only_the_replay_has_is_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eventful_run(tmp_path / "run")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a new bug")
 
     monkeypatch.setattr(EngineCore, "on_worker_lost", fail)
