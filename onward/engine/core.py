@@ -218,6 +218,8 @@ class EngineCore:
             self._lose_memory(now_s)
             self._kv_memory = ""
         for request in in_flight:
+            if request.status is RequestStatus.FINISHED:
+                continue  # before, or with the handoff that it was a part of
             if not self._result_processor.charge_crash(request, now_s) and scheduling_policy.must_run_alone(request):
                 self.scheduler.suspects.add(request)
 

@@ -81,8 +81,7 @@ class Scheduler:
 
     def requests_in_flight(self) -> list[Request]:
         """Those that a step in flight runs. One that is only preempted by it cannot cause a worker's death."""
-        in_flight = dict.fromkeys(request for step in self.steps_in_flight for request in step.runs)
-        return [request for request in in_flight if request.status is not RequestStatus.FINISHED]
+        return list(dict.fromkeys(request for step in self.steps_in_flight for request in step.runs))
 
     def reset(self, pool: BlockPool) -> None:
         """The KV memory is lost. Everyone goes back to the queue with the tokens so far."""
