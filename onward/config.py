@@ -22,6 +22,7 @@ Pooling = Literal["mean", "last"]
 Transport = Literal["shm", "zmq"]
 Role = Literal["mixed", "prefill", "decode"]
 KvBackend = Literal["auto", "shm", "tcp", "nixl"]
+StandbyWorker = Literal["auto", "on", "off"]
 KvChecksums = Literal["auto", "on", "off"]
 ToolCallParser = Literal[
     "auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "deepseek_v3", "deepseek_v31", "json"
@@ -132,6 +133,10 @@ class ServeConfig(HttpServerConfig):
     )
     speculative: str | None = flag_field(
         None, "who guesses tokens that a step then verifies: ngram:4, draft:PATH:4, eagle:PATH:1 (default: nobody)"
+    )
+    standby_worker: StandbyWorker = flag_field(
+        "auto",
+        "a second worker that takes over at once when the first one dies, on a CPU; auto: if 2 GiB of memory are free",
     )
     prefix_caching: bool = flag_field(True, "whether requests reuse KV blocks of the prefixes that they share")
     output_caching: bool = flag_field(True, "whether full blocks of outputs join the prefix cache")

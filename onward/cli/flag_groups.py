@@ -38,6 +38,7 @@ SERVE: Groups = {
         "max_queue_tokens",
         "prefix_caching",
         "output_caching",
+        "standby_worker",
         "transport",
     ),
     "keys and TLS": (

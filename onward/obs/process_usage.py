@@ -38,6 +38,15 @@ def read_usage(pid: int, proc: Path = Path("/proc")) -> UsageSample | None:
     return UsageSample((utime + stime) / _CLOCK_TICKS, resident_pages * _PAGE_BYTES)
 
 
+def private_memory_bytes(pid: int, proc: Path = Path("/proc")) -> int:
+    """What no other process has mapped and no file holds. 0: the process is gone, or the system does not say."""
+    try:
+        lines = (proc / str(pid) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty:")), 0)
+
+
 @dataclass(slots=True)
 class ProcessUsage:
     """Of several processes, by what each does."""

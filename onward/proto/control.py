@@ -33,7 +33,8 @@ class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
     engine_incarnation: str
     config: WorkerConfig
     model: PreparedModel
-    wire: WorkerWireAddress
+    wire: WorkerWireAddress | None
+    """None: a standby worker, which loads everything and waits for `ActivateWorker`."""
     kv_address: str = ""
     """Where the engine speaks of KV transfers; empty: there are none."""
     cluster_key: str = ""
@@ -41,6 +42,13 @@ class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
     """The KV memory that it shall attach; empty: it allocates memory of its own, which ends with it."""
     kv_memory_fd: FileDescriptor = -1
     """Of that memory. The first worker that gets it gives it its size."""
+
+
+class ActivateWorker(msgspec.Struct, frozen=True, tag="activate_worker"):
+    """To a standby worker: from now on it serves this engine. The file descriptors of an `shm` wire travel with it."""
+
+    engine_incarnation: str
+    wire: WorkerWireAddress
 
 
 class StartApi(msgspec.Struct, frozen=True, tag="start_api"):
@@ -173,6 +181,7 @@ class Undrain(msgspec.Struct, frozen=True, tag="undrain"):
 ToChild = (
     StartEngine
     | StartWorker
+    | ActivateWorker
     | StartApi
     | StartStreamStore
     | WorkerStarting
@@ -194,7 +203,8 @@ ToChild = (
 
 
 class ChildReady(msgspec.Struct, frozen=True, tag="ready"):
-    """The child can do its work. From the engine it comes once its worker has said hello, and again after each restart."""
+    """The child can do its work. From the engine it comes once its worker has said hello, and again after each restart;
+    from a standby worker when it has loaded everything."""
 
     worker: WorkerHello | None = None
 

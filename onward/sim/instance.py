@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from onward.api.requests.text_processor import TextProcessor
 from onward.config import ApiConfig, EngineConfig
@@ -12,6 +13,7 @@ from onward.engine.scheduling.block_name_table import BlockNameTable, table_byte
 from onward.grammar.lazy import LazyGrammarCompiler
 from onward.proto.api_key_entry import ApiKeyEntry
 from onward.proto.control import (
+    ChildReady,
     FromChild,
     InstanceView,
     ProcessView,
@@ -32,8 +34,9 @@ from onward.sim.nodes import ApiNode, EngineNode, StreamStoreNode, WorkerNode
 from onward.sim.process import SimProcess
 from onward.sim.scenario import SimInstanceSpec
 from onward.sim.vocabulary import DOOM_ID, ENGINE_POISON_ID, NUM_SAMPLED_IDS, POISON_ID, grammars, token_bytes
-from onward.supervisor.children import ProcessRole
+from onward.supervisor.children import Child, ProcessRole
 from onward.supervisor.core import (
+    ActivateStandby,
     AnswerLiveQuery,
     AnswerQuery,
     KillInstance,
@@ -47,6 +50,8 @@ from onward.supervisor.core import (
 )
 from onward.supervisor.worker_deaths import KillReason
 
+ACTIVATION_S = 0.02
+"""Until a standby worker says hello."""
 REAP_DELAY_S = 0.02
 """From a child's death until its supervisor has reaped it."""
 RESPONSE_TTL_S = 20.0
@@ -106,7 +111,13 @@ class InstanceLifetime:
 
     @property
     def worker(self) -> WorkerNode | None:
-        return next((node for node in self.nodes.values() if isinstance(node, WorkerNode)), None)
+        workers = (node for node in self.nodes.values() if isinstance(node, WorkerNode))
+        return next((node for node in workers if not node.is_standby), None)
+
+    @property
+    def standby(self) -> WorkerNode | None:
+        workers = (node for node in self.nodes.values() if isinstance(node, WorkerNode))
+        return next((node for node in workers if node.is_standby), None)
 
     @property
     def stream_store(self) -> StreamStoreNode | None:
@@ -141,6 +152,7 @@ class SimInstance:
             DRAIN_S,
             serves_handoffs=self._serves_handoffs,
             owns_kv_memory=self.spec.role == "mixed",
+            has_standby=self.spec.role == "mixed",
         )
         core = SupervisorCore(settings, supervisor.now_s())
         self.lifetime = InstanceLifetime(f"instance-{self.spec.name}-{serial}", supervisor, core)
@@ -157,11 +169,14 @@ class SimInstance:
             match action:
                 case StartProcess(ProcessRole.API, index):
                     lifetime.supervisor.call_later(self.spec.restart_s, self._start_api, lifetime, index)
+                case ActivateStandby(child):
+                    self._activate_standby(lifetime, child)
                 case StartProcess(role):
                     start = {
                         ProcessRole.STREAM_STORE: self._start_stream_store,
                         ProcessRole.ENGINE: self._start_engine,
                         ProcessRole.WORKER: self._start_worker,
+                        ProcessRole.STANDBY: self._start_standby,
                     }
                     start[role](lifetime)
                 case KillProcess(child, cause):
@@ -262,12 +277,42 @@ class SimInstance:
             self._context.loop.call_soon(engine.process.kill)
 
     def _start_worker(self, lifetime: InstanceLifetime) -> None:
+        worker = self._new_worker(lifetime)
+        worker.process.call_later(self.spec.restart_s, self._join_engine, lifetime, worker)
+        self._announce_worker(lifetime, worker)
+        self._on_started(lifetime, ProcessRole.WORKER, 0, worker)
+
+    def _start_standby(self, lifetime: InstanceLifetime) -> None:
+        worker = self._new_worker(lifetime)
+        worker.is_standby = True
+        ready = partial(self._on_message, lifetime, worker.incarnation, ChildReady())
+        worker.process.call_later(self.spec.restart_s, lifetime.supervisor.call_soon, ready)
+        self._on_started(lifetime, ProcessRole.STANDBY, 0, worker)
+
+    def _activate_standby(self, lifetime: InstanceLifetime, child: Child) -> None:
+        worker = lifetime.nodes[child.incarnation]
+        assert isinstance(worker, WorkerNode), "a standby is a worker"
+        worker.is_standby = False
+        self._announce_worker(lifetime, worker)
+        worker.process.call_later(ACTIVATION_S, self._join_engine, lifetime, worker)
+        lifetime.core.on_activated(child, lifetime.supervisor.now_s())
+
+    def _announce_worker(self, lifetime: InstanceLifetime, worker: WorkerNode) -> None:
         engine = lifetime.engine
         assert engine is not None, "a worker is started for an engine"
+        worker.engine_incarnation = engine.incarnation
+        address = ZmqWireAddress(worker.incarnation)
+        engine.channel.send_to_child(
+            WorkerStarting(worker.incarnation, address, self._kv_address(worker), lifetime.core.kv_memory)
+        )
+
+    def _kv_address(self, worker: WorkerNode) -> str:
+        return f"kv of {worker.process.name}" if worker.kv_transfer is not None else ""
+
+    def _new_worker(self, lifetime: InstanceLifetime) -> WorkerNode:
         process = self._process("worker", next(self._serials))
         incarnation = f"worker-{process.name}"
         has_kv_transfer = self.spec.role != "mixed"
-        kv_address = f"kv of {process.name}" if has_kv_transfer else ""
         kv_transfer = SimKvTransfer(incarnation) if has_kv_transfer else None
         kv_memory = lifetime.core.kv_memory
         if not kv_memory or kv_memory != lifetime.kv_memory:
@@ -293,19 +338,14 @@ class SimInstance:
         if kv_transfer is not None:
             kv_transfer.memory = hash_worker.memory
         kv_network = self.environment.kv_network if has_kv_transfer else None
-        worker = WorkerNode(
-            self._context, process, self.spec, hash_worker, (incarnation, engine.incarnation), kv_network
-        )
-        engine.channel.send_to_child(WorkerStarting(incarnation, ZmqWireAddress(incarnation), kv_address, kv_memory))
-        process.call_later(self.spec.restart_s, self._join, worker, incarnation, kv_address)
-        self._on_started(lifetime, ProcessRole.WORKER, 0, worker)
+        return WorkerNode(self._context, process, self.spec, hash_worker, incarnation, kv_network)
 
-    def _join(self, worker: WorkerNode, address: str, kv_address: str) -> None:
+    def _join_engine(self, lifetime: InstanceLifetime, worker: WorkerNode) -> None:
         """Ready: it says hello, once its engine listens."""
-        addresses = self.environment.addresses
-        port, kv_port = addresses.workers.get(address), addresses.kv.get(kv_address)
+        addresses, kv_address = self.environment.addresses, self._kv_address(worker)
+        port, kv_port = addresses.workers.get(worker.incarnation), addresses.kv.get(kv_address)
         if port is None or (kv_address and kv_port is None):
-            worker.process.call_later(0.1, self._join, worker, address, kv_address)
+            worker.process.call_later(0.1, self._join_engine, lifetime, worker)
         else:
             worker.join(port, kv_port)
 
@@ -386,6 +426,7 @@ class SimInstance:
         lifetime = self.lifetime
         by_role = {
             "worker": [lifetime.worker] if lifetime.worker else [],
+            "standby": [lifetime.standby] if lifetime.standby else [],
             "engine": [lifetime.engine] if lifetime.engine else [],
             "shelf": [lifetime.stream_store] if lifetime.stream_store else [],
             "api": list(lifetime.apis.values()),

@@ -49,6 +49,7 @@ RECORD_SAFE_FAULTS = frozenset(
     {
         "kill-worker",
         "crash-worker",
+        "kill-standby",
         "kill-engine",
         "stop-worker",
         "stop-engine",

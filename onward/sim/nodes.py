@@ -200,12 +200,13 @@ class WorkerNode:
         process: SimProcess,
         spec: SimInstanceSpec,
         worker: HashWorker,
-        incarnations: tuple[str, str],
+        incarnation: str,
         kv_network: SimKvNetwork | None,
     ) -> None:
         self.process, self.worker = process, worker
         self._context, self._spec, self._kv_network = context, spec, kv_network
-        self.incarnation, self._engine_incarnation = incarnations
+        self.incarnation, self.engine_incarnation = incarnation, ""
+        self.is_standby = False
         self._random = context.random.substream(f"{process} steps")
         self._plans: deque[StepPlan] = deque()
         self._is_busy = False
@@ -222,7 +223,7 @@ class WorkerNode:
         hello, self._results = port.connect(self.process, self._on_plan, StepPlan, WorkerHello, StepResult)
         if kv_port is not None:
             [self._reports] = kv_port.connect(self.process, self._on_kv_command, KvCommand, KvReport, name_suffix=" kv")
-        hello.send(self.worker.hello(self.incarnation, self._engine_incarnation))
+        hello.send(self.worker.hello(self.incarnation, self.engine_incarnation))
 
     def _on_plan(self, plan: StepPlan) -> None:
         self._plans.append(plan)

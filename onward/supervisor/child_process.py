@@ -12,6 +12,9 @@ from onward.proto.control import ToChild
 from onward.supervisor.children import ProcessRole
 from onward.transport.control_channel import ChannelClosed, ControlChannel, control_pair
 
+_MODULES = {ProcessRole.STANDBY: "onward.worker.main"}
+"""Of roles that have no package of their own."""
+
 
 @dataclass(slots=True, eq=False)
 class ChildProcess:
@@ -81,7 +84,7 @@ def spawn(role: ProcessRole, inherit_fds: tuple[int, ...] = ()) -> ChildProcess:
 
 def _start_process(role: ProcessRole, control_fd: int, inherit_fds: tuple[int, ...]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-m", f"onward.{role.value}.main", "--control-fd", str(control_fd)],
+        [sys.executable, "-m", _MODULES.get(role, f"onward.{role.value}.main"), "--control-fd", str(control_fd)],
         pass_fds=(control_fd, *inherit_fds),
         stdin=subprocess.DEVNULL,
         process_group=0,

@@ -10,6 +10,8 @@ class ProcessRole(Enum):
     STREAM_STORE = "stream_store"
     ENGINE = "engine"
     WORKER = "worker"
+    STANDBY = "standby"
+    """A worker that has loaded everything and waits until it is needed."""
     API = "api"
 
 
@@ -30,5 +32,8 @@ class Child:
     """When it became ready or answered the last `QueryMetrics`."""
     isolated_request_id: str | None = None
     """Of an engine: the request that its death is charged to."""
+    kv_memory: str = ""
+    """Of a worker: the KV memory that it has attached."""
+    was_standby: bool = False
     kill_reason: KillReason | None = None
     """Why the supervisor has killed it, if it has."""

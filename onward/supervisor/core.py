@@ -2,6 +2,7 @@
 
 worker dies       -> the engine is informed, a new worker starts; the engine's requests go on with their KV if that is kept
                      (`worker_deaths`), else from their tokens
+standby           -> a worker that has loaded everything takes over at once, and another standby starts
 engine dies       -> the worker is killed and reaped, because its steps have no owner; both start again, the apis resubmit
 api dies          -> the engine drops its requests; a new one starts on the same listening socket
 stream store dies -> the apis are informed; a new one starts, empty
@@ -11,7 +12,7 @@ actions in order, then call `tick`. A process is dead and reaped before its succ
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from onward import log
@@ -43,7 +44,7 @@ from onward.supervisor.children import Child, ChildState, ProcessRole
 from onward.supervisor.live_queries import LiveQueries
 from onward.supervisor.restart_policy import RestartPolicy
 from onward.supervisor.snapshots import SnapshotAggregator
-from onward.supervisor.worker_deaths import KEEPS_MEMORY, KillReason, classify_death
+from onward.supervisor.worker_deaths import KEEPS_MEMORY, KillReason, WorkerDeath, classify_death
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,10 @@ START_RETRY_S = 1.0
 """Delay before a start that the operating system refused is tried again."""
 KILL_AFTER_S = 3.0
 """How long a child may take to stop, beyond its grace period."""
+STANDBY_DELAY_S = 1.0
+"""From the readiness of a worker to the start of the next standby: resumed streams come first."""
+ACTIVATION_TIMEOUT_S = 5.0
+"""How long a standby worker may take until it serves. It has nothing left to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,13 @@ class StartProcess:
 
     role: ProcessRole
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActivateStandby:
+    """Make this standby the worker of the present engine, then call `SupervisorCore.on_activated`."""
+
+    child: Child
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +125,14 @@ class KillInstance:
 
 
 SupervisorAction = (
-    StartProcess | KillProcess | RemoveProcess | SendMessage | AnswerQuery | AnswerLiveQuery | KillInstance
+    StartProcess
+    | ActivateStandby
+    | KillProcess
+    | RemoveProcess
+    | SendMessage
+    | AnswerQuery
+    | AnswerLiveQuery
+    | KillInstance
 )
 
 
@@ -159,6 +178,8 @@ class SupervisorSettings:
     """Whether an api process may have processes killed, as `--demo` does."""
     owns_kv_memory: bool = False
     """Whether workers attach KV memory of the supervisor's. Not where peers write it, and not on a CUDA device."""
+    has_standby: bool = False
+    """Whether a standby worker waits for the death of the present one."""
 
 
 class SupervisorCore:
@@ -178,6 +199,8 @@ class SupervisorCore:
         self._restart_policy = RestartPolicy()
         self._stream_store_restart_policy = RestartPolicy()
         """Separate: deaths of the stream store say nothing about the other processes."""
+        self._standby_restart_policy = RestartPolicy()
+        self._standby_starts_at_s: float | None = None
         self._restart_at_s: dict[tuple[ProcessRole, int], float] = {}
         self._engine_address = ""
         """Where api processes connect to the engine."""
@@ -214,16 +237,49 @@ class SupervisorCore:
                 return self._broadcast(ProcessRole.API, self.stream_store_up)
             case ProcessRole.ENGINE:
                 self._engine_address = address
-                return [StartProcess(ProcessRole.WORKER, 0)]
-            case ProcessRole.WORKER:
+                return self._start_worker()
+            case ProcessRole.WORKER | ProcessRole.STANDBY:
+                child.kv_memory = self.kv_memory
                 return []
             case ProcessRole.API:
                 messages = (self.stream_store_up, self.engine_up, Drain() if self.is_draining else None)
                 return [SendMessage(child, message) for message in messages if message is not None]
 
+    def on_activated(self, child: Child, now_s: float) -> None:
+        """A standby has been given its engine."""
+        assert child.role is ProcessRole.STANDBY, "only a standby is activated"
+        child.role, child.state, child.started_at_s, child.was_standby = (
+            ProcessRole.WORKER, ChildState.STARTING, now_s, True,
+        )  # fmt: skip
+
+    def give_up_standby(self) -> None:
+        """There is none in this instance, until it is started again."""
+        self._settings = replace(self._settings, has_standby=False)
+
+    def _start_worker(self) -> list[SupervisorAction]:
+        """The standby, if there is one that has the present memory; else a new process."""
+        standby = [child for child in self._ready(ProcessRole.STANDBY) if child.kv_memory == self.kv_memory]
+        return [ActivateStandby(standby[0])] if standby else [StartProcess(ProcessRole.WORKER, 0)]
+
+    def _tend_standby(self, now_s: float) -> list[SupervisorAction]:
+        """One that has attached memory of the past is of no use."""
+        actions: list[SupervisorAction] = []
+        for child in self.children_of(ProcessRole.STANDBY):
+            if child.kv_memory != self.kv_memory:
+                self._forget(child)
+                actions.append(RemoveProcess(child))
+        if self._standby_starts_at_s is not None and now_s >= self._standby_starts_at_s:
+            self._standby_starts_at_s = None
+            if not self.children_of(ProcessRole.STANDBY):
+                actions.append(StartProcess(ProcessRole.STANDBY, 0))
+        return actions
+
     def on_start_failed(self, role: ProcessRole, index: int, now_s: float) -> None:
         """The operating system refused: no process, file or memory is available now."""
-        self._restart_at_s[role, index] = now_s + START_RETRY_S
+        if role is ProcessRole.STANDBY:
+            self._standby_starts_at_s = now_s + START_RETRY_S
+        else:
+            self._restart_at_s[role, index] = now_s + START_RETRY_S
 
     def on_exit(self, child: Child, return_code: int, cause: str, now_s: float) -> list[SupervisorAction]:
         """The child is dead and reaped. `return_code` is negative for a signal; `cause` is for people."""
@@ -234,6 +290,8 @@ class SupervisorCore:
             engines = self._ready(ProcessRole.ENGINE) if child.role is ProcessRole.API else []
             messages = [SendMessage(engine, ApiGone(child.incarnation)) for engine in engines]
             return [*messages, *self._advance_shutdown(now_s)]
+        if child.role is ProcessRole.STANDBY:
+            return self._on_standby_exit(child, return_code, now_s)
         actions = self._announce_exit(child, return_code, cause)
         policy = self._stream_store_restart_policy if child.role is ProcessRole.STREAM_STORE else self._restart_policy
         isolated_request_id = self._isolated_request_of(child)
@@ -248,9 +306,20 @@ class SupervisorCore:
         engines = self.children_of(ProcessRole.ENGINE) if child.role is ProcessRole.WORKER else [child]
         return next((engine.isolated_request_id for engine in engines), None)
 
+    def _on_standby_exit(self, standby: Child, return_code: int, now_s: float) -> list[SupervisorAction]:
+        """Nobody misses it. One that has crashed may have written to the memory beside the worker: that is given up."""
+        delay_s = self._standby_restart_policy.record_death(now_s, self.snapshots.num_progress_reports)
+        self._standby_starts_at_s = now_s + max(STANDBY_DELAY_S, delay_s)
+        death = classify_death(return_code, standby.kill_reason, has_engine=True)
+        if death is not WorkerDeath.CRASHED or standby.kv_memory != self.kv_memory:
+            return []
+        workers = self.children_of(ProcessRole.WORKER)
+        return [self._kill(worker, KillReason.REPLACEMENT, "a standby worker crashed") for worker in workers]
+
     def on_removed(self, child: Child, return_code: int) -> None:
         """A worker has ended with its engine. If it was dead already, it may have died of something else."""
-        self._keep_or_end_memory(child, return_code, has_engine=False)
+        if child.kv_memory == self.kv_memory:
+            self._keep_or_end_memory(child, return_code, has_engine=False)
 
     def _keep_or_end_memory(self, worker: Child, return_code: int, *, has_engine: bool) -> bool:
         """Whether the next worker gets the memory of this one."""
@@ -282,6 +351,8 @@ class SupervisorCore:
             case ProcessRole.STREAM_STORE:
                 self.stream_store_up = None
                 return self._broadcast(ProcessRole.API, StreamStoreGone(child.incarnation))
+            case ProcessRole.STANDBY:
+                return []
 
     def _restart_due(self, now_s: float) -> list[SupervisorAction]:
         due = [process for process, at_s in self._restart_at_s.items() if at_s <= now_s]
@@ -290,7 +361,7 @@ class SupervisorCore:
             del self._restart_at_s[role, index]
             assert role is not ProcessRole.WORKER or self.children_of(ProcessRole.ENGINE), "a worker has an engine"
             self.restarts[role] += 1
-            actions.append(StartProcess(role, index))
+            actions += self._start_worker() if role is ProcessRole.WORKER else [StartProcess(role, index)]
         return actions
 
     # Messages.
@@ -333,12 +404,16 @@ class SupervisorCore:
         if child.role is ProcessRole.ENGINE and worker is not None:
             for process in self.children_of(ProcessRole.WORKER):
                 process.state = ChildState.READY
-                self._longest_worker_start_s = max(self._longest_worker_start_s, now_s - process.started_at_s)
+                if not process.was_standby:
+                    self._longest_worker_start_s = max(self._longest_worker_start_s, now_s - process.started_at_s)
             if self.engine_up is None or self.engine_up.incarnation != child.incarnation:
                 self.engine_up = EngineUp(child.incarnation, self._engine_address, worker)
                 actions = self._broadcast(ProcessRole.API, self.engine_up)
-        is_complete = self.engine_up is not None and len(self.children) == 3 + self._settings.num_api_processes
-        if is_complete and all(process.state is ChildState.READY for process in self.children.values()):
+            if self._settings.has_standby and not self.children_of(ProcessRole.STANDBY):
+                self._standby_starts_at_s = now_s + STANDBY_DELAY_S
+        serving = [process for process in self.children.values() if process.role is not ProcessRole.STANDBY]
+        is_complete = self.engine_up is not None and len(serving) == 3 + self._settings.num_api_processes
+        if is_complete and all(process.state is ChildState.READY for process in serving):
             self.was_ready = True
         return actions
 
@@ -404,6 +479,8 @@ class SupervisorCore:
         if not self.is_running:
             return [*actions, *self._poll_handoffs(now_s), *self._advance_shutdown(now_s)]
         actions += self._restart_due(now_s)
+        if self._settings.has_standby:
+            actions += self._tend_standby(now_s)
         if now_s >= self._next_snapshot_s:
             self._next_snapshot_s = now_s + SNAPSHOT_INTERVAL_S
             actions += self._query_metrics(self._snapshot_sources())
@@ -417,6 +494,7 @@ class SupervisorCore:
         match self.phase:
             case Phase.RUNNING:
                 due_times += [*self._restart_at_s.values(), self._next_snapshot_s]
+                due_times += [] if self._standby_starts_at_s is None else [self._standby_starts_at_s]
             case Phase.COMPLETING_HANDOFFS:
                 due_times += [self._phase_ends_at_s, self._next_snapshot_s]
             case _:
@@ -434,17 +512,19 @@ class SupervisorCore:
         if stats is not None and stats.worker_ready and stats.stalled_s > timeout_s:
             # The engine's report may be a second old, and about a worker that was replaced since.
             silent += [worker for worker in workers if now_s - worker.started_at_s > timeout_s]
-        return silent + self._late_workers(workers, now_s)
+        return silent + self._late_workers([*workers, *self.children_of(ProcessRole.STANDBY)], now_s)
 
     def _late_workers(self, workers: list[Child], now_s: float) -> list[Child]:
         """Workers that do not complete their start. The time that the first one takes is not bounded; later ones are
         measured by it, and if one was killed wrongly, the next one has twice the time."""
         allowed_s = max(self._settings.stall_timeout_s, START_FACTOR * self._longest_worker_start_s)
         starting = [worker for worker in workers if worker.state is ChildState.STARTING]
+        activated = [worker for worker in starting if worker.was_standby]
+        starting = [worker for worker in starting if not worker.was_standby]
         late = [worker for worker in starting if self.was_ready and now_s - worker.started_at_s > allowed_s]
         if late:
             self._longest_worker_start_s = 2 * allowed_s / START_FACTOR
-        return late
+        return late + [worker for worker in activated if now_s - worker.started_at_s > ACTIVATION_TIMEOUT_S]
 
     # Shutdown.
 
@@ -463,7 +543,13 @@ class SupervisorCore:
         if self.phase is Phase.STOPPING_APIS and self.children_of(ProcessRole.API):
             logger.warning("stopping at once")
             next_phase = Phase.ENDING_STREAMS
-        return [*self._enter(next_phase, now_s), *self._advance_shutdown(now_s)]
+        return [*self._remove_standby(), *self._enter(next_phase, now_s), *self._advance_shutdown(now_s)]
+
+    def _remove_standby(self) -> list[SupervisorAction]:
+        standby = self.children_of(ProcessRole.STANDBY)
+        for child in standby:
+            self._forget(child)
+        return [RemoveProcess(child) for child in standby]
 
     def _enter(self, phase: Phase, now_s: float) -> list[SupervisorAction]:
         self.phase = phase
@@ -519,7 +605,7 @@ class SupervisorCore:
         return [
             child
             for child in self.children.values()
-            if child.role is not ProcessRole.WORKER and child.state is ChildState.READY
+            if child.role not in (ProcessRole.WORKER, ProcessRole.STANDBY) and child.state is ChildState.READY
         ]
 
     def _query_metrics(self, children: list[Child]) -> list[SupervisorAction]:

@@ -19,8 +19,9 @@ from onward.config import ApiConfig, EngineConfig, ServeConfig, WorkerConfig, de
 from onward.errors import StartupError
 from onward.obs.build_info import register_build_info
 from onward.obs.metrics import Registry, merge, usable
-from onward.obs.process_usage import ProcessUsage
+from onward.obs.process_usage import ProcessUsage, private_memory_bytes
 from onward.proto.control import (
+    ActivateWorker,
     ChildReady,
     FromChild,
     InstanceView,
@@ -46,6 +47,7 @@ from onward.supervisor.children import Child, ProcessRole
 from onward.supervisor.core import (
     SNAPSHOT_INTERVAL_S,
     START_RETRY_S,
+    ActivateStandby,
     AnswerLiveQuery,
     AnswerQuery,
     KillInstance,
@@ -65,10 +67,13 @@ from onward.transport.control_channel import ChannelClosed
 from onward.transport.curve import make_private_address
 from onward.web.auth import audit_log
 from onward.web.auth.api_key_file import ApiKeySource
+from onward.worker.kv_memory_budget import free_memory_bytes
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
+STANDBY_SPARE_BYTES = 1 << 30
+"""What must be free beside the memory of a standby worker, unless it is asked for."""
 
 
 class Supervisor:
@@ -94,13 +99,15 @@ class Supervisor:
         self._keys = self._key_source.read()
         self._reload_pending = False
         self._incarnation = new_incarnation(config.instance_name)
+        owns_kv_memory = config.device == "cpu" and not pd.is_enabled
         settings = SupervisorSettings(
             config.api_processes,
             config.stall_timeout_s,
             config.drain_s,
             serves_handoffs=handoff is not None,
             allows_kills=config.demo,
-            owns_kv_memory=config.device == "cpu" and not pd.is_enabled,
+            owns_kv_memory=owns_kv_memory,
+            has_standby=owns_kv_memory and config.standby_worker != "off",
         )
         self._kv_memory = KvMemoryOwner()
         self._core = SupervisorCore(settings, clock.now_s())
@@ -190,6 +197,8 @@ class Supervisor:
             match action:
                 case StartProcess(role, index):
                     self._start(role, index)
+                case ActivateStandby(child):
+                    self._activate_standby(child)
                 case KillProcess(child, cause):
                     pid = self._processes[child].process.pid
                     logger.warning(log.event("killed", role=child.role.value, pid=pid, cause=cause))
@@ -226,6 +235,8 @@ class Supervisor:
                     self._start_engine()
                 case ProcessRole.WORKER:
                     self._start_worker()
+                case ProcessRole.STANDBY:
+                    self._start_standby()
                 case ProcessRole.API:
                     self._start_api(index)
         except OSError as fault:
@@ -260,6 +271,58 @@ class Supervisor:
     def _start_worker(self) -> None:
         (engine,) = self._core.children_of(ProcessRole.ENGINE)
         incarnation = new_incarnation(ProcessRole.WORKER.value)
+        to_bind, to_connect = self._kv_addresses(engine.incarnation, incarnation)
+        with worker_wire.open_worker_wire(self._config, self._model, engine.incarnation, incarnation) as wire:
+            process = spawn(ProcessRole.WORKER, (*wire.worker_fds, *self._pool_fds()))
+            self._announce_worker(engine, incarnation, wire, to_bind)
+            start = self._worker_start_message(incarnation)
+            process.send(
+                msgspec.structs.replace(
+                    start, engine_incarnation=engine.incarnation, wire=wire.for_worker, kv_address=to_connect
+                )
+            )
+        self._on_started(ProcessRole.WORKER, 0, incarnation, process)
+
+    def _start_standby(self) -> None:
+        if self._config.standby_worker == "auto" and (missing := self._memory_missing_for_standby()) > 0:
+            logger.info(log.event("no standby worker, for lack of memory", missing_mib=missing >> 20))
+            self._core.give_up_standby()
+            return
+        incarnation = new_incarnation(ProcessRole.WORKER.value)
+        process = spawn(ProcessRole.STANDBY, self._pool_fds())
+        process.send(self._worker_start_message(incarnation))
+        self._on_started(ProcessRole.STANDBY, 0, incarnation, process)
+
+    def _memory_missing_for_standby(self) -> int:
+        """A standby has as much memory of its own as the worker: what they share, weights and KV, is there already."""
+        pids = [self._processes[worker].process.pid for worker in self._core.children_of(ProcessRole.WORKER)]
+        return sum(map(private_memory_bytes, pids)) + STANDBY_SPARE_BYTES - free_memory_bytes()
+
+    def _activate_standby(self, standby: Child) -> None:
+        (engine,) = self._core.children_of(ProcessRole.ENGINE)
+        with worker_wire.open_worker_wire(self._config, self._model, engine.incarnation, standby.incarnation) as wire:
+            self._announce_worker(engine, standby.incarnation, wire, "")
+            activate = ActivateWorker(engine.incarnation, wire.for_worker)
+            self._processes[standby].send(activate, wire.worker_fds)
+        logger.info(log.event("standby activated", pid=self._processes[standby].process.pid))
+        self._core.on_activated(standby, self._clock.now_s())
+
+    def _announce_worker(
+        self, engine: Child, incarnation: str, wire: worker_wire.WorkerWireEnds, kv_address: str
+    ) -> None:
+        """To its engine, with what the engine has of the wire and of the memory."""
+        kv_memory = self._core.kv_memory
+        memory = self._kv_memory.fds_of(kv_memory)
+        names_fds = (memory.names,) if memory is not None else ()
+        starting = WorkerStarting(incarnation, wire.for_engine, kv_address, kv_memory)
+        self._processes[engine].send(starting, (*wire.engine_fds, *names_fds))
+
+    def _pool_fds(self) -> tuple[int, ...]:
+        memory = self._kv_memory.fds_of(self._core.kv_memory)
+        return (memory.pool,) if memory is not None else ()
+
+    def _worker_start_message(self, incarnation: str) -> StartWorker:
+        """Without an engine and a wire to it."""
         config = derive_config(
             self._config,
             WorkerConfig,
@@ -267,28 +330,17 @@ class Supervisor:
             kv_backend=self._pd.kv_backend,
             kv_host=self._pd.kv_host,
         )
-        to_bind, to_connect = self._kv_addresses(engine.incarnation, incarnation)
-        kv_memory = self._core.kv_memory
-        memory = self._kv_memory.fds_of(kv_memory)
-        pool_fds, names_fds = ((memory.pool,), (memory.names,)) if memory is not None else ((), ())
-        with worker_wire.open_worker_wire(self._config, self._model, engine.incarnation, incarnation) as wire:
-            process = spawn(ProcessRole.WORKER, (*wire.worker_fds, *pool_fds))
-            starting = WorkerStarting(incarnation, wire.for_engine, to_bind, kv_memory)
-            self._processes[engine].send(starting, (*wire.engine_fds, *names_fds))
-            process.send(
-                StartWorker(
-                    incarnation,
-                    engine.incarnation,
-                    config,
-                    self._model,
-                    wire.for_worker,
-                    to_connect,
-                    self._pd.cluster_key,
-                    kv_memory,
-                    *pool_fds,
-                )
-            )
-        self._on_started(ProcessRole.WORKER, 0, incarnation, process)
+        return StartWorker(
+            incarnation,
+            "",
+            config,
+            self._model,
+            None,
+            "",
+            self._pd.cluster_key,
+            self._core.kv_memory,
+            *self._pool_fds(),
+        )
 
     def _kv_addresses(self, engine_incarnation: str, worker_incarnation: str) -> tuple[str, str]:
         """Where the two speak of KV transfers; empty where there are none."""
@@ -355,9 +407,12 @@ class Supervisor:
                 if not self._core.was_ready:
                     self._on_progress(message.message, message.fraction)
             case StartFailed():
-                if not self._core.was_ready:
+                if not self._core.was_ready and child.role is not ProcessRole.STANDBY:
                     raise StartupError(message.message)
                 logger.error(log.event("cannot start", role=child.role.value, why=message.message))
+            case ChildReady() if child.role is ProcessRole.STANDBY:
+                memory = private_memory_bytes(self._processes[child].process.pid)
+                logger.info(log.event("standby ready", incarnation=child.incarnation, memory_mib=memory >> 20))
             case MetricsSnapshot():
                 families, unusable = usable(message.families)
                 self._count_unusable(child.role, unusable)
@@ -435,7 +490,7 @@ class Supervisor:
                     self._read_messages(engine)  # it announces an isolated request before the worker runs it
             cause, oom = process.exit_cause(), self._oom_evidence(child)
             cause += f", {oom.value}" if oom is not None else ""
-            if not self._core.was_ready and self._core.is_running:
+            if not self._core.was_ready and self._core.is_running and child.role is not ProcessRole.STANDBY:
                 advice = "the lines above say why" if oom is None else "try a smaller --num-kv-blocks or --max-num-seqs"
                 raise StartupError(f"the {child.role.value} process ended while starting ({cause}); {advice}")
             if self._core.is_running:

@@ -10,9 +10,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from onward import log
 from onward.errors import OnwardError, StartupError
-from onward.proto.control import StartFailed, StartupProgress, StartWorker, StopChild
+from onward.proto.control import ActivateWorker, ChildReady, StartFailed, StartupProgress, StartWorker, StopChild
+from onward.proto.worker_wire_address import ShmWireAddress
 from onward.transport.control_channel import ChannelClosed, ControlChannel, join_supervisor
 from onward.transport.shm_wire import WorkerWireBroken
 from onward.transport.worker_wire import open_worker_wire_end
@@ -30,6 +33,25 @@ _POLL_INTERVAL_S = 0.00002
 logger = logging.getLogger(__name__)
 
 
+def freeze_heap() -> None:
+    """What is here now stays: looking through all of torch for garbage again and again costs more than a step's plan."""
+    gc.collect()
+    gc.freeze()
+
+
+def _wait_for_activation(start: StartWorker, channel: ControlChannel) -> StartWorker:
+    """As a standby. Ends the process if it is told to stop instead."""
+    channel.send(ChildReady())
+    message = channel.wait_receive()
+    if not isinstance(message, ActivateWorker):
+        raise SystemExit(0)
+    wire = message.wire
+    if isinstance(wire, ShmWireAddress):
+        memory_fd, doorbell_fd = channel.take_fds()
+        wire = msgspec.structs.replace(wire, memory_fd=memory_fd, doorbell_fd=doorbell_fd)
+    return msgspec.structs.replace(start, engine_incarnation=message.engine_incarnation, wire=wire)
+
+
 class WorkerProcess:
     def __init__(self, start: StartWorker, channel: ControlChannel) -> None:
         self._channel = channel
@@ -40,6 +62,10 @@ class WorkerProcess:
             raise StartupError("a worker with --device cuda cannot exchange KV with others")
         memory_fd = start.kv_memory_fd if start.kv_memory else None
         self._runner = open_runner(start.model, start.config, self._report_progress, memory_fd)
+        freeze_heap()
+        if start.wire is None:
+            start = _wait_for_activation(start, channel)
+        assert start.wire is not None, "a worker has a wire to its engine"
         self._kv_transfer = _start_kv_transfer(start, self._runner) if start.kv_address else None
         endpoint = None if self._kv_transfer is None else self._kv_transfer.endpoint
         hello = self._runner.hello(start.incarnation, start.engine_incarnation, endpoint, start.kv_memory)
@@ -48,12 +74,6 @@ class WorkerProcess:
         self._wire.send(hello)
 
     def run(self) -> None:
-        # What is here now stays: looking through all of torch for garbage again and again costs more than a step's plan.
-        gc.collect()
-        gc.freeze()
-        self._serve()
-
-    def _serve(self) -> None:
         """Plans begin as they come, results go out as they are there. Nothing is waited for while either may come."""
         while True:
             if not self._runner.is_busy:

@@ -21,6 +21,9 @@ STOP_TIMEOUT_S = 30
 
 
 class Server:
+    DEFAULT_FLAGS = ("--standby-worker", "off")
+    """A standby takes most of a second of one core to start, and most tests are over by then."""
+
     def __init__(self, *flags: str) -> None:
         self._tmp = tempfile.TemporaryDirectory(prefix="onward-test-")
         self._log = Path(self._tmp.name) / "log"
@@ -34,7 +37,7 @@ class Server:
 
     def _start(self, flags: tuple[str, ...], log: BinaryIO) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "onward.cli.main", "serve", "--port", "0", *flags],
+            [sys.executable, "-m", "onward.cli.main", "serve", "--port", "0", *self.DEFAULT_FLAGS, *flags],
             stdout=subprocess.PIPE,
             stderr=log,
             env=os.environ | {"TMPDIR": self._tmp.name, "COLUMNS": "200"},

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from onward.proto.control import ChildReady, FromChild
 from onward.supervisor.children import Child, ProcessRole
 from onward.supervisor.core import (
+    ActivateStandby,
     KillProcess,
     RemoveProcess,
     SendMessage,
@@ -29,10 +30,13 @@ class InstanceOfCore:
         serves_handoffs: bool = False,
         allows_kills: bool = False,
         owns_kv_memory: bool = False,
+        has_standby: bool = False,
     ) -> None:
         self.now_s = 1000.0
         self.core = SupervisorCore(
-            SupervisorSettings(num_apis, stall_timeout_s, drain_s, serves_handoffs, allows_kills, owns_kv_memory),
+            SupervisorSettings(
+                num_apis, stall_timeout_s, drain_s, serves_handoffs, allows_kills, owns_kv_memory, has_standby
+            ),
             self.now_s,
         )
         self.actions: list[SupervisorAction] = []
@@ -99,4 +103,6 @@ class InstanceOfCore:
                 )
                 self._carry_out(started)
             else:
+                if isinstance(action, ActivateStandby):
+                    self.core.on_activated(action.child, self.now_s)
                 self.actions.append(action)
