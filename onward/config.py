@@ -136,7 +136,7 @@ class ServeConfig(HttpServerConfig):
     )
     standby_worker: StandbyWorker = flag_field(
         "auto",
-        "a second worker that takes over at once when the first one dies, on a CPU; auto: if 2 GiB of memory are free",
+        "a second worker that takes over at once when the first one dies, on a CPU; auto: if there is memory for it",
     )
     prefix_caching: bool = flag_field(True, "whether requests reuse KV blocks of the prefixes that they share")
     output_caching: bool = flag_field(True, "whether full blocks of outputs join the prefix cache")
