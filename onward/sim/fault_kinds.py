@@ -25,7 +25,7 @@ WITH_ROUTER: tuple[Shape, ...] = ("cluster",)
 FAULT_KINDS: dict[str, FaultKind] = {
     "kill-worker": FaultKind("a worker is killed"),
     "crash-worker": FaultKind("a worker writes to wrong places in its KV memory, and dies of it"),
-    "kill-standby": FaultKind("a standby worker is killed"),
+    "kill-standby": FaultKind("a standby worker is killed", ("engine", "cluster")),
     "kill-engine": FaultKind("an engine is killed, and its worker with it"),
     "kill-api": FaultKind("an api process is killed"),
     "kill-shelf": FaultKind("a stream store is killed, and what it kept is lost"),

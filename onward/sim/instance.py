@@ -151,8 +151,8 @@ class SimInstance:
             STALL_TIMEOUT_S,
             DRAIN_S,
             serves_handoffs=self._serves_handoffs,
-            owns_kv_memory=self.spec.role == "mixed",
-            has_standby=self.spec.role == "mixed",
+            owns_kv_memory=self.spec.owns_kv_memory,
+            has_standby=self.spec.has_standby,
         )
         core = SupervisorCore(settings, supervisor.now_s())
         self.lifetime = InstanceLifetime(f"instance-{self.spec.name}-{serial}", supervisor, core)

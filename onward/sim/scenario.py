@@ -34,6 +34,10 @@ class SimInstanceSpec(msgspec.Struct, frozen=True, omit_defaults=True, rename={"
     output_caching: bool = True
     num_drafts: int = 0
     """Tokens that its requests may draft in a step."""
+    owns_kv_memory: bool = False
+    """Whether its supervisor owns the KV memory, so that it outlives workers and engines. Only with role `mixed`."""
+    has_standby: bool = False
+    """Whether a standby worker waits there. Only beside `owns_kv_memory`."""
 
 
 class SimRequest(

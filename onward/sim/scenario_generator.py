@@ -48,7 +48,7 @@ def generate_scenario(seed: int, shape: Shape, selection: FaultSelection = ALL_F
     kinds = [kind for kind in kinds_of(shape) if selection.kinds is None or kind in selection.kinds]
     specs = _instance_specs(random.substream("machines"), shape)
     requests = _client_requests(random.substream("asks"), shape, kinds, selection)
-    specs = _drafting(random.substream("drafts"), specs)
+    specs = _with_kept_memory(random.substream("memory"), _drafting(random.substream("drafts"), specs))
     if random.substream("squeeze").happens(0.35):
         specs = [_with_minimal_pool(spec, requests) for spec in specs]
     if selection.kinds is None and shape == "engine":
@@ -80,7 +80,7 @@ def generate_scenario(seed: int, shape: Shape, selection: FaultSelection = ALL_F
 def _sequential_faults_scenario(random: SeededRandom, seed: int, kinds: list[str]) -> Scenario:
     """One fault after another, each over before the next: what the failure contract promises is that nobody notices."""
     specs = [msgspec.structs.replace(spec, num_blocks=400, max_queue=64) for spec in _instance_specs(random, "cluster")]
-    specs = _drafting(random.substream("drafts"), specs)
+    specs = _with_kept_memory(random.substream("memory"), _drafting(random.substream("drafts"), specs))
     num_routers = 1 + random.below(2)
     kinds_in_use = [kind for kind in SEQUENTIAL_KINDS if kind in kinds]
     faults: list[FaultSpec] = []
@@ -182,6 +182,16 @@ def _drafting(random: SeededRandom, specs: list[SimInstanceSpec]) -> list[SimIns
         return specs
     counts = [random.randint(0, 5) for _ in specs]
     return [msgspec.structs.replace(spec, num_drafts=count) for spec, count in zip(specs, counts, strict=True)]
+
+
+def _with_kept_memory(random: SeededRandom, specs: list[SimInstanceSpec]) -> list[SimInstanceSpec]:
+    """Most of those that can."""
+    return [
+        msgspec.structs.replace(spec, owns_kv_memory=True, has_standby=random.happens(0.5))
+        if spec.role == "mixed" and random.happens(0.85)
+        else spec
+        for spec in specs
+    ]
 
 
 def _loaded(
