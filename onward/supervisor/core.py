@@ -57,6 +57,9 @@ START_FACTOR = 10.0
 """A worker may take this many times as long to start as the slowest start so far: files may have been cached then."""
 START_RETRY_S = 1.0
 """Delay before a start that the operating system refused is tried again."""
+MEMORY_DOUBT_DELAY_S = 1.0
+"""A restart is delayed so long after the third death without a completed step: by then KV memory that was kept, or the lack
+of other memory, is a likely cause."""
 KILL_AFTER_S = 3.0
 """How long a child may take to stop, beyond its grace period."""
 STANDBY_DELAY_S = 1.0
@@ -292,10 +295,14 @@ class SupervisorCore:
             return [*messages, *self._advance_shutdown(now_s)]
         if child.role is ProcessRole.STANDBY:
             return self._on_standby_exit(child, return_code, now_s)
-        actions = self._announce_exit(child, return_code, cause)
         policy = self._stream_store_restart_policy if child.role is ProcessRole.STREAM_STORE else self._restart_policy
         isolated_request_id = self._isolated_request_of(child)
         delay_s = policy.record_death(now_s, self.snapshots.num_progress_reports, isolated_request_id)
+        if child.role in (ProcessRole.WORKER, ProcessRole.ENGINE) and (
+            child.state is ChildState.STARTING or delay_s >= MEMORY_DOUBT_DELAY_S
+        ):
+            self._end_memory()
+        actions = self._announce_exit(child, return_code, cause)
         if delay_s:
             logger.warning(log.event("restart delayed", role=child.role.value, seconds=delay_s))
         self._restart_at_s[child.role, child.index] = now_s + delay_s
@@ -318,14 +325,20 @@ class SupervisorCore:
 
     def on_removed(self, child: Child, return_code: int) -> None:
         """A worker has ended with its engine. If it was dead already, it may have died of something else."""
-        if child.kv_memory == self.kv_memory:
-            self._keep_or_end_memory(child, return_code, has_engine=False)
+        self._keep_or_end_memory(child, return_code, has_engine=False)
 
     def _keep_or_end_memory(self, worker: Child, return_code: int, *, has_engine: bool) -> bool:
         """Whether the next worker gets the memory of this one."""
-        is_kept = KEEPS_MEMORY[classify_death(return_code, worker.kill_reason, has_engine=has_engine)]
-        self._kv_memory_number += not is_kept
-        return is_kept and self._settings.owns_kv_memory
+        if worker.kv_memory != self.kv_memory:
+            return False  # it was given up before
+        if not KEEPS_MEMORY[classify_death(return_code, worker.kill_reason, has_engine=has_engine)]:
+            self._end_memory()
+            return False
+        return self._settings.owns_kv_memory
+
+    def _end_memory(self) -> None:
+        """The next worker gets another one: what is in this one may be damaged, or may be what processes die of."""
+        self._kv_memory_number += 1
 
     def _announce_exit(self, child: Child, return_code: int, cause: str) -> list[SupervisorAction]:
         match child.role:
@@ -333,8 +346,6 @@ class SupervisorCore:
                 keeps_memory = self._keep_or_end_memory(child, return_code, has_engine=True)
                 return self._broadcast(ProcessRole.ENGINE, WorkerGone(child.incarnation, cause, keeps_memory))
             case ProcessRole.ENGINE:
-                if child.state is ChildState.STARTING:
-                    self._kv_memory_number += 1  # what it was to adopt may be the cause
                 self.engine_up = None
                 workers = self.children_of(ProcessRole.WORKER)
                 for worker in workers:
