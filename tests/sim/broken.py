@@ -2,9 +2,7 @@
 
 import pytest
 
-from onward.engine.request import Request
-from onward.engine.scheduling.block_pool import BlockPool
-from onward.engine.scheduling.scheduler import Scheduler
+from onward.engine.core import EngineCore
 from onward.sim.scenario import FaultSpec, Scenario, SimInstanceSpec, SimRequest
 
 MARKED = 7
@@ -13,15 +11,15 @@ MARKED = 7
 
 def break_restarts(monkeypatch: pytest.MonkeyPatch, priority: int = MARKED) -> None:
     """When a worker dies, the last token of its requests of this priority becomes another one."""
-    original = Scheduler.reset
+    original = EngineCore.on_worker_lost
 
-    def renew(self: Scheduler, pool: BlockPool) -> list[Request]:
-        for request in self.running:
+    def lose(self: EngineCore, now_s: float, *, keeps_memory: bool = False) -> None:
+        for request in self.scheduler.running:
             if request.priority == priority and request.num_generated:
                 request.token_ids[-1] ^= 1
-        return original(self, pool)
+        original(self, now_s, keeps_memory=keeps_memory)
 
-    monkeypatch.setattr(Scheduler, "reset", renew)
+    monkeypatch.setattr(EngineCore, "on_worker_lost", lose)
 
 
 def crowded() -> Scenario:

@@ -65,6 +65,14 @@ STEPS = [
     ),
 ]
 
+KV_MEMORY = [
+    _tested("memory-of-crashed", "engine", 400, frozenset({"crash-worker"})),
+    _tested("planned-length-kept", "engine", 400, frozenset({"kill-worker"})),
+    _tested("seal-never-broken", "engine", 400, frozenset({"kill-engine"})),
+    _tested("torn-rows-adopted", "engine", 400, frozenset({"kill-engine"})),
+    _tested("fences-outlive-worker", "engine", 400, frozenset({"kill-worker"})),
+]
+
 LOAD = [
     _in("suspect-under-load", "suspects-passed-by"),
     _in("preemption-in-vain", "preempted-without-enough-room"),
@@ -235,7 +243,21 @@ DRAFTS = [
     Row("drafts-without-blocks", "drafts have no blocks", drafts.drafts_have_no_blocks, "engine", 40),
 ]
 
-TABLE = [*STEPS, *LOAD, *SUPERVISOR, *TRACKER, *TEXT, *KV, *ROUTER, *GRAMMAR, *VECTORS, *DETACHED, *RESPONSES, *DRAFTS]
+TABLE = [
+    *STEPS,
+    *KV_MEMORY,
+    *LOAD,
+    *SUPERVISOR,
+    *TRACKER,
+    *TEXT,
+    *KV,
+    *ROUTER,
+    *GRAMMAR,
+    *VECTORS,
+    *DETACHED,
+    *RESPONSES,
+    *DRAFTS,
+]
 QUICK = {
     "skip-epoch-check",
     "silence-is-a-reply",
@@ -243,6 +265,8 @@ QUICK = {
     "forget-before-publish",
     "wrong-victim",
     "pool-keeps-hashes",
+    "memory-of-crashed",
+    "planned-length-kept",
     "poison-for-ever",
     "last-come-first-served",
     "suspects-passed-by",

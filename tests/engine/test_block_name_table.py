@@ -1,0 +1,140 @@
+"""Names of blocks beside their memory: a name is found again if its row was written to the end, and not otherwise."""
+
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onward.engine.scheduling.block_name_table import BlockNameTable, table_bytes
+from onward.engine.scheduling.block_pool import BlockPool
+from onward.proto.block_hash import BLOCK_HASH_BYTES
+
+NUM_BLOCKS = 8
+NAME, OTHER_NAME = b"n" * BLOCK_HASH_BYTES, b"o" * BLOCK_HASH_BYTES
+
+
+def new_table() -> tuple[bytearray, BlockNameTable]:
+    memory = bytearray(table_bytes(NUM_BLOCKS))
+    return memory, BlockNameTable(memoryview(memory), NUM_BLOCKS)
+
+
+def sealed_in(memory: bytearray) -> dict[int, bytes]:
+    """What the next engine finds."""
+    return dict(BlockNameTable(memoryview(memory), NUM_BLOCKS).sealed())
+
+
+def test_new_memory_has_no_names() -> None:
+    memory, _ = new_table()
+    assert sealed_in(memory) == {}
+
+
+def test_a_sealed_block_has_its_name_for_the_next_engine() -> None:
+    memory, table = new_table()
+    table.seal(3, NAME)
+    table.seal(0, OTHER_NAME)
+    assert sealed_in(memory) == {0: OTHER_NAME, 3: NAME}
+
+
+def test_a_block_whose_seal_is_broken_has_no_name_and_its_neighbours_keep_theirs() -> None:
+    memory, table = new_table()
+    for block in range(NUM_BLOCKS):
+        table.seal(block, bytes([block]) * BLOCK_HASH_BYTES)
+    table.break_seal(3)
+    assert sealed_in(memory).keys() == set(range(NUM_BLOCKS)) - {3}
+
+
+def test_a_block_may_get_another_name() -> None:
+    memory, table = new_table()
+    table.seal(3, NAME)
+    table.break_seal(3)
+    table.seal(3, OTHER_NAME)
+    assert sealed_in(memory) == {3: OTHER_NAME}
+
+
+class WriteLog:
+    """Memory that keeps each write to it, in order."""
+
+    def __init__(self, memory: bytearray) -> None:
+        self._memory = memory
+        self.writes: list[tuple[int, int]] = []
+        """Single bytes, as (offset, value)."""
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def __setitem__(self, where: slice, data: bytes) -> None:
+        assert where.stop - where.start == len(data), "a row keeps its size"
+        self._memory[where] = data
+        self.writes += zip(range(where.start, where.stop), data, strict=True)
+
+
+@pytest.mark.parametrize("old_name", [None, OTHER_NAME])
+def test_a_row_that_was_written_in_part_has_no_name(old_name: bytes | None) -> None:
+    """An engine may die after any byte, also while it names a block anew."""
+    memory, table = new_table()
+    if old_name is not None:
+        table.seal(3, old_name)
+    torn = bytearray(memory)
+    log = WriteLog(memory)
+    BlockNameTable(cast(memoryview, log), NUM_BLOCKS).seal(3, NAME)
+    assert len(log.writes) > table_bytes(1)
+    assert sealed_in(memory) == {3: NAME}
+    for offset, value in log.writes[:-1]:
+        torn[offset] = value
+        assert sealed_in(torn) == {}
+    torn[log.writes[-1][0]] = log.writes[-1][1]
+    assert torn == memory
+
+
+@given(st.integers(0, table_bytes(1) - 1), st.integers(1, 255))
+def test_a_row_with_a_changed_byte_has_no_name(at: int, change: int) -> None:
+    memory, table = new_table()
+    table.seal(3, NAME)
+    memory[table_bytes(3) + at] ^= change
+    assert sealed_in(memory) == {}
+
+
+def test_a_row_in_the_place_of_another_block_has_no_name() -> None:
+    memory, table = new_table()
+    table.seal(3, NAME)
+    memory[table_bytes(5) : table_bytes(6)] = memory[table_bytes(3) : table_bytes(4)]
+    assert sealed_in(memory) == {3: NAME}
+
+
+def test_of_two_blocks_with_one_name_the_first_is_adopted_and_the_other_is_free() -> None:
+    memory, table = new_table()
+    table.seal(2, NAME)
+    table.seal(5, NAME)
+    pool = BlockPool(NUM_BLOCKS, 4, names=BlockNameTable(memoryview(memory), NUM_BLOCKS))
+    assert pool.find_cached([NAME]) == [2]
+    assert pool.state_of(5) == "free"
+    assert sealed_in(memory) == {2: NAME}
+    pool.audit_idle()
+
+
+def test_a_pool_seals_names_when_it_gives_them_and_breaks_them_when_it_hands_out_the_block() -> None:
+    memory, table = new_table()
+    pool = BlockPool(NUM_BLOCKS, 4, names=table)
+    blocks = pool.allocate(NUM_BLOCKS)
+    pool.cache_block(blocks[0], NAME)
+    assert sealed_in(memory) == {blocks[0]: NAME}
+    pool.release(blocks, None)
+    assert sealed_in(memory) == {blocks[0]: NAME}
+    pool.allocate(NUM_BLOCKS)
+    assert sealed_in(memory) == {}
+
+
+def test_adopted_blocks_are_handed_out_last() -> None:
+    memory, table = new_table()
+    table.seal(6, NAME)
+    pool = BlockPool(NUM_BLOCKS, 4, names=BlockNameTable(memoryview(memory), NUM_BLOCKS))
+    assert 6 not in pool.allocate(NUM_BLOCKS - 1)
+    assert sealed_in(memory) == {6: NAME}
+    assert pool.allocate(1) == [6]
+    assert sealed_in(memory) == {}
+
+
+def test_memory_of_another_size_is_refused() -> None:
+    with pytest.raises(AssertionError):
+        BlockNameTable(memoryview(bytearray(table_bytes(NUM_BLOCKS - 1))), NUM_BLOCKS)

@@ -1,0 +1,340 @@
+"""Deliberate bugs of KV memory that outlives workers and engines: which deaths keep it, and what is found in it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from onward.engine.core import EngineCore
+from onward.engine.request import Request
+from onward.engine.scheduling import block_name_table
+from onward.engine.scheduling.block_name_table import BlockNameTable
+from onward.engine.scheduling.block_pool import BlockPool
+from onward.engine.scheduling.scheduler import Scheduler
+from onward.engine.scheduling.slot_and_block_allocator import SlotAndBlockAllocator, SlotPool
+from onward.proto.block_hash import BLOCK_HASH_BYTES, BlockHash
+from onward.proto.step import WorkerHello
+from onward.supervisor import core
+from onward.supervisor.children import Child, ChildState, ProcessRole
+from onward.supervisor.core import SupervisorCore
+from onward.supervisor.kv_memory_owner import KvMemoryOwner
+from onward.supervisor.worker_deaths import KEEPS_MEMORY, WorkerDeath
+from onward.worker import kv_pool
+from onward.worker.cpu_device import CpuDevice
+from tests.sabotage.patches import Patches, Sabotage
+
+DEATHS = "tests/supervisor/test_worker_deaths.py::"
+ENGINE = "tests/engine/test_kept_memory.py::"
+NAMES = "tests/engine/test_block_name_table.py::"
+OWNER = "tests/supervisor/test_kv_memory_owner.py::"
+WORKER = "tests/worker/test_kept_memory.py::"
+
+
+def _flip(death: WorkerDeath) -> Callable[[Patches], None]:
+    def apply(patch: Patches) -> None:
+        patch.put(core, "KEEPS_MEMORY", KEEPS_MEMORY | {death: not KEEPS_MEMORY[death]})
+
+    return apply
+
+
+def _flip_row(death: WorkerDeath) -> Sabotage:
+    name = death.name.lower()
+    verb = "ends" if KEEPS_MEMORY[death] else "keeps"
+    return Sabotage(
+        f"memory-of-{name.replace('_', '-')}",
+        f"a worker's death {verb} its KV memory: {death.value}",
+        _flip(death),
+        [DEATHS + f"test_the_next_worker_gets_the_memory_if_this_death_keeps_it[{name}]"],
+    )
+
+
+def _ignore_why_the_supervisor_killed(patch: Patches) -> None:
+    def classify(original: Callable, return_code: int, kill_reason: object, *, has_engine: bool) -> WorkerDeath:
+        return original(return_code, None, has_engine=has_engine)
+
+    patch.around(core, "classify_death", classify)
+
+
+def _do_not_look_how_the_worker_of_a_dead_engine_ended(patch: Patches) -> None:
+    patch.put(SupervisorCore, "on_removed", lambda self, child, return_code: None)
+
+
+def _keep_the_memory_of_an_engine_that_died_while_starting(patch: Patches) -> None:
+    def announce(original: Callable, self: SupervisorCore, child: Child, *args: Any) -> list:
+        if child.role is ProcessRole.ENGINE:
+            child.state = ChildState.READY
+        return original(self, child, *args)
+
+    patch.around(SupervisorCore, "_announce_exit", announce)
+
+
+def _keep_memory_that_is_not_owned(patch: Patches) -> None:
+    def keep(original: Callable, self: SupervisorCore, *args: Any, **named: Any) -> bool:
+        original(self, *args, **named)
+        return True
+
+    patch.around(SupervisorCore, "_keep_or_end_memory", keep)
+
+
+def _keep_what_was_planned(patch: Patches) -> None:
+    def reassign(original: Callable, self: SlotAndBlockAllocator, request: Request) -> None:
+        request.num_computed = min(request.planned_computed, len(request.token_ids) - 1)
+        original(self, request)
+
+    patch.around(SlotAndBlockAllocator, "reassign", reassign)
+
+
+def _keep_old_epochs(patch: Patches) -> None:
+    def reassign(original: Callable, self: SlotAndBlockAllocator, request: Request) -> None:
+        request.planned_runs.clear()
+
+    patch.around(SlotAndBlockAllocator, "reassign", reassign)
+
+
+def _leave_fences(patch: Patches) -> None:
+    for owner in (BlockPool, SlotPool):
+        patch.around(owner, "lift_fences", lambda original, self, step: None if step is None else original(self, step))
+
+
+def _leave_preempting_requests(patch: Patches) -> None:
+    def detach(original: Callable, self: Scheduler) -> None:
+        preempting, self.preempting = self.preempting, type(self.preempting)()
+        original(self)
+        self.preempting = preempting
+
+    patch.around(Scheduler, "detach_worker", detach)
+
+
+def _go_on_with_means(patch: Patches) -> None:
+    def detach(original: Callable, self: Scheduler) -> None:
+        means = [request for request in self.running if request.spec.sampling_params.pooling == "mean"]
+        for request in means:
+            self.running.remove(request)
+        original(self)
+        for request in means:
+            self.allocator.reassign(request)
+            self.running.add(request)
+
+    patch.around(Scheduler, "detach_worker", detach)
+
+
+def _drop_prompt_logprobs(patch: Patches) -> None:
+    def reassign(original: Callable, self: SlotAndBlockAllocator, request: Request) -> None:
+        request.prompt_logprobs = None
+        original(self, request)
+
+    patch.around(SlotAndBlockAllocator, "reassign", reassign)
+
+
+def _charge_nobody_for_a_kill(patch: Patches) -> None:
+    def lost(original: Callable, self: EngineCore, now_s: float, *, keeps_memory: bool = False) -> None:
+        if keeps_memory:
+            self.scheduler.steps_in_flight.clear()
+        original(self, now_s, keeps_memory=keeps_memory)
+
+    patch.around(EngineCore, "on_worker_lost", lost)
+
+
+def _trust_the_promise_of_memory(patch: Patches) -> None:
+    def ready(original: Callable, self: EngineCore, worker: WorkerHello, now_s: float, *args: Any) -> None:
+        if self._kv_memory:
+            self._kv_memory = worker.kv_memory
+        original(self, worker, now_s, *args)
+
+    patch.around(EngineCore, "on_worker_ready", ready)
+
+
+def _never_break_seals(patch: Patches) -> None:
+    patch.put(BlockNameTable, "break_seal", lambda self, block: None)
+
+
+def _adopt_torn_rows(patch: Patches) -> None:
+    def sealed(original: Callable, self: BlockNameTable) -> Iterator[tuple[int, BlockHash]]:
+        row_bytes = block_name_table.table_bytes(1)
+        for block in range(self._num_blocks):
+            name = bytes(self._rows[block * row_bytes : block * row_bytes + BLOCK_HASH_BYTES])
+            if any(name):
+                yield block, name
+
+    patch.around(BlockNameTable, "sealed", sealed)
+
+
+def _adopt_nothing(patch: Patches) -> None:
+    patch.put(BlockPool, "_adopt", lambda self, names: None)
+
+
+def _adopt_free_blocks(patch: Patches) -> None:
+    def adopt(original: Callable, self: BlockPool, names: BlockNameTable) -> None:
+        free = self._free
+        original(self, names)
+        self._free = free
+
+    patch.around(BlockPool, "_adopt", adopt)
+
+
+def _warm_up_in_block_0(patch: Patches) -> None:
+    patch.put(CpuDevice, "scratch_block", property(lambda self: 0))
+
+
+def _count_existing_memory_against_free_memory(patch: Patches) -> None:
+    patch.around(kv_pool, "num_blocks_in", lambda original, *args: 0)
+
+
+def _keep_ended_memory_open(patch: Patches) -> None:
+    def close(original: Callable, self: KvMemoryOwner) -> None:
+        self._fds, self._name = None, ""
+
+    patch.around(KvMemoryOwner, "close", close)
+
+
+def _attach_one_memory_for_ever(patch: Patches) -> None:
+    def fds_of(original: Callable, self: KvMemoryOwner, name: str) -> object:
+        return original(self, self._name or name)
+
+    patch.around(KvMemoryOwner, "fds_of", fds_of)
+
+
+TABLE = [
+    *map(_flip_row, WorkerDeath),
+    Sabotage(
+        "kill-reason-ignored",
+        "a worker that the supervisor has killed for its silence keeps its memory, as one killed from outside",
+        _ignore_why_the_supervisor_killed,
+        [
+            DEATHS + "test_the_next_worker_gets_the_memory_if_this_death_keeps_it[silent]",
+            DEATHS + "test_the_next_worker_gets_the_memory_if_this_death_keeps_it[replaced]",
+            DEATHS + "test_memory_ends_if_the_worker_of_a_dead_engine_was_to_be_killed_for_its_silence",
+        ],
+    ),
+    Sabotage(
+        "crash-hidden-by-engine",
+        "memory of a crashed worker is kept if its engine dies before the worker is reaped",
+        _do_not_look_how_the_worker_of_a_dead_engine_ended,
+        [DEATHS + "test_memory_ends_if_the_worker_of_a_dead_engine_had_died_of_a_fault_before"],
+    ),
+    Sabotage(
+        "starting-engine-keeps-memory",
+        "an engine that dies while it starts leaves its memory to the next one",
+        _keep_the_memory_of_an_engine_that_died_while_starting,
+        [DEATHS + "test_memory_ends_if_an_engine_dies_while_it_starts"],
+    ),
+    Sabotage(
+        "foreign-memory-kept",
+        "the engine is told that memory is kept which the supervisor does not own",
+        _keep_memory_that_is_not_owned,
+        [DEATHS + "test_no_death_keeps_memory_that_the_supervisor_does_not_own[killed_from_outside]"],
+    ),
+    Sabotage(
+        "planned-length-kept",
+        "a request goes on behind what was planned, although only what is committed is certainly written",
+        _keep_what_was_planned,
+        [
+            ENGINE + "test_the_next_worker_is_told_of_what_was_committed_and_of_the_same_blocks[3]",
+            ENGINE + "test_streams_are_exact_wherever_a_worker_is_killed",
+        ],
+    ),
+    Sabotage(
+        "kept-without-assignment",
+        "a request that keeps its KV is not assigned to the next worker",
+        _keep_old_epochs,
+        [ENGINE + "test_only_the_steps_in_flight_are_computed_again_when_a_worker_is_killed"],
+    ),
+    Sabotage(
+        "fences-outlive-worker",
+        "fences of steps in flight are not lifted when their worker is killed",
+        _leave_fences,
+        [
+            ENGINE + "test_blocks_of_requests_that_ended_in_a_step_in_flight_are_free_at_once",
+            ENGINE + "test_slots_of_requests_that_ended_in_a_step_in_flight_are_free_at_once",
+        ],
+    ),
+    Sabotage(
+        "preempting-for-ever",
+        "a request waits for a dead worker's reply to its preemption",
+        _leave_preempting_requests,
+        [ENGINE + "test_a_request_that_is_being_preempted_goes_back_to_the_queue_at_once"],
+    ),
+    Sabotage(
+        "means-go-on",
+        "a mean goes on with another worker, which has no sum of the rows before",
+        _go_on_with_means,
+        [ENGINE + "test_a_mean_starts_again_and_a_last_row_goes_on[mean-0]"],
+    ),
+    Sabotage(
+        "prompt-logprobs-cut",
+        "prompt logprobs that came before a kill are dropped",
+        _drop_prompt_logprobs,
+        [ENGINE + "test_prompt_logprobs_that_were_gathered_before_a_kill_are_kept_and_complete[2]"],
+    ),
+    Sabotage(
+        "kills-not-charged",
+        "a death that keeps the memory is charged to no request",
+        _charge_nobody_for_a_kill,
+        [ENGINE + "test_a_request_in_flight_at_three_kills_fails_and_others_do_not"],
+    ),
+    Sabotage(
+        "unattached-memory-trusted",
+        "requests go on although the new worker has other memory",
+        _trust_the_promise_of_memory,
+        [
+            ENGINE + "test_memory_that_could_not_be_attached_after_all_is_computed_again",
+            ENGINE + "test_cached_blocks_of_memory_that_could_not_be_attached_are_forgotten",
+        ],
+    ),
+    Sabotage(
+        "seal-never-broken",
+        "a block keeps its name in the table when it is handed out again",
+        _never_break_seals,
+        [
+            ENGINE + "test_a_block_that_was_handed_out_again_is_not_adopted_by_the_next_engine",
+            NAMES + "test_a_pool_seals_names_when_it_gives_them_and_breaks_them_when_it_hands_out_the_block",
+            NAMES + "test_a_row_that_was_written_in_part_has_no_name",
+        ],
+    ),
+    Sabotage(
+        "torn-rows-adopted",
+        "a row of the table counts whatever its seal is",
+        _adopt_torn_rows,
+        [
+            NAMES + "test_a_row_that_was_written_in_part_has_no_name",
+            ENGINE + "test_a_row_whose_seal_does_not_fit_is_not_adopted",
+        ],
+    ),
+    Sabotage(
+        "nothing-adopted",
+        "a new engine does not look for the blocks of the last one",
+        _adopt_nothing,
+        [ENGINE + "test_a_new_engine_finds_the_blocks_of_the_last_one_and_computes_one_block_again_at_most"],
+    ),
+    Sabotage(
+        "adopted-and-free",
+        "an adopted block is also handed out as one without a name",
+        _adopt_free_blocks,
+        [NAMES + "test_adopted_blocks_are_handed_out_last"],
+    ),
+    Sabotage(
+        "warm-up-in-block-0",
+        "a worker that starts writes a block that may be a request's",
+        _warm_up_in_block_0,
+        [WORKER + "test_a_second_worker_changes_no_byte_of_a_block_that_may_be_handed_out"],
+    ),
+    Sabotage(
+        "kept-memory-counted-twice",
+        "a pool that exists is counted against the memory that is free",
+        _count_existing_memory_against_free_memory,
+        [WORKER + "test_memory_that_exists_is_not_counted_against_what_is_free"],
+    ),
+    Sabotage(
+        "ended-memory-stays-open",
+        "the supervisor keeps memory open that has ended",
+        _keep_ended_memory_open,
+        [
+            OWNER + "test_another_name_is_other_memory_and_the_old_one_is_closed",
+            OWNER + "test_close_closes_the_memory_and_may_be_called_twice",
+        ],
+    ),
+    Sabotage(
+        "ended-memory-attached",
+        "the next worker gets memory that has ended",
+        _attach_one_memory_for_ever,
+        [OWNER + "test_another_name_is_other_memory_and_the_old_one_is_closed"],
+    ),
+]

@@ -1,0 +1,89 @@
+"""The supervisor holds KV memory open for as long as it has its name, and no longer."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from onward.supervisor.kv_memory_owner import KvMemoryOwner
+
+
+def identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def open_files() -> set[tuple[int, int]]:
+    """All files that this process has open."""
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            found.add(identity(int(path.name)))
+        except OSError:
+            continue  # that of the listing itself
+    return found
+
+
+def test_the_same_name_is_the_same_memory_with_what_is_in_it() -> None:
+    owner = KvMemoryOwner()
+    first = owner.fds_of("memory-1")
+    assert first is not None
+    os.write(first.pool, b"kv")
+    os.write(first.names, b"names")
+    again = owner.fds_of("memory-1")
+    assert again == first
+    assert os.pread(again.pool, 10, 0) == b"kv"
+    assert os.pread(again.names, 10, 0) == b"names"
+    owner.close()
+
+
+def test_pool_and_names_are_two_memories_without_a_size() -> None:
+    owner = KvMemoryOwner()
+    memory = owner.fds_of("memory-1")
+    assert memory is not None
+    assert identity(memory.pool) != identity(memory.names)
+    assert [os.fstat(fd).st_size for fd in memory] == [0, 0]
+    owner.close()
+
+
+def test_another_name_is_other_memory_and_the_old_one_is_closed() -> None:
+    owner = KvMemoryOwner()
+    first = owner.fds_of("memory-1")
+    assert first is not None
+    os.write(first.pool, b"kv")
+    old = {identity(fd) for fd in first}
+    second = owner.fds_of("memory-2")
+    assert second is not None
+    assert not old & open_files()
+    assert [os.fstat(fd).st_size for fd in second] == [0, 0]
+    owner.close()
+
+
+def test_no_name_is_no_memory_and_the_old_one_is_closed() -> None:
+    owner = KvMemoryOwner()
+    assert owner.fds_of("") is None
+    first = owner.fds_of("memory-1")
+    assert first is not None
+    old = {identity(fd) for fd in first}
+    assert owner.fds_of("") is None
+    assert not old & open_files()
+
+
+def test_close_closes_the_memory_and_may_be_called_twice() -> None:
+    owner = KvMemoryOwner()
+    memory = owner.fds_of("memory-1")
+    assert memory is not None
+    old = {identity(fd) for fd in memory}
+    assert old <= open_files()
+    owner.close()
+    assert not old & open_files()
+    owner.close()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_child_does_not_inherit_memory_that_it_was_not_given(index: int) -> None:
+    owner = KvMemoryOwner()
+    memory = owner.fds_of("memory-1")
+    assert memory is not None
+    assert not os.get_inheritable(memory[index])
+    owner.close()
