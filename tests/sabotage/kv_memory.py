@@ -26,6 +26,7 @@ ENGINE = "tests/engine/test_kept_memory.py::"
 NAMES = "tests/engine/test_block_name_table.py::"
 OWNER = "tests/supervisor/test_kv_memory_owner.py::"
 WORKER = "tests/worker/test_kept_memory.py::"
+STANDBY = "tests/supervisor/test_standby.py::"
 
 
 def _flip(death: WorkerDeath) -> Callable[[Patches], None]:
@@ -58,12 +59,52 @@ def _do_not_look_how_the_worker_of_a_dead_engine_ended(patch: Patches) -> None:
 
 
 def _keep_the_memory_of_an_engine_that_died_while_starting(patch: Patches) -> None:
-    def announce(original: Callable, self: SupervisorCore, child: Child, *args: Any) -> list:
+    def on_exit(original: Callable, self: SupervisorCore, child: Child, *args: Any) -> list:
         if child.role is ProcessRole.ENGINE:
             child.state = ChildState.READY
         return original(self, child, *args)
 
-    patch.around(SupervisorCore, "_announce_exit", announce)
+    patch.around(SupervisorCore, "on_exit", on_exit)
+
+
+def _keep_memory_however_often_workers_die(patch: Patches) -> None:
+    patch.put(core, "MEMORY_DOUBT_DELAY_S", float("inf"))
+
+
+def _activate_a_standby_with_other_memory(patch: Patches) -> None:
+    def start_worker(original: Callable, self: SupervisorCore) -> list:
+        standby = self._ready(ProcessRole.STANDBY)
+        return [core.ActivateStandby(standby[0])] if standby else original(self)
+
+    patch.around(SupervisorCore, "_start_worker", start_worker)
+
+
+def _never_activate_a_standby(patch: Patches) -> None:
+    patch.put(SupervisorCore, "_start_worker", lambda self: [core.StartProcess(ProcessRole.WORKER, 0)])
+
+
+def _forgive_a_crashed_standby(patch: Patches) -> None:
+    def on_standby_exit(original: Callable, self: SupervisorCore, standby: Child, *args: Any) -> list:
+        original(self, standby, *args)
+        return []
+
+    patch.around(SupervisorCore, "_on_standby_exit", on_standby_exit)
+
+
+def _start_no_second_standby(patch: Patches) -> None:
+    def on_activated(original: Callable, self: SupervisorCore, child: Child, now_s: float) -> None:
+        original(self, child, now_s)
+        self.give_up_standby()
+
+    patch.around(SupervisorCore, "on_activated", on_activated)
+
+
+def _wait_for_an_activated_standby_for_ever(patch: Patches) -> None:
+    patch.put(core, "ACTIVATION_TIMEOUT_S", float("inf"))
+
+
+def _leave_the_standby_at_a_shutdown(patch: Patches) -> None:
+    patch.put(SupervisorCore, "_remove_standby", lambda self: [])
 
 
 def _keep_memory_that_is_not_owned(patch: Patches) -> None:
@@ -215,6 +256,48 @@ TABLE = [
         "an engine that dies while it starts leaves its memory to the next one",
         _keep_the_memory_of_an_engine_that_died_while_starting,
         [DEATHS + "test_memory_ends_if_an_engine_dies_while_it_starts"],
+    ),
+    Sabotage(
+        "dying-keeps-memory",
+        "workers die again and again, and each gets the memory of the one before",
+        _keep_memory_however_often_workers_die,
+        [DEATHS + "test_memory_ends_with_the_third_death_without_a_completed_step"],
+    ),
+    Sabotage(
+        "standby-of-other-memory",
+        "a standby takes over that has attached memory which was given up",
+        _activate_a_standby_with_other_memory,
+        [STANDBY + "test_a_worker_that_may_have_damaged_the_memory_is_followed_by_a_cold_start_with_other_memory[1]"],
+    ),
+    Sabotage(
+        "standby-unused",
+        "a standby waits, and a new worker starts all the same",
+        _never_activate_a_standby,
+        [STANDBY + "test_the_standby_takes_over_from_a_killed_worker_and_another_one_starts"],
+    ),
+    Sabotage(
+        "crashed-standby-forgiven",
+        "memory beside a standby that crashed is used on",
+        _forgive_a_crashed_standby,
+        [STANDBY + "test_a_standby_that_crashes_costs_the_memory_that_it_may_have_damaged"],
+    ),
+    Sabotage(
+        "one-standby-ever",
+        "no standby follows the first one",
+        _start_no_second_standby,
+        [STANDBY + "test_the_standby_takes_over_from_a_killed_worker_and_another_one_starts"],
+    ),
+    Sabotage(
+        "silent-standby-waited-for",
+        "a standby that is activated may take for ever to serve",
+        _wait_for_an_activated_standby_for_ever,
+        [STANDBY + "test_a_standby_that_is_activated_and_stays_silent_is_killed_soon"],
+    ),
+    Sabotage(
+        "standby-outlives-shutdown",
+        "a shutdown leaves the standby",
+        _leave_the_standby_at_a_shutdown,
+        [STANDBY + "test_a_shutdown_begins_with_the_standby"],
     ),
     Sabotage(
         "foreign-memory-kept",

@@ -208,3 +208,27 @@ def test_each_memory_has_a_name_of_its_own() -> None:
         instance.advance(120.0)
         instance.ready(ProcessRole.ENGINE)
     assert len(set(names)) == 4
+
+
+# When memory that is kept may itself be the cause.
+
+
+def test_memory_ends_with_a_worker_that_is_killed_while_it_starts() -> None:
+    instance = make_instance()
+    kill_worker(instance)
+    assert instance.core.kv_memory == FIRST_MEMORY
+    kill_worker(instance)
+    assert instance.core.kv_memory != FIRST_MEMORY
+
+
+def test_memory_ends_with_the_third_death_without_a_completed_step() -> None:
+    instance = make_instance()
+    for _ in range(2):
+        kill_worker(instance)
+        instance.advance(0.5)
+        instance.ready(ProcessRole.ENGINE)
+        assert instance.core.kv_memory == FIRST_MEMORY
+    instance.take()
+    kill_worker(instance)
+    assert instance.core.kv_memory != FIRST_MEMORY
+    assert [gone.keeps_memory for gone in instance.take_messages(ProcessRole.ENGINE, WorkerGone)] == [False]
