@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from onward.proto.control import ReplaceWorker, WorkerGone
+from onward.proto.control import MetricsSnapshot, ReplaceWorker, WorkerGone
 from onward.proto.demo import RequestKill
-from onward.supervisor.children import ProcessRole
+from onward.proto.stats import EngineStats
+from onward.supervisor.children import Child, ProcessRole
 from onward.supervisor.core import RemoveProcess
 from onward.supervisor.worker_deaths import KEEPS_MEMORY, KillReason, WorkerDeath, classify_death
 from tests.supervisor.instance_of_core import InstanceOfCore
@@ -45,18 +46,16 @@ def remove_worker_of_dead_engine(instance: InstanceOfCore, worker_return_code: i
 
 
 def be_silent(instance: InstanceOfCore) -> None:
-    """The worker of an instance does not complete its start."""
-    kill_worker(instance)
-    assert instance.core.kv_memory in (FIRST_MEMORY, "")
-    worker = instance.child(ProcessRole.WORKER)
-    instance.take()
-    killed = []
-    for _ in range(40):
+    """The worker has served, and completes no step any more."""
+    stalled = EngineStats(7, True, 500.0, {}, {}, 1)
+    killed: list[Child] = []
+    while not killed:
         instance.advance(1.0)
-        killed += [child for child in instance.take_killed() if child is worker]
-        if killed:
-            break
-    assert killed
+        killed = instance.take_killed()
+        for role in (ProcessRole.API, ProcessRole.STREAM_STORE):
+            instance.receive(role, MetricsSnapshot(1, []))
+        instance.receive(ProcessRole.ENGINE, MetricsSnapshot(1, [], stalled))
+    assert killed == [instance.child(ProcessRole.WORKER)]
     instance.die(ProcessRole.WORKER, KILLED)
 
 
