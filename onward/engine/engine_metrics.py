@@ -55,6 +55,7 @@ class EngineMetrics:
         )
         self.preemptions = counter("onward_preemptions_total", "Requests whose slot and blocks were taken away.")
         self.resubmissions = resubmissions_counter(registry)
+        self.resubmissions.inc("worker_restart", by=0)  # a rate needs a first sample before the first event
         self.stale = stale_events_counter(registry)
         self.tokens = counter("onward_tokens_total", "Tokens: prompt, of which cached; generated.", ["kind"])
         self.steps = counter(

@@ -8,6 +8,17 @@ process that has them mapped or open, so nothing is left after a SIGKILL of all.
 import os
 from typing import NamedTuple
 
+from onward.config import ServeConfig
+from onward.proto.speculative_config import parse_speculative
+from onward.supervisor.pd_config import PdConfig
+
+
+def can_keep_kv_memory(config: ServeConfig, pd: PdConfig) -> bool:
+    """Not where peers write it: a write may come late. Nor where an EAGLE layer drafts: it has KV of its own, made of the
+    model's outputs, and could draft nothing for a context of which only the model's KV is kept."""
+    has_eagle = config.speculative is not None and parse_speculative(config.speculative).kind == "eagle"
+    return config.device == "cpu" and not pd.is_enabled and not has_eagle
+
 
 class KvMemoryFds(NamedTuple):
     pool: int

@@ -59,7 +59,7 @@ from onward.supervisor.core import (
     SupervisorCore,
     SupervisorSettings,
 )
-from onward.supervisor.kv_memory_owner import KvMemoryOwner
+from onward.supervisor.kv_memory_owner import KvMemoryOwner, can_keep_kv_memory
 from onward.supervisor.oom import OomEvidence, OomWatch
 from onward.supervisor.pd_config import PdConfig
 from onward.supervisor.registration_config import RegistrationConfig
@@ -99,7 +99,7 @@ class Supervisor:
         self._keys = self._key_source.read()
         self._reload_pending = False
         self._incarnation = new_incarnation(config.instance_name)
-        owns_kv_memory = config.device == "cpu" and not pd.is_enabled
+        owns_kv_memory = can_keep_kv_memory(config, pd)
         settings = SupervisorSettings(
             config.api_processes,
             config.stall_timeout_s,

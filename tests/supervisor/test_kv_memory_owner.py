@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from onward.supervisor.kv_memory_owner import KvMemoryOwner
+from onward.config import ServeConfig
+from onward.supervisor.kv_memory_owner import KvMemoryOwner, can_keep_kv_memory
+from onward.supervisor.pd_config import PdConfig
+
+NO_PD, DECODE = PdConfig(), PdConfig(kv_backend="shm")
 
 
 def identity(fd: int) -> tuple[int, int]:
@@ -87,3 +91,20 @@ def test_a_child_does_not_inherit_memory_that_it_was_not_given(index: int) -> No
     assert memory is not None
     assert not os.get_inheritable(memory[index])
     owner.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "pd", "is_kept"),
+    [
+        ({}, NO_PD, True),
+        ({"speculative": "ngram:4"}, NO_PD, True),
+        ({"speculative": "draft:/models/small:4"}, NO_PD, True),
+        ({"speculative": "eagle:/models/layer:1"}, NO_PD, False),
+        ({"device": "cuda"}, NO_PD, False),
+        ({"role": "decode"}, DECODE, False),
+    ],
+)
+def test_memory_is_kept_where_nothing_else_writes_it_or_depends_on_it(
+    flags: dict[str, str], pd: PdConfig, is_kept: bool
+) -> None:
+    assert can_keep_kv_memory(ServeConfig(**flags), pd) is is_kept  # type: ignore[arg-type]
