@@ -12,6 +12,7 @@ actions in order, then call `tick`. A process is dead and reaped before its succ
 """
 
 import logging
+import signal
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -298,9 +299,9 @@ class SupervisorCore:
         policy = self._stream_store_restart_policy if child.role is ProcessRole.STREAM_STORE else self._restart_policy
         isolated_request_id = self._isolated_request_of(child)
         delay_s = policy.record_death(now_s, self.snapshots.num_progress_reports, isolated_request_id)
-        if child.role in (ProcessRole.WORKER, ProcessRole.ENGINE) and (
-            child.state is ChildState.STARTING or delay_s >= MEMORY_DOUBT_DELAY_S
-        ):
+        # An engine that fails in its start may do so because of what it was to adopt.
+        fails_to_start = child.role is ProcessRole.ENGINE and child.state is ChildState.STARTING
+        if delay_s >= MEMORY_DOUBT_DELAY_S or (fails_to_start and return_code != -signal.SIGKILL):
             self._end_memory()
         actions = self._announce_exit(child, return_code, cause)
         if delay_s:
@@ -315,7 +316,7 @@ class SupervisorCore:
 
     def _on_standby_exit(self, standby: Child, return_code: int, now_s: float) -> list[SupervisorAction]:
         """Nobody misses it. One that has crashed may have written to the memory beside the worker: that is given up."""
-        delay_s = self._standby_restart_policy.record_death(now_s, self.snapshots.num_progress_reports)
+        delay_s = self._standby_restart_policy.record_death(now_s, progress=0)  # steps are none of its doing
         self._standby_starts_at_s = now_s + max(STANDBY_DELAY_S, delay_s)
         death = classify_death(return_code, standby.kill_reason, has_engine=True)
         if death is not WorkerDeath.CRASHED or standby.kv_memory != self.kv_memory:

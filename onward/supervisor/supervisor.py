@@ -300,10 +300,15 @@ class Supervisor:
 
     def _activate_standby(self, standby: Child) -> None:
         (engine,) = self._core.children_of(ProcessRole.ENGINE)
-        with worker_wire.open_worker_wire(self._config, self._model, engine.incarnation, standby.incarnation) as wire:
-            self._announce_worker(engine, standby.incarnation, wire, "")
-            activate = ActivateWorker(engine.incarnation, wire.for_worker)
-            self._processes[standby].send(activate, wire.worker_fds)
+        try:
+            wire_ends = worker_wire.open_worker_wire(self._config, self._model, engine.incarnation, standby.incarnation)
+            with wire_ends as wire:
+                self._announce_worker(engine, standby.incarnation, wire, "")
+                self._processes[standby].send(ActivateWorker(engine.incarnation, wire.for_worker), wire.worker_fds)
+        except OSError as fault:
+            logger.error(log.event("cannot activate the standby", why=fault, again_in_s=START_RETRY_S))
+            self._core.on_start_failed(ProcessRole.WORKER, 0, self._clock.now_s())
+            return
         logger.info(log.event("standby activated", pid=self._processes[standby].process.pid))
         self._core.on_activated(standby, self._clock.now_s())
 

@@ -255,7 +255,7 @@ TABLE = [
         "starting-engine-keeps-memory",
         "an engine that dies while it starts leaves its memory to the next one",
         _keep_the_memory_of_an_engine_that_died_while_starting,
-        [DEATHS + "test_memory_ends_if_an_engine_dies_while_it_starts"],
+        [DEATHS + "test_memory_ends_if_an_engine_fails_while_it_starts"],
     ),
     Sabotage(
         "dying-keeps-memory",
