@@ -48,7 +48,7 @@ def recorded(seed: int, count: int) -> list[Action]:
     rng = random.Random(seed)
     kinds = {"submit": 12, "two_steps": 20, "plan": 12, "answer": 12, "abort": 2, "abort_epoch": 1, "abort_by_name": 1}
     kinds |= {"stop": 1, "fail": 2, "resubmit": 2, "repeat": 1, "crash_worker": 1, "crash_engine": 1, "tick": 4}
-    kinds |= {"lose_worker": 1, "start_worker": 4}
+    kinds |= {"lose_worker": 1, "start_worker": 4, "kill_worker": 1, "lose_worker_and_keep_its_memory": 1}
     drawn = rng.choices(list(kinds), list(kinds.values()), k=count)
     return [(kind, _request(rng) if kind == "submit" else rng.randrange(1000)) for kind in drawn]
 

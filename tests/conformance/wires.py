@@ -10,7 +10,7 @@ import msgspec
 from onward.proto.engine import FromEngine
 from onward.proto.step import SlotEvent, StepPlan, StepResult, WorkerHello
 from onward.proto.worker_wire_address import ShmWireAddress, WorkerWireAddress, ZmqWireAddress
-from onward.sim.hash_worker import HashWorker
+from onward.sim.hash_worker import HashWorker, KvCells
 from onward.transport import shm_wire
 from onward.transport.inproc_wire import InprocWorkerWire, StepRunner
 from onward.transport.worker_wire import open_engine_wire_end, open_worker_wire_end
@@ -104,10 +104,10 @@ class WiredHarness(Harness):
         if isinstance(self._wire, PairedWire):
             self._wire.close()
 
-    def _new_worker(self) -> HashWorker:
+    def _new_worker(self, memory: KvCells | None = None) -> HashWorker:
         self.close()
         self._num_wires += 1
-        worker = super()._new_worker()
+        worker = super()._new_worker(memory)
         hello = worker.hello(f"w{self._num_wires}")
         self._wire = open_wire(self.kind, self._folder, self.config.max_num_seqs, self, hello)
         return worker
