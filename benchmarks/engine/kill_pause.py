@@ -12,6 +12,7 @@ import os
 import signal
 import statistics
 import time
+from itertools import pairwise
 
 import aiohttp
 import msgspec
@@ -22,6 +23,7 @@ from benchmarks.harness.processes import ServerProcess
 from onward.bench import load
 
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 1000, 4000
+LATE_TOKENS_S = 0.2
 
 
 class EndlessStream:
@@ -52,10 +54,11 @@ class EndlessStream:
                     self.token_times_s.append(time.monotonic())
                     self.is_decoding = True
 
-    def pause_at(self, at_s: float) -> float:
-        """The gap between the tokens before and after this time."""
-        before = max(token_s for token_s in self.token_times_s if token_s <= at_s)
-        return min(token_s for token_s in self.token_times_s if token_s > at_s) - before
+    def pause_after(self, at_s: float) -> float:
+        """The longest gap between two tokens that ends after this time and begins soon after it at the latest: tokens that
+        were on their way may still arrive."""
+        pairs = pairwise(self.token_times_s)
+        return max(end_s - start_s for start_s, end_s in pairs if end_s > at_s and start_s < at_s + LATE_TOKENS_S)
 
 
 async def measure(url: str, options: argparse.Namespace) -> list[float]:
@@ -86,9 +89,9 @@ async def _kill_once(
         [pid] = (await response.json())["pids"][options.role]
     killed_at_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
-    while min(stream.token_times_s[-1] for stream in streams) <= killed_at_s:
+    while min(stream.token_times_s[-1] for stream in streams) <= killed_at_s + LATE_TOKENS_S:
         await asyncio.sleep(0.02)
-    pause_s = max(stream.pause_at(killed_at_s) for stream in streams)
+    pause_s = max(stream.pause_after(killed_at_s) for stream in streams)
     print(f"{options.role} killed: the slowest stream paused for {pause_s:.3f} s", flush=True)
     return pause_s
 
