@@ -263,8 +263,10 @@ class EngineProcess:
         self._channel.send(ChildReady(hello))
 
     def _names_of(self, hello: WorkerHello) -> BlockNameTable | None:
-        if not hello.kv_memory or self._recording is not None:
-            return None  # a replay begins without blocks, and so does what it shall repeat
+        if not hello.kv_memory or self._start.config.record:
+            # A replay begins without blocks, and so does what it shall repeat. The flag decides, not whether the file could
+            # be opened: who hands blocks out without breaking their seals must have no successor that adopts them.
+            return None
         fds, self._names_fds = self._names_fds, []
         return self._open_names(fds, hello.num_blocks)
 

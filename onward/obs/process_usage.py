@@ -39,12 +39,12 @@ def read_usage(pid: int, proc: Path = Path("/proc")) -> UsageSample | None:
 
 
 def private_memory_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """What no other process has mapped and no file holds. 0: the process is gone, or the system does not say."""
+    """Resident memory that neither a file nor a memory file holds. 0: the process is gone, or the system does not say."""
     try:
-        lines = (proc / str(pid) / "smaps_rollup").read_text().splitlines()
+        lines = (proc / str(pid) / "status").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty:")), 0)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
 
 
 @dataclass(slots=True)
@@ -80,8 +80,16 @@ class ProcessUsage:
             process, last = self._latest.pop(key)
             self._dead_cpu_s[process] = self._dead_cpu_s.get(process, 0.0) + last.cpu_s
         for key, (process, pid) in processes.items():
+            if key in self._latest and self._latest[key][0] != process:
+                self._relabel(key, process)
             if (sample := read_usage(pid)) is not None:
                 self._latest[key] = (process, sample)
+
+    def _relabel(self, key: Hashable, process: str) -> None:
+        """A process does something else from now on. What it has used so far counts for what it did before."""
+        before, last = self._latest[key]
+        self._dead_cpu_s[before] = self._dead_cpu_s.get(before, 0.0) + last.cpu_s
+        self._dead_cpu_s[process] = self._dead_cpu_s.get(process, 0.0) - last.cpu_s
 
     def _cpu_seconds(self) -> dict[LabelValues, float]:
         seconds = dict(self._dead_cpu_s)

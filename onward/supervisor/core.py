@@ -43,7 +43,7 @@ from onward.proto.live import LiveEngine, LiveSnapshot, QueryLive
 from onward.proto.step import WorkerHello
 from onward.supervisor.children import Child, ChildState, ProcessRole
 from onward.supervisor.live_queries import LiveQueries
-from onward.supervisor.restart_policy import RestartPolicy
+from onward.supervisor.restart_policy import COOL_DOWN_S, RestartPolicy
 from onward.supervisor.snapshots import SnapshotAggregator
 from onward.supervisor.worker_deaths import KEEPS_MEMORY, KillReason, WorkerDeath, classify_death
 
@@ -260,6 +260,10 @@ class SupervisorCore:
         """There is none in this instance, until it is started again."""
         self._settings = replace(self._settings, has_standby=False)
 
+    def schedule_standby(self, at_s: float) -> None:
+        """Not before this time, nor before an earlier one that is still to come: a standby that keeps dying is delayed."""
+        self._standby_starts_at_s = max(at_s, self._standby_starts_at_s or at_s)
+
     def _start_worker(self) -> list[SupervisorAction]:
         """The standby, if there is one that has the present memory; else a new process."""
         standby = [child for child in self._ready(ProcessRole.STANDBY) if child.kv_memory == self.kv_memory]
@@ -272,6 +276,7 @@ class SupervisorCore:
             if child.kv_memory != self.kv_memory:
                 self._forget(child)
                 actions.append(RemoveProcess(child))
+                self.schedule_standby(now_s + STANDBY_DELAY_S)
         if self._standby_starts_at_s is not None and now_s >= self._standby_starts_at_s:
             self._standby_starts_at_s = None
             if not self.children_of(ProcessRole.STANDBY):
@@ -281,7 +286,7 @@ class SupervisorCore:
     def on_start_failed(self, role: ProcessRole, index: int, now_s: float) -> None:
         """The operating system refused: no process, file or memory is available now."""
         if role is ProcessRole.STANDBY:
-            self._standby_starts_at_s = now_s + START_RETRY_S
+            self.schedule_standby(now_s + START_RETRY_S)
         else:
             self._restart_at_s[role, index] = now_s + START_RETRY_S
 
@@ -301,7 +306,8 @@ class SupervisorCore:
         delay_s = policy.record_death(now_s, self.snapshots.num_progress_reports, isolated_request_id)
         # An engine that fails in its start may do so because of what it was to adopt.
         fails_to_start = child.role is ProcessRole.ENGINE and child.state is ChildState.STARTING
-        if delay_s >= MEMORY_DOUBT_DELAY_S or (fails_to_start and return_code != -signal.SIGKILL):
+        keeps_dying = child.role in (ProcessRole.WORKER, ProcessRole.ENGINE) and delay_s >= MEMORY_DOUBT_DELAY_S
+        if keeps_dying or (fails_to_start and return_code != -signal.SIGKILL):
             self._end_memory()
         actions = self._announce_exit(child, return_code, cause)
         if delay_s:
@@ -316,11 +322,17 @@ class SupervisorCore:
 
     def _on_standby_exit(self, standby: Child, return_code: int, now_s: float) -> list[SupervisorAction]:
         """Nobody misses it. One that has crashed may have written to the memory beside the worker: that is given up."""
+        self.restarts[ProcessRole.STANDBY] += 1
         delay_s = self._standby_restart_policy.record_death(now_s, progress=0)  # steps are none of its doing
-        self._standby_starts_at_s = now_s + max(STANDBY_DELAY_S, delay_s)
+        if delay_s >= COOL_DOWN_S:
+            logger.warning(log.event("no standby worker any more, since it keeps dying"))
+            self.give_up_standby()
+        else:
+            self.schedule_standby(now_s + max(STANDBY_DELAY_S, delay_s))
         death = classify_death(return_code, standby.kill_reason, has_engine=True)
         if death is not WorkerDeath.CRASHED or standby.kv_memory != self.kv_memory:
             return []
+        self._end_memory()  # also if there is no worker at the moment: the next one must not attach it
         workers = self.children_of(ProcessRole.WORKER)
         return [self._kill(worker, KillReason.REPLACEMENT, "a standby worker crashed") for worker in workers]
 
@@ -422,7 +434,7 @@ class SupervisorCore:
                 self.engine_up = EngineUp(child.incarnation, self._engine_address, worker)
                 actions = self._broadcast(ProcessRole.API, self.engine_up)
             if self._settings.has_standby and not self.children_of(ProcessRole.STANDBY):
-                self._standby_starts_at_s = now_s + STANDBY_DELAY_S
+                self.schedule_standby(now_s + STANDBY_DELAY_S)
         serving = [process for process in self.children.values() if process.role is not ProcessRole.STANDBY]
         is_complete = self.engine_up is not None and len(serving) == 3 + self._settings.num_api_processes
         if is_complete and all(process.state is ChildState.READY for process in serving):
@@ -536,7 +548,9 @@ class SupervisorCore:
         late = [worker for worker in starting if self.was_ready and now_s - worker.started_at_s > allowed_s]
         if late:
             self._longest_worker_start_s = 2 * allowed_s / START_FACTOR
-        return late + [worker for worker in activated if now_s - worker.started_at_s > ACTIVATION_TIMEOUT_S]
+        # One that serves a new engine waits for that engine's start too.
+        activation_s = ACTIVATION_TIMEOUT_S if self._ready(ProcessRole.ENGINE) else allowed_s
+        return late + [worker for worker in activated if now_s - worker.started_at_s > activation_s]
 
     # Shutdown.
 

@@ -37,9 +37,8 @@ class KvMemoryOwner:
         not attached again. None for memory without a name, which a worker allocates for itself."""
         if name != self._name:
             self.close()
+            self._fds = _allocate(name) if name else None
             self._name = name
-            if name:
-                self._fds = _allocate(name)
         return self._fds
 
     def close(self) -> None:

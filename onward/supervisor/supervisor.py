@@ -72,6 +72,7 @@ from onward.worker.kv_memory_budget import free_memory_bytes
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
+STANDBY_MEMORY_RETRY_S = 60.0
 STANDBY_SPARE_BYTES = 1 << 30
 """What must be free beside the memory of a standby worker, unless it is asked for."""
 
@@ -139,6 +140,9 @@ class Supervisor:
         self._usage = ProcessUsage()
         self._usage.register(self._metrics)
         self._num_kv_blocks = config.num_kv_blocks
+        self._lacks_standby_memory = False
+        if config.standby_worker == "on" and not owns_kv_memory:
+            logger.warning("--standby-worker on: there is none with CUDA, split roles or an EAGLE layer")
         self._has_announced_readiness = False
         self._num_stop_signals = self._num_handled_signals = 0
 
@@ -240,7 +244,7 @@ class Supervisor:
                 case ProcessRole.API:
                     self._start_api(index)
         except OSError as fault:
-            if not self._core.was_ready:
+            if not self._core.was_ready and role is not ProcessRole.STANDBY:
                 raise
             logger.error(log.event("cannot start", role=role.value, why=fault, again_in_s=START_RETRY_S))
             self._core.on_start_failed(role, index, self._clock.now_s())
@@ -285,9 +289,12 @@ class Supervisor:
 
     def _start_standby(self) -> None:
         if self._config.standby_worker == "auto" and (missing := self._memory_missing_for_standby()) > 0:
-            logger.info(log.event("no standby worker, for lack of memory", missing_mib=missing >> 20))
-            self._core.give_up_standby()
+            if not self._lacks_standby_memory:
+                logger.info(log.event("no standby worker, for lack of memory", missing_mib=missing >> 20))
+            self._lacks_standby_memory = True
+            self._core.schedule_standby(self._clock.now_s() + STANDBY_MEMORY_RETRY_S)
             return
+        self._lacks_standby_memory = False
         incarnation = new_incarnation(ProcessRole.WORKER.value)
         process = spawn(ProcessRole.STANDBY, self._pool_fds())
         process.send(self._worker_start_message(incarnation))

@@ -35,6 +35,10 @@ class WorkerWireBroken(Exception):
     """The other side is gone, or what it left is not a message."""
 
 
+class WorkerWireClosed(WorkerWireBroken):
+    """The process at the other end is gone, or leaves."""
+
+
 @dataclass(slots=True, frozen=True)
 class RingLayout:
     """Where things lie in one place of the ring."""
@@ -113,7 +117,7 @@ class _SharedRing:
         try:
             self.doorbell.send(message)
         except OSError as fault:
-            raise WorkerWireBroken(str(fault)) from fault
+            raise WorkerWireClosed(str(fault)) from fault
 
     def receive_doorbell(self) -> bytes | None:
         """The next message on the doorbell, or None."""
@@ -122,9 +126,9 @@ class _SharedRing:
         except BlockingIOError:
             return None
         except OSError as fault:
-            raise WorkerWireBroken(str(fault)) from fault
+            raise WorkerWireClosed(str(fault)) from fault
         if not message:
-            raise WorkerWireBroken("the other side is gone")
+            raise WorkerWireClosed("the other side is gone")
         return message
 
     def close(self) -> None:

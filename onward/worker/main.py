@@ -4,6 +4,7 @@ It holds no policy, and has no way to lose a step: a fault that is not one reque
 """
 
 import argparse
+import contextlib
 import gc
 import logging
 import sys
@@ -17,7 +18,7 @@ from onward.errors import OnwardError, StartupError
 from onward.proto.control import ActivateWorker, ChildReady, StartFailed, StartupProgress, StartWorker, StopChild
 from onward.proto.worker_wire_address import ShmWireAddress
 from onward.transport.control_channel import ChannelClosed, ControlChannel, join_supervisor
-from onward.transport.shm_wire import WorkerWireBroken
+from onward.transport.shm_wire import WorkerWireBroken, WorkerWireClosed
 from onward.transport.worker_wire import open_worker_wire_end
 from onward.transport.zmq_sockets import SocketPoller
 from onward.worker.model_runner import ModelRunner
@@ -133,15 +134,28 @@ def main() -> None:
     except MemoryError as error:
         channel.send(StartFailed(f"out of memory while loading the model ({error}); try a smaller --num-kv-blocks"))
         return
+    except WorkerWireClosed as closed:
+        _await_end(channel, closed)
+        return
     try:
         process.run()
     except ChannelClosed:
         logger.warning("the supervisor is gone")
+    except WorkerWireClosed as closed:
+        _await_end(channel, closed)
     except WorkerWireBroken as broken:
-        # The engine's end is the supervisor's to judge: in a stop it is what comes before ours.
-        logger.info(log.event("leaving", because=str(broken)))
+        logger.error(log.event("leaving", because=str(broken)))
     finally:
         process.close()
+
+
+def _await_end(channel: ControlChannel, closed: WorkerWireClosed) -> None:
+    """The engine's end is the supervisor's to judge, and so is ours: it ends us, or a stop is what comes next. A worker
+    that left by itself would be taken for one that has failed, and its KV memory would be given up."""
+    logger.info(log.event("waiting for the end", because=str(closed)))
+    with contextlib.suppress(ChannelClosed):
+        while not isinstance(channel.wait_receive(), StopChild):
+            pass
 
 
 if __name__ == "__main__":

@@ -62,3 +62,17 @@ def test_a_process_can_show_its_own() -> None:
     register_own_usage(registry, "router")
     assert values(registry, "onward_process_cpu_seconds_total")["router"] > 0
     assert values(registry, "onward_process_resident_memory_bytes")["router"] > 1 << 20
+
+
+def test_a_process_that_does_something_else_leaves_what_it_used_before_where_it_was() -> None:
+    """As a standby that becomes the worker: no counter goes back, and nothing counts twice."""
+    registry, usage = Registry(), ProcessUsage()
+    usage.register(registry)
+    usage.sample({"b": ("standby", os.getpid())})
+    before = values(registry, "onward_process_cpu_seconds_total")
+    while own_cpu_s() < before["standby"] + 0.05:
+        sum(range(10_000))
+    usage.sample({"b": ("worker", os.getpid())})
+    after = values(registry, "onward_process_cpu_seconds_total")
+    assert after["standby"] == before["standby"]
+    assert 0 < after["worker"] < before["standby"] + 1.0

@@ -148,3 +148,51 @@ def test_a_shutdown_begins_with_the_standby() -> None:
     instance.stop()
     assert instance.take()[0] == RemoveProcess(standby)
     assert not instance.core.children_of(STANDBY)
+
+
+def test_a_standby_that_keeps_crashing_is_given_up_and_does_not_take_the_worker_down_for_ever() -> None:
+    instance = InstanceOfCore(owns_kv_memory=True, has_standby=True)
+    instance.make_ready()
+    num_crashes = 0
+    for _ in range(600):
+        instance.advance(0.5)
+        if instance.core.children_of(STANDBY):
+            num_crashes += 1
+            instance.die(STANDBY, -signal.SIGABRT)
+            instance.die(WORKER)
+            instance.advance(3.0)
+            instance.ready(ENGINE)
+    assert num_crashes <= 5, "after five in a minute there is none any more"
+
+
+def test_a_standby_that_crashes_while_there_is_no_worker_ends_the_memory_too() -> None:
+    instance = instance_with_standby()
+    memory = instance.core.kv_memory
+    engine, worker = instance.child(ENGINE), instance.child(WORKER)
+    instance.core.on_exit(engine, -signal.SIGKILL, "killed", instance.now_s)
+    instance.core.on_removed(worker, -signal.SIGKILL)
+    assert instance.core.kv_memory == memory
+    instance.core.on_exit(instance.child(STANDBY), -signal.SIGSEGV, "crashed", instance.now_s)
+    assert instance.core.kv_memory != memory
+
+
+@pytest.mark.parametrize("role", [ProcessRole.API, ProcessRole.STREAM_STORE])
+def test_deaths_of_other_processes_cost_neither_the_memory_nor_the_standby(role: ProcessRole) -> None:
+    instance = instance_with_standby()
+    memory, standby = instance.core.kv_memory, instance.child(STANDBY)
+    for _ in range(4):
+        instance.die(role)
+        instance.advance(3.5)
+    assert instance.core.kv_memory == memory
+    assert instance.core.children_of(STANDBY) == [standby]
+
+
+def test_a_standby_that_serves_a_new_engine_may_take_as_long_as_that_engine_s_start() -> None:
+    instance = instance_with_standby(stall_timeout_s=100.0)
+    standby = instance.child(STANDBY)
+    instance.advance(200.0)
+    instance.die(ENGINE)
+    instance.take()
+    for _ in range(6):
+        instance.advance(4.0)
+    assert standby not in [action.child for action in instance.take() if isinstance(action, KillProcess)]

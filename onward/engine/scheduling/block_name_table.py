@@ -1,19 +1,24 @@
 """The names of KV blocks, written beside the KV memory, so that they outlive the engine as the blocks do.
 
-    row of a block    | name, 16 bytes | seal, 8 bytes |      the seal is a hash of the block's number and its name
+    row of a block    | name, 16 bytes | seal, 8 bytes | release, 8 bytes |
+
+The seal is a hash of the block's number and its name. `release` numbers the times at which a block was given up by its last
+holder; 0: a request holds it. Blocks of requests are evicted last by the engine that adopts them.
 
 The engine writes a row when a block gets its name, and breaks its seal before the block may be written again. A row that
 was being written when its engine died has no seal that fits, and counts as none.
 """
 
 import hashlib
-from collections.abc import Iterator
 
 from onward.proto.block_hash import BLOCK_HASH_BYTES, BlockHash
 
 _SEAL_BYTES = 8
-_ROW_BYTES = BLOCK_HASH_BYTES + _SEAL_BYTES
+_RELEASE_BYTES = 8
+_SEAL_END = BLOCK_HASH_BYTES + _SEAL_BYTES
+_ROW_BYTES = _SEAL_END + _RELEASE_BYTES
 _NO_SEAL = bytes(_SEAL_BYTES)
+_MAX_RELEASES = 1 << (8 * _RELEASE_BYTES)
 
 
 def table_bytes(num_blocks: int) -> int:
@@ -25,26 +30,48 @@ class BlockNameTable:
         assert len(rows) == table_bytes(num_blocks), "one row for each block"
         self._rows = rows
         self._num_blocks = num_blocks
+        self._last_release = max((self._release_of(block) for block in range(num_blocks)), default=0)
 
     def seal(self, block: int, name: BlockHash) -> None:
-        """The block is computed to its end and is written no more while it has this name."""
+        """The block is computed to its end and is written no more while it has this name. A request holds it."""
         self.break_seal(block)
+        self.record_acquire(block)
         start = block * _ROW_BYTES
         self._rows[start : start + BLOCK_HASH_BYTES] = name
-        self._rows[start + BLOCK_HASH_BYTES : start + _ROW_BYTES] = _seal_of(block, name)
+        self._rows[start + BLOCK_HASH_BYTES : start + _SEAL_END] = _seal_of(block, name)
 
     def break_seal(self, block: int) -> None:
         """The block may be written again."""
-        end = (block + 1) * _ROW_BYTES
-        self._rows[end - _SEAL_BYTES : end] = _NO_SEAL
+        start = block * _ROW_BYTES
+        self._rows[start + BLOCK_HASH_BYTES : start + _SEAL_END] = _NO_SEAL
 
-    def sealed(self) -> Iterator[tuple[int, BlockHash]]:
-        """Blocks that have a name, by number."""
-        for block in range(self._num_blocks):
-            row = bytes(self._rows[block * _ROW_BYTES : (block + 1) * _ROW_BYTES])
-            name, seal = row[:BLOCK_HASH_BYTES], row[BLOCK_HASH_BYTES:]
-            if seal != _NO_SEAL and seal == _seal_of(block, name):
-                yield block, name
+    def record_acquire(self, block: int) -> None:
+        """A request holds it."""
+        self._set_release(block, 0)
+
+    def record_release(self, block: int) -> None:
+        """Its last holder has given it up."""
+        self._last_release = (self._last_release + 1) % _MAX_RELEASES
+        self._set_release(block, self._last_release)
+
+    def sealed(self) -> list[tuple[int, BlockHash]]:
+        """Blocks that have a name: first those that nobody held, in the order of their release, then the others."""
+        found = [(block, name) for block in range(self._num_blocks) if (name := self._name_of(block)) is not None]
+        return sorted(found, key=lambda row: (self._release_of(row[0]) == 0, self._release_of(row[0])))
+
+    def _name_of(self, block: int) -> BlockHash | None:
+        start = block * _ROW_BYTES
+        name = bytes(self._rows[start : start + BLOCK_HASH_BYTES])
+        seal = bytes(self._rows[start + BLOCK_HASH_BYTES : start + _SEAL_END])
+        return name if seal != _NO_SEAL and seal == _seal_of(block, name) else None
+
+    def _release_of(self, block: int) -> int:
+        end = (block + 1) * _ROW_BYTES
+        return int.from_bytes(self._rows[end - _RELEASE_BYTES : end], "little")
+
+    def _set_release(self, block: int, number: int) -> None:
+        end = (block + 1) * _ROW_BYTES
+        self._rows[end - _RELEASE_BYTES : end] = number.to_bytes(_RELEASE_BYTES, "little")
 
 
 def _seal_of(block: int, name: BlockHash) -> bytes:

@@ -203,6 +203,8 @@ class BlockPool:
         """
         blocks = self.find_cached(block_hashes)
         for block in blocks:
+            if self._names is not None and not self._ref_counts[block]:
+                self._names.record_acquire(block)
             self._cached.pop(block, None)
             self._fenced.pop(block, None)
             self._ref_counts[block] += 1
@@ -300,6 +302,8 @@ class BlockPool:
             self._free.append(block)
         else:
             self._cached[block] = None
+            if self._names is not None:
+                self._names.record_release(block)
 
     def _drop_hash(self, block: int) -> None:
         block_hash = self._block_hash[block]
