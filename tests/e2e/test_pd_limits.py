@@ -35,7 +35,7 @@ def chat(server: Server, salt: str) -> tuple[int, dict[str, Any]]:
 
 def test_without_a_peer_and_without_leave_to_prefill_a_request_is_told_to_come_back() -> None:
     decode = ("--no-local-prefill", "--local-prefill-tokens", "0")
-    with Pair("--lease-s", "2", "--handover-timeout-s", "3", decode=decode) as pair:
+    with Pair("--lease-s", "2", "--handover-timeout-s", "6", decode=decode) as pair:
         expected = chat(pair.decode, "first")[1]["choices"]
 
         def disturb() -> None:
