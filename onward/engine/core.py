@@ -204,8 +204,8 @@ class EngineCore:
         return None if suspect is None else suspect.request_id
 
     def on_worker_lost(self, now_s: float, *, keeps_memory: bool = False) -> None:
-        """The worker is dead and reaped. Whoever had a part in a step in flight is charged. All start again, or, where the
-        KV memory is kept, go on with the next worker."""
+        """The worker is dead and reaped. Each request in a step in flight is charged with the death. If the KV memory is
+        kept, running requests continue with the next worker; otherwise they start again from their tokens."""
         self._phases.now_s = now_s
         self.worker, self._worker_due_s = None, now_s
         self.metrics.worker_losses.inc()

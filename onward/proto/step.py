@@ -180,8 +180,8 @@ class WorkerHello(msgspec.Struct, frozen=True, rename={"kv_layout": "layout"}):
     attention_window: Count | None = None
     """No position more than this far back is read, a token's own included; None: all are."""
     kv_memory: str = ""
-    """The KV memory that it has attached, which may be an earlier worker's. Empty: memory of its own, which nobody else
-    has written."""
+    """The name of the KV memory that it has attached; an earlier worker may have written it. Empty: private memory, which
+    ends with this worker."""
 
     @property
     def max_request_tokens(self) -> int:

@@ -251,13 +251,13 @@ class WorkerNode:
             self._move_kv_later()
 
     def _write_last_step(self) -> None:
-        """A step under way has written KV that nobody hears of."""
+        """The step in flight writes its KV before the process dies; its result is lost."""
         if self._plans:
             with contextlib.suppress(WorkerPoisoned):
                 self.worker.step(self._plans.popleft())
 
     def damage_memory(self) -> None:
-        """Writes where nobody has told it to."""
+        """Overwrites cells in a random quarter of all blocks, as a stray pointer would."""
         for block in self.worker.memory:
             if self._random.happens(DAMAGED_BLOCK_RATE):
                 block[self._random.below(len(block))] += 1

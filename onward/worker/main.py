@@ -152,7 +152,7 @@ def main() -> None:
 def _await_end(channel: ControlChannel, closed: WorkerWireClosed) -> None:
     """The engine's end is the supervisor's to judge, and so is ours: it ends us, or a stop is what comes next. A worker
     that left by itself would be taken for one that has failed, and its KV memory would be given up."""
-    logger.info(log.event("waiting for the end", because=str(closed)))
+    logger.info(log.event("engine is gone", because=str(closed)))
     with contextlib.suppress(ChannelClosed):
         while not isinstance(channel.wait_receive(), StopChild):
             pass

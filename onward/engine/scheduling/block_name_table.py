@@ -55,7 +55,7 @@ class BlockNameTable:
         self._set_release(block, self._last_release)
 
     def sealed(self) -> list[tuple[int, BlockHash]]:
-        """Blocks that have a name: first those that nobody held, in the order of their release, then the others."""
+        """Named blocks in eviction order: blocks that no request held, oldest release first, then blocks of requests."""
         found = [(block, name) for block in range(self._num_blocks) if (name := self._name_of(block)) is not None]
         return sorted(found, key=lambda row: (self._release_of(row[0]) == 0, self._release_of(row[0])))
 
