@@ -136,7 +136,7 @@ class ServeConfig(HttpServerConfig):
     )
     standby_worker: StandbyWorker = flag_field(
         "auto",
-        "a second worker that takes over at once when the first one dies, on a CPU; auto: if there is memory for it",
+        "a second worker that takes over at once when the first one dies; auto: if there is memory for it",
     )
     prefix_caching: bool = flag_field(True, "whether requests reuse KV blocks of the prefixes that they share")
     output_caching: bool = flag_field(True, "whether full blocks of outputs join the prefix cache")
@@ -282,6 +282,8 @@ class WorkerConfig:
     kv_port: int = serve_default("kv_port")
     speculative: str | None = serve_default("speculative")
     """Who drafts, as `proto.speculative_config` reads it. None: nobody."""
+    standby_worker: StandbyWorker = serve_default("standby_worker")
+    """Whether the pool on a CUDA device leaves room for one."""
     log_level: str = serve_default("log_level")
     log_format: LogFormat = serve_default("log_format")
 

@@ -2,6 +2,9 @@
 
     python -m benchmarks.engine.kill_pause worker
     python -m benchmarks.engine.kill_pause engine --flags --standby-worker off
+    python -m benchmarks.engine.kill_pause worker --shape qwen3-8b --streams 64 --context 1000 --kills 5
+
+With --shape a model of that shape with random weights is served on a CUDA device.
 
 Streams with long contexts run all the time: one that ends is followed by another.
 """
@@ -11,8 +14,10 @@ import asyncio
 import os
 import signal
 import statistics
+import tempfile
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -21,6 +26,7 @@ from benchmarks.harness import benchmark_command
 from benchmarks.harness.metrics_text import parse_metrics
 from benchmarks.harness.processes import ServerProcess
 from onward.bench import load
+from onward.bench.model_shapes import SHAPES, write_config, write_tokenizer
 
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 1000, 4000
 LATE_TOKENS_S = 0.2
@@ -85,6 +91,8 @@ async def _kill_once(
     while not all(stream.is_decoding for stream in streams):
         await asyncio.sleep(0.05)
     await asyncio.sleep(options.interval)
+    while options.with_standby and not await _has_standby(session, url):
+        await asyncio.sleep(0.1)
     async with session.get(url + "/info") as response:
         [pid] = (await response.json())["pids"][options.role]
     killed_at_s = time.monotonic()
@@ -96,6 +104,20 @@ async def _kill_once(
     return pause_s
 
 
+async def _has_standby(session: aiohttp.ClientSession, url: str) -> bool:
+    async with session.get(url + "/info") as response:
+        processes = (await response.json())["processes"]
+    return any((process["role"], process["state"]) == ("standby", "ready") for process in processes)
+
+
+def _model_flags(shape: str | None, folder: Path) -> list[str]:
+    if shape is None:
+        return ["--num-kv-blocks", "6144"]
+    write_config(folder, shape)
+    write_tokenizer(folder, SHAPES[shape]["vocab_size"])
+    return ["--model", str(folder), "--device", "cuda", "--load-format", "dummy", "--max-model-len", "4096"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("role", choices=["worker", "engine"])
@@ -103,16 +125,19 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=2000, metavar="N", help="prompt tokens of each stream [2000]")
     parser.add_argument("--kills", type=int, default=10, metavar="N", help="[10]")
     parser.add_argument("--interval", type=float, default=3.0, metavar="S", help="seconds before each kill [3]")
+    parser.add_argument("--shape", choices=SHAPES, help="random weights on a CUDA device (default: the default model)")
+    parser.add_argument("--with-standby", action="store_true", help="each kill waits for a standby worker")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="of the server; the last argument")
     benchmark_command.add_out(parser)
     options = parser.parse_args()
     benchmark_command.begin(options.out)
-    flags = ["--log-level", "warning", "--num-kv-blocks", "6144", *options.flags]
-    server = ServerProcess(flags, options.out / "kill-pause-server.log")
-    try:
-        pauses_s = asyncio.run(measure(server.url, options))
-    finally:
-        server.stop()
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--log-level", "info", *_model_flags(options.shape, Path(folder)), *options.flags]
+        server = ServerProcess(flags, options.out / "kill-pause-server.log")
+        try:
+            pauses_s = asyncio.run(measure(server.url, options))
+        finally:
+            server.stop()
     print(f"{options.role}: median {statistics.median(pauses_s):.3f} s, {min(pauses_s):.3f} to {max(pauses_s):.3f}")
     return 0
 

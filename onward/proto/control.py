@@ -28,6 +28,16 @@ class StartEngine(msgspec.Struct, frozen=True, tag="start_engine"):
     """What the instances of a cluster share, as hex; empty: none, and all addresses are local."""
 
 
+class KeptWeights(msgspec.Struct, frozen=True):
+    """Weights on a CUDA device that an earlier worker has loaded."""
+
+    fd: FileDescriptor
+    """Keeps the memory allocated, and is what a process maps it from."""
+    num_bytes: Serial
+    checksum: str
+    """Of the weights as they were loaded."""
+
+
 class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
     incarnation: str
     engine_incarnation: str
@@ -41,7 +51,12 @@ class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
     kv_memory: str = ""
     """The KV memory that it shall attach; empty: it allocates memory of its own, which ends with it."""
     kv_memory_fd: FileDescriptor = -1
-    """Of that memory. The first worker that gets it gives it its size."""
+    """Of that memory. On a CPU the first worker that gets it gives it its size. On a CUDA device the first worker gets
+    none, and sends `DeviceKvAllocated`."""
+    kv_memory_bytes: Serial = 0
+    """Of that memory on a CUDA device."""
+    weights: KeptWeights | None = None
+    """On a CUDA device, once a worker has sent `DeviceWeightsLoaded`."""
 
 
 class ActivateWorker(msgspec.Struct, frozen=True, tag="activate_worker"):
@@ -209,6 +224,23 @@ class ChildReady(msgspec.Struct, frozen=True, tag="ready"):
     worker: WorkerHello | None = None
 
 
+class DeviceWeightsLoaded(msgspec.Struct, frozen=True, tag="device_weights_loaded"):
+    """From a worker on a CUDA device: its weights are complete. Their file descriptor travels with it."""
+
+    num_bytes: Serial
+    checksum: str
+
+
+class DeviceKvAllocated(msgspec.Struct, frozen=True, tag="device_kv_allocated"):
+    """From a worker on a CUDA device: it has allocated the KV memory that it was told to. Its file descriptor travels with
+    it."""
+
+    kv_memory: str
+    num_bytes: Serial
+    has_standby_room: bool
+    """Whether the pool leaves enough of the device's memory for a standby worker."""
+
+
 class StartupProgress(msgspec.Struct, frozen=True, tag="progress"):
     """What the child is busy with while it starts, for people to read."""
 
@@ -257,6 +289,8 @@ class RequestUndrain(msgspec.Struct, frozen=True, tag="ask_undrain"):
 
 FromChild = (
     ChildReady
+    | DeviceWeightsLoaded
+    | DeviceKvAllocated
     | StartupProgress
     | StartFailed
     | ReplaceWorker

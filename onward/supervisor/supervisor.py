@@ -23,11 +23,14 @@ from onward.obs.process_usage import ProcessUsage, private_memory_bytes
 from onward.proto.control import (
     ActivateWorker,
     ChildReady,
+    DeviceKvAllocated,
+    DeviceWeightsLoaded,
     FromChild,
     InstanceView,
     LiveView,
     MetricsSnapshot,
     ProcessView,
+    ReplaceWorker,
     StartApi,
     StartEngine,
     StartFailed,
@@ -110,7 +113,7 @@ class Supervisor:
             owns_kv_memory=owns_kv_memory,
             has_standby=owns_kv_memory and config.standby_worker != "off",
         )
-        self._kv_memory = KvMemoryOwner()
+        self._kv_memory = KvMemoryOwner(config.device)
         self._core = SupervisorCore(settings, clock.now_s())
         self._selector = selectors.DefaultSelector()
         self._processes: dict[Child, ChildProcess] = {}
@@ -142,7 +145,7 @@ class Supervisor:
         self._num_kv_blocks = config.num_kv_blocks
         self._lacks_standby_memory = False
         if config.standby_worker == "on" and not owns_kv_memory:
-            logger.warning("--standby-worker on: there is none with CUDA, split roles or an EAGLE layer")
+            logger.warning("--standby-worker on: there is none with split roles or an EAGLE layer")
         self._has_announced_readiness = False
         self._num_stop_signals = self._num_handled_signals = 0
 
@@ -277,7 +280,7 @@ class Supervisor:
         incarnation = new_incarnation(ProcessRole.WORKER.value)
         to_bind, to_connect = self._kv_addresses(engine.incarnation, incarnation)
         with worker_wire.open_worker_wire(self._config, self._model, engine.incarnation, incarnation) as wire:
-            process = spawn(ProcessRole.WORKER, (*wire.worker_fds, *self._pool_fds()))
+            process = spawn(ProcessRole.WORKER, (*wire.worker_fds, *self._memory_fds()))
             self._announce_worker(engine, incarnation, wire, to_bind)
             start = self._worker_start_message(incarnation)
             process.send(
@@ -294,9 +297,12 @@ class Supervisor:
             self._lacks_standby_memory = True
             self._core.schedule_standby(self._clock.now_s() + STANDBY_MEMORY_RETRY_S)
             return
+        if not self._kv_memory.has_pool(self._core.kv_memory):
+            self._core.schedule_standby(self._clock.now_s() + START_RETRY_S)  # the worker has not allocated it yet
+            return
         self._lacks_standby_memory = False
         incarnation = new_incarnation(ProcessRole.WORKER.value)
-        process = spawn(ProcessRole.STANDBY, self._pool_fds())
+        process = spawn(ProcessRole.STANDBY, self._memory_fds())
         process.send(self._worker_start_message(incarnation))
         self._on_started(ProcessRole.STANDBY, 0, incarnation, process)
 
@@ -329,9 +335,11 @@ class Supervisor:
         starting = WorkerStarting(incarnation, wire.for_engine, kv_address, kv_memory)
         self._processes[engine].send(starting, (*wire.engine_fds, *names_fds))
 
-    def _pool_fds(self) -> tuple[int, ...]:
-        memory = self._kv_memory.fds_of(self._core.kv_memory)
-        return (memory.pool,) if memory is not None else ()
+    def _memory_fds(self) -> tuple[int, ...]:
+        """What a worker inherits to attach memory that is kept."""
+        memory, weights = self._kv_memory.fds_of(self._core.kv_memory), self._kv_memory.weights
+        fds = (-1 if memory is None else memory.pool, -1 if weights is None else weights.fd)
+        return tuple(fd for fd in fds if fd >= 0)
 
     def _worker_start_message(self, incarnation: str) -> StartWorker:
         """Without an engine and a wire to it."""
@@ -342,16 +350,16 @@ class Supervisor:
             kv_backend=self._pd.kv_backend,
             kv_host=self._pd.kv_host,
         )
-        return StartWorker(
-            incarnation,
-            "",
-            config,
-            self._model,
-            None,
-            "",
-            self._pd.cluster_key,
-            self._core.kv_memory,
-            *self._pool_fds(),
+        start = StartWorker(incarnation, "", config, self._model, None, cluster_key=self._pd.cluster_key)
+        memory = self._kv_memory.fds_of(self._core.kv_memory)
+        if memory is None:
+            return start
+        return msgspec.structs.replace(
+            start,
+            kv_memory=self._core.kv_memory,
+            kv_memory_fd=memory.pool,
+            kv_memory_bytes=self._kv_memory.num_pool_bytes,
+            weights=self._kv_memory.weights,
         )
 
     def _kv_addresses(self, engine_incarnation: str, worker_incarnation: str) -> tuple[str, str]:
@@ -422,6 +430,8 @@ class Supervisor:
                 if not self._core.was_ready and child.role is not ProcessRole.STANDBY:
                     raise StartupError(message.message)
                 logger.error(log.event("cannot start", role=child.role.value, why=message.message))
+            case DeviceWeightsLoaded() | DeviceKvAllocated():
+                self._take_device_memory(child, message)
             case ChildReady() if child.role is ProcessRole.STANDBY:
                 memory = private_memory_bytes(self._processes[child].process.pid)
                 logger.info(log.event("standby ready", incarnation=child.incarnation, memory_mib=memory >> 20))
@@ -438,6 +448,27 @@ class Supervisor:
             assert self._core.engine_up is not None, "a ready instance has an engine"
             self._has_announced_readiness = True
             self._on_ready(self._core.engine_up.worker)
+
+    def _take_device_memory(self, child: Child, message: DeviceWeightsLoaded | DeviceKvAllocated) -> None:
+        fds = self._processes[child].channel.take_fds()
+        if isinstance(message, DeviceWeightsLoaded):
+            for fd in fds:
+                self._kv_memory.take_weights(message, fd)
+            return
+        if not fds:
+            # The engine relies on memory that is not kept, so that worker must not go on.
+            self._execute(
+                self._core.on_message(
+                    child,
+                    ReplaceWorker(child.incarnation, "its KV memory could not be taken over: too many open files"),
+                    self._clock.now_s(),
+                )
+            )
+            return
+        self._kv_memory.take_kv(message, fds[0])
+        if not message.has_standby_room and not self._core.was_ready and self._config.standby_worker != "off":
+            logger.info(log.event("no standby worker, for lack of memory on the device"))
+            self._core.give_up_standby()
 
     def _count_unusable(self, role: ProcessRole, names: list[str]) -> None:
         """Logged once for each metric: snapshots come every second."""

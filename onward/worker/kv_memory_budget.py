@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from onward.config import BLOCK_MULTIPLE, WorkerConfig
 from onward.errors import StartupError
@@ -13,6 +14,10 @@ POOL_SHARE = 0.25
 """Of the memory that is free at start. Pages are only taken when tokens are written to them."""
 GRAPH_RESERVE_BYTES = 1 << 30
 """Of a CUDA device, for graphs, which are captured later, and for what a rare step allocates."""
+CONTEXT_RESERVE_BYTES = 1 << 30
+"""Of a CUDA device, for what a process has there beside its tensors: its context and the modules of kernels."""
+MAX_STANDBY_SHARE = 0.1
+"""Of the memory for the pool, that a standby worker may take where it is not asked for."""
 _MIB = 1 << 20
 
 
@@ -55,9 +60,35 @@ def _checked(num_blocks: int, block_bytes: int, free: int) -> int:
     return num_blocks
 
 
+class DevicePoolSize(NamedTuple):
+    num_blocks: int
+    has_standby_room: bool
+    """Whether the pool leaves enough memory for a standby worker."""
+
+
+def choose_device_pool(
+    config: WorkerConfig, block_bytes: int, max_model_len: int, free: int, total: int, buffers: int
+) -> DevicePoolSize:
+    """The size of a pool on a CUDA device, whose `free` and `total` bytes are measured with the weights loaded. `buffers`:
+    the bytes that this worker has for itself, and a standby worker too."""
+    standby = buffers + CONTEXT_RESERVE_BYTES + GRAPH_RESERVE_BYTES
+    usable = _usable_device_bytes(config, free, total)
+    if config.num_kv_blocks is not None:
+        num_blocks = choose_num_device_blocks(config, block_bytes, max_model_len, free, total)
+        return DevicePoolSize(num_blocks, num_blocks * block_bytes <= usable - standby)
+    is_small = standby <= usable * MAX_STANDBY_SHARE
+    has_room = config.standby_worker == "on" or (config.standby_worker == "auto" and is_small)
+    left = free - standby if has_room else free
+    return DevicePoolSize(choose_num_device_blocks(config, block_bytes, max_model_len, left, total), has_room)
+
+
+def _usable_device_bytes(config: WorkerConfig, free: int, total: int) -> int:
+    return int(total * config.gpu_memory_utilization) - (total - free) - GRAPH_RESERVE_BYTES
+
+
 def choose_num_device_blocks(config: WorkerConfig, block_bytes: int, max_model_len: int, free: int, total: int) -> int:
-    """The same for a CUDA device. `free` and `total` are its bytes, measured with the weights loaded."""
-    usable = int(total * config.gpu_memory_utilization) - (total - free) - GRAPH_RESERVE_BYTES
+    """Blocks of a pool on a CUDA device that has so many bytes free and in all."""
+    usable = _usable_device_bytes(config, free, total)
     max_fitting = max(0, usable) // block_bytes
     if config.num_kv_blocks is not None:
         return _checked_device_blocks(config.num_kv_blocks, max_fitting, block_bytes, usable)

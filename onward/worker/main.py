@@ -21,6 +21,7 @@ from onward.transport.control_channel import ChannelClosed, ControlChannel, join
 from onward.transport.shm_wire import WorkerWireBroken, WorkerWireClosed
 from onward.transport.worker_wire import open_worker_wire_end
 from onward.transport.zmq_sockets import SocketPoller
+from onward.worker.kept_memory import KeptMemory
 from onward.worker.model_runner import ModelRunner
 from onward.worker.runner_factory import open_runner
 
@@ -61,15 +62,16 @@ class WorkerProcess:
         self._poller = SocketPoller()
         if start.kv_address and start.config.device == "cuda":
             raise StartupError("a worker with --device cuda cannot exchange KV with others")
-        memory_fd = start.kv_memory_fd if start.kv_memory else None
-        self._runner = open_runner(start.model, start.config, self._report_progress, memory_fd)
+        kept = self._kept_memory(start) if start.kv_memory else None
+        self._runner = open_runner(start.model, start.config, self._report_progress, kept)
         freeze_heap()
         if start.wire is None:
             start = _wait_for_activation(start, channel)
         assert start.wire is not None, "a worker has a wire to its engine"
         self._kv_transfer = _start_kv_transfer(start, self._runner) if start.kv_address else None
         endpoint = None if self._kv_transfer is None else self._kv_transfer.endpoint
-        hello = self._runner.hello(start.incarnation, start.engine_incarnation, endpoint, start.kv_memory)
+        kv_memory = "" if kept is None else kept.reported_name
+        hello = self._runner.hello(start.incarnation, start.engine_incarnation, endpoint, kv_memory)
         self._poller.watch_fd(channel.fileno())
         self._wire = open_worker_wire_end(self._poller, start.wire)
         self._wire.send(hello)
@@ -92,6 +94,15 @@ class WorkerProcess:
         if self._kv_transfer is not None:
             self._kv_transfer.close()
         self._poller.close()
+
+    def _kept_memory(self, start: StartWorker) -> KeptMemory:
+        return KeptMemory(
+            start.kv_memory,
+            start.kv_memory_fd,
+            start.kv_memory_bytes,
+            start.weights,
+            hand_over=lambda message, fd: self._channel.send(message, (fd,)),
+        )
 
     def _report_progress(self, message: str, fraction: float | None = None) -> None:
         self._channel.send(StartupProgress(message, fraction))

@@ -11,20 +11,20 @@ from onward.worker.model_runner import ModelRunner
 if TYPE_CHECKING:
     from onward.worker.cuda.kernel_precompile import KernelPrecompilation
     from onward.worker.cuda.torch_device import TorchDevice
+    from onward.worker.kept_memory import KeptMemory
 
 
 def open_runner(
     model: PreparedModel,
     config: WorkerConfig,
     progress: Callable[[str, float | None], None],
-    kv_memory_fd: int | None = None,
+    kept: "KeptMemory | None" = None,
 ) -> ModelRunner:
-    """Ready to run: kernels are compiled, or loaded, and weights touched. `kv_memory_fd`: of KV memory that outlives the
-    worker, on a CPU."""
+    """Ready to run: kernels are compiled, or loaded, and weights touched. `kept`: memory that outlives the worker; None:
+    all its memory ends with it."""
     if config.device == "cuda":
-        assert kv_memory_fd is None, "KV memory of a CUDA device ends with its worker"
-        return open_cuda_runner(model, config, progress)
-    return _open_cpu(model, config, progress, kv_memory_fd)
+        return _open_cuda(model, config, progress, kept)
+    return _open_cpu(model, config, progress, None if kept is None else kept.kv_fd)
 
 
 def _open_cpu(
@@ -45,8 +45,11 @@ def _open_cpu(
     return runner
 
 
-def open_cuda_runner(
-    model: PreparedModel, config: WorkerConfig, progress: Callable[[str, float | None], None]
+def _open_cuda(
+    model: PreparedModel,
+    config: WorkerConfig,
+    progress: Callable[[str, float | None], None],
+    kept: "KeptMemory | None",
 ) -> ModelRunner:
     from onward.worker.cuda.kernel_precompile import KernelPrecompilation
 
@@ -54,7 +57,7 @@ def open_cuda_runner(
         raise StartupError("--speculative is for --device cpu: a worker with --device cuda verifies no drafts")
     compilation = KernelPrecompilation(model, config)
     try:
-        runner = ModelRunner(model, config, _load_cuda_device(model, config, compilation))
+        runner = ModelRunner(model, config, _load_cuda_device(model, config, compilation, kept))
     except BaseException:
         compilation.stop()
         raise
@@ -62,7 +65,9 @@ def open_cuda_runner(
     return runner
 
 
-def _load_cuda_device(model: PreparedModel, config: WorkerConfig, compilation: "KernelPrecompilation") -> "TorchDevice":
+def _load_cuda_device(
+    model: PreparedModel, config: WorkerConfig, compilation: "KernelPrecompilation", kept: "KeptMemory | None"
+) -> "TorchDevice":
     quiet_torch()
     import torch
 
@@ -71,13 +76,16 @@ def _load_cuda_device(model: PreparedModel, config: WorkerConfig, compilation: "
     check_capability(torch.cuda.get_device_capability(), deterministic=config.deterministic)
     from onward.kernels.triton.triton_ops import TritonOps
     from onward.models.loader.weights import open_weights
+    from onward.worker.cuda.kept_device_memory import KeptDeviceMemory
+    from onward.worker.cuda.shared_regions import CudaRegions
     from onward.worker.cuda.torch_device import TorchDevice
     from onward.worker.kv_memory_budget import resolve_max_model_len
 
     ops = TritonOps(max_model_len=resolve_max_model_len(config, model.config), fixed_order=config.deterministic)
     weights = open_weights(model) if model.weights else None
     try:
-        return TorchDevice(model, config, weights, ops=ops, before_pool=compilation.wait)
+        memory = None if kept is None else KeptDeviceMemory(kept, CudaRegions())
+        return TorchDevice(model, config, weights, ops=ops, before_pool=compilation.wait, memory=memory)
     except torch.OutOfMemoryError as error:
         raise StartupError(
             f"out of memory on the device while loading the model: {str(error).splitlines()[0]}; take a smaller model, "

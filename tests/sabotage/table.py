@@ -3,6 +3,7 @@
 from tests.sabotage import (
     access_and_limits,
     device_families,
+    device_memory,
     engine_steps,
     exactness,
     fairness,
@@ -43,6 +44,7 @@ TABLE = [
     *inputs.TABLE,
     *model_families.TABLE,
     *device_families.TABLE,
+    *device_memory.TABLE,
     *observability.TABLE,
     *fairness.TABLE,
     *startup.TABLE,

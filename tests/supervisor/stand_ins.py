@@ -19,6 +19,7 @@ from onward.transport.control_channel import ControlChannel, control_pair
 from onward.web.auth.api_key_file import ApiKeySource
 
 SHAPE = ModelConfig("llama", 32, 8, 16, 1, 1, 1, 8, 256, 1e-5, 1e4)
+PD = PdConfig(cluster_key="ab" * 32, handoff_address="tcp://127.0.0.1:7000")
 
 
 @contextmanager
@@ -29,6 +30,7 @@ def supervisor_of(
     key_source: ApiKeySource | None = None,
     clock: Clock | None = None,
     oom_watch: OomWatch | None = None,
+    pd: PdConfig = PD,
 ) -> Iterator[Supervisor]:
     with socket.socket() as listening, socket.socket() as handoff:
         made = Supervisor(
@@ -36,7 +38,7 @@ def supervisor_of(
             PreparedModel("small", "", SHAPE, "float32", "none", "", [], None, None, None, None, []),
             listening,
             clock or SystemClock(),
-            pd=PdConfig(cluster_key="ab" * 32, handoff_address="tcp://127.0.0.1:7000"),
+            pd=pd,
             routers=resolve_registration(config, 4711),
             handoff=handoff if with_handoff else None,
             on_progress=print,

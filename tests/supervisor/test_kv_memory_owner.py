@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from onward.config import ServeConfig
+from onward.proto.control import DeviceKvAllocated, DeviceWeightsLoaded, KeptWeights
 from onward.supervisor.kv_memory_owner import KvMemoryOwner, can_keep_kv_memory
 from onward.supervisor.pd_config import PdConfig
 
@@ -100,7 +101,7 @@ def test_a_child_does_not_inherit_memory_that_it_was_not_given(index: int) -> No
         ({"speculative": "ngram:4"}, NO_PD, True),
         ({"speculative": "draft:/models/small:4"}, NO_PD, True),
         ({"speculative": "eagle:/models/layer:1"}, NO_PD, False),
-        ({"device": "cuda"}, NO_PD, False),
+        ({"device": "cuda"}, NO_PD, True),
         ({"role": "decode"}, DECODE, False),
     ],
 )
@@ -108,3 +109,64 @@ def test_memory_is_kept_where_nothing_else_writes_it_or_depends_on_it(
     flags: dict[str, str], pd: PdConfig, is_kept: bool
 ) -> None:
     assert can_keep_kv_memory(ServeConfig(**flags), pd) is is_kept  # type: ignore[arg-type]
+
+
+def new_fd(content: bytes) -> int:
+    """Stands for memory of a device, as a worker hands it over."""
+    fd = os.memfd_create("onward-test", os.MFD_CLOEXEC)
+    os.write(fd, content)
+    return fd
+
+
+def test_on_a_device_the_pool_is_what_a_worker_has_allocated() -> None:
+    owner = KvMemoryOwner("cuda")
+    empty = owner.fds_of("memory-1")
+    assert empty is not None
+    assert (empty.pool, owner.num_pool_bytes, owner.has_pool("memory-1")) == (-1, 0, False)
+    owner.take_kv(DeviceKvAllocated("memory-1", 4096, True), new_fd(b"kv"))
+    memory = owner.fds_of("memory-1")
+    assert memory is not None
+    assert os.pread(memory.pool, 10, 0) == b"kv"
+    assert (memory.names, owner.num_pool_bytes, owner.has_pool("memory-1")) == (empty.names, 4096, True)
+    owner.close()
+
+
+def test_a_pool_of_memory_that_was_given_up_is_not_taken() -> None:
+    owner = KvMemoryOwner("cuda")
+    owner.fds_of("memory-1")
+    owner.fds_of("memory-2")
+    fd = new_fd(b"of the first")
+    late = identity(fd)
+    owner.take_kv(DeviceKvAllocated("memory-1", 4096, True), fd)
+    assert not owner.has_pool("memory-2")
+    assert late not in open_files()
+    owner.close()
+
+
+def test_a_second_pool_of_the_same_name_is_not_taken() -> None:
+    """The engine relies on what is in the first one."""
+    owner = KvMemoryOwner("cuda")
+    owner.fds_of("memory-1")
+    owner.take_kv(DeviceKvAllocated("memory-1", 4096, True), new_fd(b"first"))
+    owner.take_kv(DeviceKvAllocated("memory-1", 8192, True), new_fd(b"second"))
+    memory = owner.fds_of("memory-1")
+    assert memory is not None
+    assert os.pread(memory.pool, 10, 0) == b"first"
+    assert owner.num_pool_bytes == 4096
+    owner.close()
+
+
+def test_weights_stay_when_kv_memory_is_given_up_and_newer_ones_replace_them() -> None:
+    owner = KvMemoryOwner("cuda")
+    owner.fds_of("memory-1")
+    fd = new_fd(b"weights")
+    first = identity(fd)
+    owner.take_weights(DeviceWeightsLoaded(7, "a"), fd)
+    owner.fds_of("memory-2")
+    assert owner.weights == KeptWeights(fd, 7, "a")
+    assert first in open_files()
+    owner.take_weights(DeviceWeightsLoaded(8, "b"), new_fd(b"newer"))
+    assert owner.weights is not None and os.pread(owner.weights.fd, 10, 0) == b"newer"
+    assert first not in open_files()
+    owner.close()
+    assert owner.weights is None

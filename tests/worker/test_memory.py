@@ -1,6 +1,8 @@
 """How large the KV pool becomes, and what is said when it does not fit."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +10,7 @@ from onward.config import WorkerConfig
 from onward.errors import StartupError
 from onward.worker.kv_memory_budget import (
     GRAPH_RESERVE_BYTES,
+    choose_device_pool,
     choose_num_blocks,
     choose_num_device_blocks,
     free_memory_bytes,
@@ -101,3 +104,34 @@ def test_blocks_that_were_asked_for_must_fit_on_the_device() -> None:
         choose_num_device_blocks(WorkerConfig(num_kv_blocks=9999), DEVICE_BLOCK, 4096, free=20 * GIB, total=20 * GIB)
     with pytest.raises(StartupError, match="not positive"):
         choose_num_device_blocks(WorkerConfig(num_kv_blocks=0), DEVICE_BLOCK, 4096, free=20 * GIB, total=20 * GIB)
+
+
+def pool(**settings: Any) -> tuple[int, bool]:
+    """Of a device of 100 GiB with 20 GiB of weights; the worker has 2 GiB of buffers."""
+    config = WorkerConfig(max_num_seqs=1 << 20, **settings)
+    return choose_device_pool(config, DEVICE_BLOCK, 4096, free=78 * GIB, total=100 * GIB, buffers=2 * GIB)
+
+
+def test_a_pool_leaves_room_for_a_standby_worker() -> None:
+    without, has_room = pool(standby_worker="off")
+    assert not has_room
+    with_standby, has_room = pool(standby_worker="auto")
+    assert has_room
+    # Its buffers, its context, and what it keeps for graphs.
+    assert (without - with_standby) * DEVICE_BLOCK == 4 * GIB
+
+
+def test_a_standby_that_would_take_much_of_the_pool_is_only_there_if_it_is_asked_for() -> None:
+    config = WorkerConfig(max_num_seqs=1 << 20)
+    sizes = {"free": 30 * GIB, "total": 100 * GIB, "buffers": 2 * GIB}
+    without, has_room = choose_device_pool(config, DEVICE_BLOCK, 4096, **sizes)
+    assert not has_room
+    config = replace(config, standby_worker="on")
+    with_standby, has_room = choose_device_pool(config, DEVICE_BLOCK, 4096, **sizes)
+    assert has_room and (without - with_standby) * DEVICE_BLOCK == 4 * GIB
+
+
+@pytest.mark.parametrize(("left_gib", "has_room"), [(5, True), (4, True), (3, False)])
+def test_a_pool_whose_size_was_given_has_it_and_a_standby_only_what_is_left(left_gib: int, has_room: bool) -> None:
+    num_blocks = (100 * 9 // 10 - 22 - 1 - left_gib) * GIB // DEVICE_BLOCK
+    assert pool(num_kv_blocks=num_blocks) == (num_blocks, has_room)

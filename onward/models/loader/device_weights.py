@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from onward.models.layers.device.model_weights import ModelWeights, allocate, checkpoint_targets, norm_weights
+from onward.models.layers.device.weights_layout import tensors_of
 from onward.proto.model import PreparedModel
 
 _PIECE_BYTES = 32 << 20
@@ -23,6 +24,30 @@ def load_device_weights(
     model: PreparedModel, weights: Mapping[str, Any] | None, dtype: torch.dtype, device: str
 ) -> ModelWeights:
     model_weights = allocate(model.config, dtype, device)
+    _fill(model_weights, model, weights, device)
+    if model.quantization == "fp8":
+        model_weights.quantize_to_fp8()
+        if device != "cpu":
+            torch.cuda.empty_cache()  # else what the wide weights took counts as used when the pool is measured
+    return model_weights
+
+
+def load_device_weights_into(
+    target: ModelWeights, model: PreparedModel, weights: Mapping[str, Any] | None, dtype: torch.dtype, device: str
+) -> None:
+    """Into tensors that exist. Quantized weights are made of wide ones, which take their own memory until then."""
+    if model.quantization != "fp8":
+        _fill(target, model, weights, device)
+        return
+    loaded = load_device_weights(model, weights, dtype, device)
+    for source, tensor in zip(tensors_of(loaded), tensors_of(target), strict=True):
+        tensor.copy_(source)
+    del loaded
+    if device != "cpu":
+        torch.cuda.empty_cache()
+
+
+def _fill(model_weights: ModelWeights, model: PreparedModel, weights: Mapping[str, Any] | None, device: str) -> None:
     targets = checkpoint_targets(model_weights, model.config)
     offset = model.config.norm_weight_offset
     if weights is None:
@@ -35,11 +60,6 @@ def load_device_weights(
     if offset:
         for weight in norm_weights(model_weights):
             weight.add_(offset)
-    if model.quantization == "fp8":
-        model_weights.quantize_to_fp8()
-        if device != "cpu":
-            torch.cuda.empty_cache()  # else what the wide weights took counts as used when the pool is measured
-    return model_weights
 
 
 def as_tensor(array: Any) -> torch.Tensor:

@@ -22,7 +22,9 @@ from onward.models.device_support import check_supported
 from onward.models.fingerprint import gpu_model
 from onward.models.head_padding import PaddedTensors, padded_config
 from onward.models.layers.device.forward_layers import ActivationBuffers
-from onward.models.loader.device_weights import load_device_weights
+from onward.models.layers.device.model_weights import ModelWeights
+from onward.models.layers.device.weights_layout import WeightsLayout
+from onward.models.loader.device_weights import load_device_weights, load_device_weights_into
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.sampling_params import Pooling, SamplingParams
@@ -33,11 +35,17 @@ from onward.worker.cuda.device_events import DeviceEvent, record_event
 from onward.worker.cuda.device_logprobs import PendingLogprobs
 from onward.worker.cuda.device_penalties import DeviceLogitsProcessor
 from onward.worker.cuda.device_sampler import sample_with_processors
+from onward.worker.cuda.kept_device_memory import KeptDeviceMemory
 from onward.worker.cuda.slot_uploads import SlotUploads
 from onward.worker.cuda.staging_buffer import StagingBuffer, to_device
 from onward.worker.cuda.step_packing import PackedStep, PackingSizes, fill_inputs, pack
 from onward.worker.device import MAX_STEPS_IN_FLIGHT, DummySteps, LaunchHandle, SampledRow, StepOutput
-from onward.worker.kv_memory_budget import choose_num_device_blocks, resolve_max_model_len
+from onward.worker.kv_memory_budget import (
+    DevicePoolSize,
+    choose_device_pool,
+    choose_num_device_blocks,
+    resolve_max_model_len,
+)
 from onward.worker.logits_processors.slot_grammar import NUM_MASK_THREADS
 from onward.worker.slot_state import SlotState, given_tokens
 from onward.worker.token_bitmasks import TokenBitmasks
@@ -93,16 +101,18 @@ class TorchDevice:
         device: str = "cuda",
         is_rehearsal: bool = False,
         before_pool: Callable[[], None] = lambda: None,
+        memory: KeptDeviceMemory | None = None,
     ) -> None:
         """`weights` as `open_weights` gives them; None: random ones. `before_pool` is called when the weights are loaded,
-        before the rest of the device's memory is measured. A rehearsal captures nothing."""
+        before the rest of the device's memory is measured. A rehearsal captures nothing. `memory`: for weights and KV that
+        outlive this worker; None: they end with it."""
         check_supported(model.config, "cuda")
         _check_sizes(model.config, config)
         model, weights = _pad_heads(model, weights)
         self._model, self._config, self._ops, self._device = model, config, ops, device
         self.max_model_len = resolve_max_model_len(config, model.config)
         dtype = getattr(torch, model.dtype)
-        device_weights = load_device_weights(model, weights, dtype, device)
+        device_weights = _load_weights(model, weights, dtype, device, memory)
         max_rows = max(config.max_num_batched_tokens, padded_batch_size(config.max_num_seqs))
         max_sampled = padded_batch_size(config.max_num_seqs) + MAX_PROMPT_LOGPROB_ROWS
         buffers = ActivationBuffers.allocate(model.config, max_rows, dtype, device)
@@ -115,8 +125,8 @@ class TorchDevice:
         heads = HeadShape(model.config.num_heads, model.config.num_kv_heads, model.config.head_dim)
         ops.reserve(heads, config.max_num_seqs, max_sampled, model.config.vocab_size, device)
         before_pool()
-        self.num_blocks = self._pool_blocks(dtype.itemsize)
-        self._decoder.set_kv_cache(self._allocate_pool(dtype))
+        self.num_blocks, pool = self._open_pool(dtype, memory)
+        self._decoder.set_kv_cache(pool)
         self._slots = SlotUploads(
             config.max_num_seqs, self.max_model_len, config.block_size, self.num_blocks, model.config.vocab_size, device
         )
@@ -247,22 +257,37 @@ class TorchDevice:
     def _stage(self) -> StagingBuffer:
         return self._staging_buffers[self._buffer_index]
 
-    def _pool_blocks(self, itemsize: int) -> int:
-        size = self._model.config.num_layers * self._page_items * itemsize
+    def _open_pool(self, dtype: torch.dtype, memory: KeptDeviceMemory | None) -> tuple[int, list[torch.Tensor]]:
+        """The number of its blocks, and the pages of each layer. These have one block more than the engine knows of, for
+        rows that only fill a batch up."""
+        config = self._model.config
+        block_bytes = config.num_layers * self._page_items * dtype.itemsize
+        if memory is not None and memory.num_kv_bytes:
+            num_blocks, data = memory.num_kv_bytes // block_bytes - 1, memory.attach_kv()
+        else:
+            num_blocks, has_standby_room = self._choose_pool(block_bytes, may_have_standby=memory is not None)
+            num_bytes = (num_blocks + 1) * block_bytes
+            if memory is not None:
+                data = memory.create_kv(num_bytes, has_standby_room=has_standby_room)
+            else:
+                data = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        assert len(data) == (num_blocks + 1) * block_bytes, "the memory is of a worker of the same model"
+        shape = (config.num_layers, num_blocks + 1, 2, config.num_kv_heads, self._config.block_size, config.head_dim)
+        return num_blocks, list(data.view(dtype).view(shape).unbind())
+
+    def _choose_pool(self, block_bytes: int, *, may_have_standby: bool) -> DevicePoolSize:
         if self._device == "cpu":
-            return self._config.num_kv_blocks or 2
+            return DevicePoolSize(self._config.num_kv_blocks or 2, has_standby_room=True)
         free, total = torch.cuda.mem_get_info()
-        return choose_num_device_blocks(self._config, size, self.max_model_len, free, total)
+        if not may_have_standby:
+            num_blocks = choose_num_device_blocks(self._config, block_bytes, self.max_model_len, free, total)
+            return DevicePoolSize(num_blocks, has_standby_room=False)
+        buffers = torch.cuda.memory_reserved()  # without the weights, which are in shared memory
+        return choose_device_pool(self._config, block_bytes, self.max_model_len, free, total, buffers)
 
     @property
     def _page_items(self) -> int:
         return 2 * self._model.config.num_kv_heads * self._config.block_size * self._model.config.head_dim
-
-    def _allocate_pool(self, dtype: torch.dtype) -> list[torch.Tensor]:
-        """One block more than the engine knows of, for rows that only fill a batch up."""
-        config = self._model.config
-        shape = (self.num_blocks + 1, 2, config.num_kv_heads, self._config.block_size, config.head_dim)
-        return [torch.zeros(shape, dtype=dtype, device=self._device) for _ in range(config.num_layers)]
 
     def _compute(self, work: _LaunchedWork, *, is_deferred: bool) -> None:
         packed, sampling = work.packed, work.packed.sampling
@@ -369,6 +394,25 @@ class TorchDevice:
         if tokens:
             on_device = to_device(tokens, torch.int64, logits.device)
             work.reported = PendingLogprobs(logits.float(), on_device, num_tops, self._ops)
+
+
+def _load_weights(
+    model: PreparedModel,
+    weights: Mapping[str, Any] | None,
+    dtype: torch.dtype,
+    device: str,
+    memory: KeptDeviceMemory | None,
+) -> ModelWeights:
+    """Those that an earlier worker has left, if there are any."""
+    if memory is None:
+        return load_device_weights(model, weights, dtype, device)
+    layout = WeightsLayout(model, dtype)
+    if (kept := memory.attach_weights(layout.num_bytes)) is not None:
+        return layout.weights_in(kept)
+    placed = layout.weights_in(memory.create_weights(layout.num_bytes))
+    load_device_weights_into(placed, model, weights, dtype, device)
+    memory.keep_weights()
+    return placed
 
 
 def _dummy(num_slots: int, sampling: SamplingParams, length: int = 4) -> DummySteps:
