@@ -1,7 +1,7 @@
 """Holds the KV memory of an instance while workers and engines come and go: anonymous memory that they map and nobody
 copies.
 
-The first worker gives the pool its size, and the first engine the table of block names. They are freed with the last
+The first worker gives the pool its size, and the first engine the table of block hashes. They are freed with the last
 process that has them mapped or open, so nothing is left after a SIGKILL of all.
 """
 
@@ -23,7 +23,7 @@ def can_keep_kv_memory(config: ServeConfig, pd: PdConfig) -> bool:
 class KvMemoryFds(NamedTuple):
     pool: int
     """For workers."""
-    names: int
+    hashes: int
     """For engines."""
 
 
@@ -50,7 +50,7 @@ class KvMemoryOwner:
 def _allocate(name: str) -> KvMemoryFds:
     pool = os.memfd_create(f"onward-kv-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        return KvMemoryFds(pool, os.memfd_create(f"onward-kv-names-{name}", os.MFD_CLOEXEC))
+        return KvMemoryFds(pool, os.memfd_create(f"onward-kv-hashes-{name}", os.MFD_CLOEXEC))
     except OSError:
         os.close(pool)
         raise
