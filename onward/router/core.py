@@ -20,9 +20,9 @@ from onward.proto.engine import ErrorInfo
 from onward.proto.error_info import to_error_info
 from onward.proto.router import Attempt, Registration, RegistrationReply
 from onward.router.client_stream import AttemptFailure, ClientRequest, ClientStream, FailureCause, resume_at_cursor
-from onward.router.detached_streams import DetachedStreams, Tombstones, matches
 from onward.router.instance_registry import InstanceInfo, InstanceRegistry, InstanceState
 from onward.router.instance_status import describe_instances
+from onward.router.resumable_streams import ResumableStreams, Tombstones, matches
 from onward.router.resume_log import ResumeLog
 from onward.router.retry_budget import RetryBudget
 from onward.router.retry_policy import BUDGET_STEP_S, RetryPolicy
@@ -101,7 +101,7 @@ class RouterCore:
             self.instances.add_static(url)
         self._selector = InstanceSelector(*policies, randbelow, self.instances.index)
         self._budget = RetryBudget(config.retry_budget)
-        self.detached = DetachedStreams(config.detach_ttl_s)
+        self.resumable_streams = ResumableStreams(config.detach_ttl_s)
         self._tombstones = Tombstones()
         self.metrics = RouterMetrics(registry, self._count_streams, self._count_instances, self._count_records)
         self._live: dict[str, StreamRoutingState] = {}
@@ -137,7 +137,7 @@ class RouterCore:
         stream = resume_at_cursor(known_stream, cursor, self.config.preempt_retry_count, self._new_deadline(now_s))
         if stream is None:
             return None
-        self.detached.drop(cursor.request_id)
+        self.resumable_streams.drop(cursor.request_id)
         return self._add(stream, now_s)
 
     def check_not_aborted(self, request_id: str, now_s: float) -> None:
@@ -357,7 +357,7 @@ class RouterCore:
             self._resumes.end(routed, "exact" if ok else "failed", now_s)
         self.metrics.stale_events.inc(by=stream.num_stale_events)
         if keep and _is_resumable(routed):
-            self.detached.keep(stream, now_s)
+            self.resumable_streams.keep(stream, now_s)
 
     def abort(self, names: Iterable[str] | None, now_s: float, caller: str | None = None) -> AbortResult:
         """Ends streams by id or label, or all, running or left by their client; a caller's own, or everybody's. An attempt
@@ -366,14 +366,14 @@ class RouterCore:
         routed_streams = [routed for routed in self._live.values() if matches(routed.stream, wanted, caller)]
         for routed in routed_streams:
             routed.set_final_error(ABORTED)
-        detached = self.detached.drop_matching(wanted, caller)
-        client_requests = [stream.request for stream in (*(routed.stream for routed in routed_streams), *detached)]
+        resumable = self.resumable_streams.drop_matching(wanted, caller)
+        client_requests = [stream.request for stream in (*(routed.stream for routed in routed_streams), *resumable)]
         for client_request in client_requests:
             self._tombstones.add(client_request.request_id, now_s)
         ids = [client_request.request_id for client_request in client_requests]
         labels = [client_request.client_request_id for client_request in client_requests]
         affected = [routed for routed in routed_streams if not routed.stream.is_out_of_reach_of_aborts]
-        return AbortResult(affected, detached, ids, {*ids} if wanted is None else wanted.intersection((*ids, *labels)))
+        return AbortResult(affected, resumable, ids, {*ids} if wanted is None else wanted.intersection((*ids, *labels)))
 
     # Instances.
 
@@ -397,7 +397,7 @@ class RouterCore:
         self._now_s = now_s
         for instance_id in self.instances.tick(now_s):
             self._registrations.pop(instance_id, None)
-        self.detached.expire(now_s)
+        self.resumable_streams.expire(now_s)
         instances = {instance.instance_id: instance for instance in self.instances.list_instances(now_s)}
         affected: list[StreamRoutingState] = []
         for routed in self._live.values():
@@ -483,7 +483,7 @@ class RouterCore:
         return counts
 
     def _count_records(self) -> dict[LabelValues, float]:
-        return {(): float(len(self.detached))}
+        return {(): float(len(self.resumable_streams))}
 
 
 def _is_resumable(routed: StreamRoutingState) -> bool:

@@ -23,7 +23,7 @@ from onward.models.loader.gguf_file import GgufFile
 from onward.proto.engine import CallerLimits
 from onward.proto.stream_store import LiveStreamReply
 from onward.router import core as router_core
-from onward.router import detached_streams as router_records
+from onward.router import resumable_streams as router_records
 from onward.router.endpoints import generation as router_generation
 from onward.router.main import RouterProcess
 from onward.router.stream_runner import StreamRunner

@@ -131,7 +131,7 @@ class RouterGenerationEndpoint:
             raise unknown_stream(cursor.request_id)
         await self._runner.detach(cursor.request_id, DETACH_TIMEOUT_S)
         cursor = await self.with_latest_epoch(cursor)
-        stream, is_complete = core.detached.find(cursor.request_id, clock.now_s()), True
+        stream, is_complete = core.resumable_streams.find(cursor.request_id, clock.now_s()), True
         if stream is None or not covers_cursor(stream, cursor):
             # It may have been elsewhere since it was here.
             stream, is_complete = await self._find_at_instances(cursor.request_id)
