@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from onward.api.engine_link.request_tracker import RequestTracker, TrackedChoice, TrackerActions
+from onward.api.engine_link.request_tracker import ChoiceSubmission, RequestTracker, TrackerActions
 from onward.engine.core import EngineCore
 from onward.engine.main import EngineProcess
 from onward.engine.request import Request
@@ -175,14 +175,18 @@ def _a_resubmission_comes_last(patch: Patches) -> None:
 
 
 def _engine_deaths_are_not_charged(patch: Patches) -> None:
-    patch.around(RequestTracker, "_count_engine_crash", lambda original, self, tracked, alone, actions: None)
+    patch.around(RequestTracker, "_count_engine_crash", lambda original, self, submission, alone, actions: None)
 
 
 def _all_are_charged_alone(patch: Patches) -> None:
     def charge(
-        original: Callable, self: RequestTracker, tracked: TrackedChoice, alone: str | None, actions: TrackerActions
+        original: Callable,
+        self: RequestTracker,
+        submission: ChoiceSubmission,
+        alone: str | None,
+        actions: TrackerActions,
     ) -> None:
-        original(self, tracked, tracked.spec.request_id, actions)
+        original(self, submission, submission.spec.request_id, actions)
 
     patch.around(RequestTracker, "_count_engine_crash", charge)
 

@@ -49,7 +49,7 @@ class PreparedEmbedding:
     request: EmbeddingRequest
     prompts: list[list[int]]
     arrived_at_s: float
-    """See `TrackedChoice`."""
+    """See `ChoiceSubmission`."""
     deadline_at_s: float | None
     is_routed: bool
     unknown_fields: tuple[str, ...]
