@@ -16,7 +16,7 @@ from onward.supervisor import core
 from onward.supervisor.children import Child, ChildState, ProcessRole
 from onward.supervisor.core import SupervisorCore
 from onward.supervisor.kv_memory_owner import KvMemoryOwner
-from onward.supervisor.worker_deaths import KEEPS_MEMORY, WorkerDeath
+from onward.supervisor.worker_deaths import WorkerDeath, keeps_memory
 from onward.worker import kv_pool
 from onward.worker.cpu_device import CpuDevice
 from tests.sabotage.patches import Patches, Sabotage
@@ -31,14 +31,14 @@ STANDBY = "tests/supervisor/test_standby.py::"
 
 def _flip(death: WorkerDeath) -> Callable[[Patches], None]:
     def apply(patch: Patches) -> None:
-        patch.put(core, "KEEPS_MEMORY", KEEPS_MEMORY | {death: not KEEPS_MEMORY[death]})
+        patch.around(core, "keeps_memory", lambda original, other: original(other) != (other is death))
 
     return apply
 
 
 def _flip_row(death: WorkerDeath) -> Sabotage:
     name = death.name.lower()
-    verb = "ends" if KEEPS_MEMORY[death] else "keeps"
+    verb = "ends" if keeps_memory(death) else "keeps"
     return Sabotage(
         f"memory-of-{name.replace('_', '-')}",
         f"a worker's death {verb} its KV memory: {death.value}",
