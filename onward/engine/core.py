@@ -284,8 +284,8 @@ class EngineCore:
         """A reason to give the worker and its memory up, if there is one."""
         if self.worker is None:
             return None
-        leases, pushes = self.scheduler.leases, self.scheduler.outgoing_handoffs
-        return leases.worker_replacement_reason(now_s) or pushes.worker_replacement_reason(now_s)
+        leases, handoffs = self.scheduler.leases, self.scheduler.outgoing_handoffs
+        return leases.worker_replacement_reason(now_s) or handoffs.worker_replacement_reason(now_s)
 
     def close(self) -> None:
         """The last turn: peers are told that we go."""

@@ -7,8 +7,8 @@
            4. waiting requests, as long as there is a slot, room and budget
 
 The scheduler decides; which request has which slot and blocks is in `allocator`, which blocks a peer may write in `leases`,
-and which prompts we compute for peers, and push, in `pushes`. It knows nothing of what a token means, of clients, of
-protocols, or of wires.
+and which prompts we compute for peers, and push, in `outgoing_handoffs`. It knows nothing of what a token means, of
+clients, of protocols, or of wires.
 """
 
 from collections import deque
