@@ -25,8 +25,10 @@ VICTIMS = "tests/engine/test_victims.py::"
 
 
 def _pass_suspects_by(patch: Patches) -> None:
-    def next_waiting(original: Callable, self: Scheduler, draft: StepPlanBuilder, held_up: set[str]) -> Request | None:
-        first = original(self, draft, held_up)
+    def next_waiting(
+        original: Callable, self: Scheduler, draft: StepPlanBuilder, blocked_incarnations: set[str]
+    ) -> Request | None:
+        first = original(self, draft, blocked_incarnations)
         if first not in self.suspects or self.allocator.can_allocate(first):
             return first
         return next((request for request in self.waiting if request not in self.suspects), None)

@@ -43,6 +43,8 @@ class OutgoingHandoff:
 
 
 class OutgoingHandoffs:
+    """Handoffs of prompts that we compute for peers. Each begins with the offer, before the prompt is computed."""
+
     def __init__(
         self, allocator: SlotAndBlockAllocator, tokens_per_step: int, newest_step: Callable[[], int | None]
     ) -> None:
