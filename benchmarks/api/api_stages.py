@@ -6,7 +6,7 @@ import msgspec
 
 STAGES: list[tuple[str, tuple[str, ...]]] = [
     ("the event loop itself, and tasks of other threads", ("/asyncio/runners.py", "/uvloop/", "/onward/api/main.py")),
-    ("from the engine: decode, ledger", ("/onward/transport/", "/zmq/", "/onward/api/engine_link/request_tracker.py")),
+    ("from the engine: decode, tracker", ("/onward/transport/", "/zmq/", "/onward/api/engine_link/request_tracker.py")),
     ("mailboxes, tasks", ("/onward/api/engine_link/engine_client.py", "/asyncio/")),
     (
         "text: tokens to characters",

@@ -57,9 +57,9 @@ from onward.web.auth.authenticator import (
 from onward.web.auth.cross_site import CrossSiteGuard, check_content_type, with_cors
 from onward.web.openai_api import response_ids
 from onward.web.openai_api.response_endpoint import StoredResponseEndpoint
+from onward.web.pacing_middleware import PacingMiddleware
 from onward.web.request_id_middleware import RequestIdMiddleware, first_refusal, respond_refusal
 from onward.web.starlette_app import make_starlette_app
-from onward.web.throttle_middleware import ThrottleMiddleware
 from onward.web.ui.live_feed import LiveFeed
 from onward.web.ui.ui_routes import UiServerInfo, session_route, static_routes
 
@@ -105,8 +105,8 @@ def build_app(
     paths = [route.path for route in routes]
     request_context = Middleware(RequestContextMiddleware, clock=services.clock, random=services.random)
     # Inside `request_context`: the time that a request waits counts against its deadline.
-    throttle = Middleware(ThrottleMiddleware, clock=services.clock, registry=registry)
-    app = make_starlette_app(routes, [Middleware(ConnectionLimitMiddleware), request_context, throttle])
+    pacing = Middleware(PacingMiddleware, clock=services.clock, registry=registry)
+    app = make_starlette_app(routes, [Middleware(ConnectionLimitMiddleware), request_context, pacing])
     # A browser is shown refusals too, or its page learns nothing but that something has failed.
     checks = (authenticator.check, check_content_type)
     return RequestIdMiddleware(

@@ -21,8 +21,8 @@ from onward.engine.request import FinishReason, Request, RequestStatus
 from onward.engine.request_phases import PhaseRecorder
 from onward.engine.scheduler_stats import SchedulerStatLogger, SchedulerStats
 from onward.engine.scheduling import scheduling_policy
-from onward.engine.scheduling.block_name_table import BlockNameTable
 from onward.engine.scheduling.block_pool import BlockPool, KvEventLog
+from onward.engine.scheduling.persisted_block_hashes import PersistedBlockHashes
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.step_result_processor import StepResultProcessor
 from onward.errors import DeadlineExceeded, OnwardError
@@ -67,9 +67,9 @@ class EngineCore:
         config: EngineConfig,
         incarnation: str,
         worker: WorkerHello,
-        block_names: BlockNameTable | None = None,
+        persisted_hashes: PersistedBlockHashes | None = None,
     ) -> None:
-        """`block_names`: of the KV memory that the worker has attached, where that outlives this engine."""
+        """`persisted_hashes`: of the KV memory that the worker has attached, where that outlives this engine."""
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request fits into one step"
         self.config = config
         self.incarnation = incarnation
@@ -81,7 +81,7 @@ class EngineCore:
         self._outbox = ApiOutbox()
         self._phases = PhaseRecorder()
         self._kv_events = KvEventLog()
-        self.scheduler = Scheduler(config, self._new_pool(block_names), incarnation)
+        self.scheduler = Scheduler(config, self._new_pool(persisted_hashes), incarnation)
         self.scheduler.draft_cost = worker.draft_cost
         self.scheduler.allocator.attention_window = worker.attention_window
         self._kv_memory = worker.kv_memory
@@ -232,14 +232,16 @@ class EngineCore:
         self._kv_events.reset()
         self.scheduler.reset(self._new_pool(None))
 
-    def on_worker_ready(self, worker: WorkerHello, now_s: float, block_names: BlockNameTable | None = None) -> None:
-        """`block_names`: of the memory that the worker has attached."""
+    def on_worker_ready(
+        self, worker: WorkerHello, now_s: float, persisted_hashes: PersistedBlockHashes | None = None
+    ) -> None:
+        """`persisted_hashes`: of the memory that the worker has attached."""
         assert worker.num_blocks == self._limits.worker.num_blocks, "a restarted worker has the same pool"
         if self._kv_memory and worker.kv_memory != self._kv_memory:
             self._lose_memory(now_s)  # it was to be kept, and could not be attached
             self._kv_memory = ""
         if not self._kv_memory:
-            self.scheduler.pool.use_names(block_names)  # else it has them: one memory, one table
+            self.scheduler.pool.use_persisted_hashes(persisted_hashes)  # else it has them: one memory, one table
         self._kv_memory = worker.kv_memory
         self.worker = worker
         self.scheduler.draft_cost = worker.draft_cost
@@ -282,8 +284,8 @@ class EngineCore:
         """A reason to give the worker and its memory up, if there is one."""
         if self.worker is None:
             return None
-        leases, pushes = self.scheduler.leases, self.scheduler.outgoing_handoffs
-        return leases.worker_replacement_reason(now_s) or pushes.worker_replacement_reason(now_s)
+        leases, handoffs = self.scheduler.leases, self.scheduler.outgoing_handoffs
+        return leases.worker_replacement_reason(now_s) or handoffs.worker_replacement_reason(now_s)
 
     def close(self) -> None:
         """The last turn: peers are told that we go."""
@@ -343,8 +345,10 @@ class EngineCore:
         """For how long it has been at one step, or away. Unlike a stall, this is never for want of blocks."""
         return now_s - self._worker_due_s if self.worker is None or self.scheduler.steps_in_flight else 0.0
 
-    def _new_pool(self, block_names: BlockNameTable | None) -> BlockPool:
-        return BlockPool(self._limits.worker.num_blocks, self._limits.worker.block_size, self._kv_events, block_names)
+    def _new_pool(self, persisted_hashes: PersistedBlockHashes | None) -> BlockPool:
+        return BlockPool(
+            self._limits.worker.num_blocks, self._limits.worker.block_size, self._kv_events, persisted_hashes
+        )
 
     def _counts(self) -> SchedulerStats:
         scheduler, tokens = self.scheduler, self.metrics.tokens

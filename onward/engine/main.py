@@ -18,7 +18,7 @@ from onward.engine.handoff.peer_links import PeerLinks
 from onward.engine.recording.recorder import RecordingEngineCore
 from onward.engine.recording.recording_file import open_recording
 from onward.engine.scheduling import scheduling_policy
-from onward.engine.scheduling.block_name_table import BlockNameTable, table_bytes
+from onward.engine.scheduling.persisted_block_hashes import PersistedBlockHashes, table_bytes
 from onward.errors import OnwardError, StartupError
 from onward.obs.step_log import StepLogFile
 from onward.proto import SCHEMA_VERSION
@@ -100,7 +100,7 @@ def freeze_heap() -> None:
     gc.freeze()
 
 
-def open_block_name_table(fds: list[int], num_blocks: int) -> BlockNameTable:
+def map_persisted_hashes(fds: list[int], num_blocks: int) -> PersistedBlockHashes:
     """Maps the table in the memory of this one file descriptor, and gives it its size if it has none. Closes it."""
     (fd,) = fds
     num_bytes = table_bytes(num_blocks)
@@ -108,7 +108,7 @@ def open_block_name_table(fds: list[int], num_blocks: int) -> BlockNameTable:
         if not os.fstat(fd).st_size:
             os.ftruncate(fd, num_bytes)
         assert os.fstat(fd).st_size == num_bytes, "the table has a row for each block"
-        return BlockNameTable(memoryview(mmap.mmap(fd, num_bytes)), num_blocks)
+        return PersistedBlockHashes(memoryview(mmap.mmap(fd, num_bytes)), num_blocks)
     finally:
         os.close(fd)
 
@@ -124,12 +124,12 @@ class EngineProcess:
         clock: Clock,
         *,
         before_ready: Callable[[], None],
-        open_names: Callable[[list[int], int], BlockNameTable] = open_block_name_table,
+        open_persisted_hashes: Callable[[list[int], int], PersistedBlockHashes] = map_persisted_hashes,
     ) -> None:
         self._start = start
-        self._open_names = open_names
-        """Of the table of block names in the memory of these file descriptors, for so many blocks."""
-        self._names_fds: list[int] = []
+        self._open_persisted_hashes = open_persisted_hashes
+        """Opens the table of block hashes in the memory of these file descriptors, for so many blocks."""
+        self._hashes_fds: list[int] = []
         """Of the memory that the worker attaches. It is mapped when the worker has said how many blocks there are."""
         self._before_ready = before_ready
         """Called when a worker is ready, before the supervisor is told."""
@@ -173,7 +173,7 @@ class EngineProcess:
             self.is_stopped = True
 
     def close(self) -> None:
-        self._close_names_fds()
+        self._close_hashes_fds()
         self._wires.close()
         if self._recording is not None:
             self._recording.close()
@@ -253,33 +253,33 @@ class EngineProcess:
             self._core.receive_kv_report(report, now_s)
 
     def _on_hello(self, hello: WorkerHello, now_s: float) -> None:
-        block_names = self._names_of(hello)
+        persisted_hashes = self._persisted_hashes_of(hello)
         if self._core is None:
-            self._core = self._new_core(hello, block_names)
+            self._core = self._new_core(hello, persisted_hashes)
         else:
-            self._core.on_worker_ready(hello, now_s, block_names)
+            self._core.on_worker_ready(hello, now_s, persisted_hashes)
         logger.info(log.event("worker ready", incarnation=hello.worker_incarnation, pid=hello.pid))
         self._before_ready()
         self._channel.send(ChildReady(hello))
 
-    def _names_of(self, hello: WorkerHello) -> BlockNameTable | None:
+    def _persisted_hashes_of(self, hello: WorkerHello) -> PersistedBlockHashes | None:
         if not hello.kv_memory or self._start.config.record:
             # A replay begins without blocks, and so does what it shall repeat. The flag decides, not whether the file could
             # be opened: who hands blocks out without breaking their seals must have no successor that adopts them.
             return None
-        fds, self._names_fds = self._names_fds, []
-        return self._open_names(fds, hello.num_blocks)
+        fds, self._hashes_fds = self._hashes_fds, []
+        return self._open_persisted_hashes(fds, hello.num_blocks)
 
-    def _close_names_fds(self) -> None:
-        for fd in self._names_fds:
+    def _close_hashes_fds(self) -> None:
+        for fd in self._hashes_fds:
             os.close(fd)
-        self._names_fds = []
+        self._hashes_fds = []
 
-    def _new_core(self, hello: WorkerHello, block_names: BlockNameTable | None = None) -> EngineCore:
+    def _new_core(self, hello: WorkerHello, persisted_hashes: PersistedBlockHashes | None = None) -> EngineCore:
         config, incarnation = self._start.config, self._start.incarnation
         recording = self._recording
         if recording is None:
-            core = EngineCore(config, incarnation, hello, block_names)
+            core = EngineCore(config, incarnation, hello, persisted_hashes)
             if num_adopted := len(core.scheduler.pool.cached_hashes):
                 logger.info(log.event("cached blocks adopted", blocks=num_adopted, memory=hello.kv_memory))
         else:
@@ -304,8 +304,8 @@ class EngineProcess:
                 assert self._link is None, "the old worker is gone before a new one starts"
                 fds = self._channel.take_fds()
                 num_wire_fds = len(fds) - 1 if message.kv_memory else len(fds)
-                self._close_names_fds()
-                self._names_fds = fds[num_wire_fds:]
+                self._close_hashes_fds()
+                self._hashes_fds = fds[num_wire_fds:]
                 self._link = WorkerLink(self._wires, message, fds[:num_wire_fds], self._start.incarnation)
             case WorkerGone():
                 self._on_worker_lost(message, now_s)

@@ -4,6 +4,8 @@
     -> drafts -> metrics -> caching -> delta -> finish
 
 A fault while one slot is processed ends that request with a typed error; the tokens of the other slots are sent.
+
+It also ends, fails and charges requests, within a step and outside of one (`finish`, `fail`, `reschedule`, `charge_crash`).
 """
 
 import logging

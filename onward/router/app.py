@@ -34,9 +34,9 @@ from onward.web.auth.authenticator import (
 from onward.web.auth.cross_site import CrossSiteGuard, check_content_type, with_cors
 from onward.web.openai_api import response_ids
 from onward.web.openai_api.response_endpoint import StoredResponseEndpoint
+from onward.web.pacing_middleware import PacingMiddleware
 from onward.web.request_id_middleware import RequestIdMiddleware, first_refusal, respond_refusal
 from onward.web.starlette_app import make_starlette_app
-from onward.web.throttle_middleware import ThrottleMiddleware
 from onward.web.ui.live_feed import LiveFeed
 from onward.web.ui.ui_routes import UiServerInfo, session_route, static_routes
 
@@ -79,7 +79,7 @@ def build_app(
     app = _StreamingBypass(generation_endpoints, make_starlette_app(routes))
     paths = [route.path for route in routes]
     assert len(set(paths)) == len(paths), "each path has one route"
-    inner_app = with_cors(ConnectionLimitMiddleware(ThrottleMiddleware(app, runner.clock, registry)), origins)
+    inner_app = with_cors(ConnectionLimitMiddleware(PacingMiddleware(app, runner.clock, registry)), origins)
     refusal = first_refusal(callers.check, check_content_type)
     return RequestIdMiddleware(
         inner_app,

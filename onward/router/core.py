@@ -20,9 +20,9 @@ from onward.proto.engine import ErrorInfo
 from onward.proto.error_info import to_error_info
 from onward.proto.router import Attempt, Registration, RegistrationReply
 from onward.router.client_stream import AttemptFailure, ClientRequest, ClientStream, FailureCause, resume_at_cursor
-from onward.router.detached_streams import DetachedStreams, Tombstones, matches
 from onward.router.instance_registry import InstanceInfo, InstanceRegistry, InstanceState
 from onward.router.instance_status import describe_instances
+from onward.router.resumable_streams import ResumableStreams, Tombstones, matches
 from onward.router.resume_log import ResumeLog
 from onward.router.retry_budget import RetryBudget
 from onward.router.retry_policy import BUDGET_STEP_S, RetryPolicy
@@ -101,7 +101,7 @@ class RouterCore:
             self.instances.add_static(url)
         self._selector = InstanceSelector(*policies, randbelow, self.instances.index)
         self._budget = RetryBudget(config.retry_budget)
-        self.detached = DetachedStreams(config.detach_ttl_s)
+        self.resumable_streams = ResumableStreams(config.detach_ttl_s)
         self._tombstones = Tombstones()
         self.metrics = RouterMetrics(registry, self._count_streams, self._count_instances, self._count_records)
         self._live: dict[str, StreamRoutingState] = {}
@@ -137,7 +137,7 @@ class RouterCore:
         stream = resume_at_cursor(known_stream, cursor, self.config.preempt_retry_count, self._new_deadline(now_s))
         if stream is None:
             return None
-        self.detached.drop(cursor.request_id)
+        self.resumable_streams.drop(cursor.request_id)
         return self._add(stream, now_s)
 
     def check_not_aborted(self, request_id: str, now_s: float) -> None:
@@ -157,43 +157,43 @@ class RouterCore:
     def _add(self, stream: ClientStream, now_s: float) -> StreamRoutingState:
         assert stream.request_id not in self._live, "ids are unique among live streams"
         is_continued = stream.has_progress or bool(stream.request.skip_to)
-        routed = StreamRoutingState(stream, opened_at_s=now_s, last_write_at_s=now_s, is_continued=is_continued)
-        self._live[stream.request_id] = routed
+        routing = StreamRoutingState(stream, opened_at_s=now_s, last_write_at_s=now_s, is_continued=is_continued)
+        self._live[stream.request_id] = routing
         if stream.request.client_request_id:
             self._client_request_ids[stream.request.caller, stream.request.client_request_id] = stream.request_id
-        return routed
+        return routing
 
     # What to do next.
 
-    def next_action(self, routed: StreamRoutingState, now_s: float) -> StreamAction:
+    def next_action(self, routing: StreamRoutingState, now_s: float) -> StreamAction:
         self._now_s = now_s
-        stream = routed.stream
-        assert self._live.get(stream.request_id) is routed, "a stream acts while it is open"
+        stream = routing.stream
+        assert self._live.get(stream.request_id) is routing, "a stream acts while it is open"
         assert not stream.is_attempt_running, "the next action follows the end of an attempt"
         if stream.is_complete and stream.is_out_of_reach_of_aborts:
             return Finish()
-        if routed.final_error is not None:
-            return GiveUp(routed.final_error, routed.final_error_body)
+        if routing.final_error is not None:
+            return GiveUp(routing.final_error, routing.final_error_body)
         if stream.is_complete or stream.lacks_only_end_marker:
             return Finish()
         deadline_at_s = stream.request.deadline_at_s
         if deadline_at_s is not None and now_s >= deadline_at_s:
-            return self._give_up(routed, to_error_info(DeadlineExceeded("the request's deadline has passed")))
-        if routed.overloaded_since_s is not None and now_s >= routed.overloaded_since_s + MAX_INSTANCE_WAIT_S:
+            return self._give_up(routing, to_error_info(DeadlineExceeded("the request's deadline has passed")))
+        if routing.overloaded_since_s is not None and now_s >= routing.overloaded_since_s + MAX_INSTANCE_WAIT_S:
             assert stream.failure is not None, "an overloaded stream has the failure that said so"
-            return self._give_up(routed, stream.failure.error)
-        pause_s = self._retry_policy.pause_s(routed, now_s)
+            return self._give_up(routing, stream.failure.error)
+        pause_s = self._retry_policy.pause_s(routing, now_s)
         if pause_s > 0:
             return Wait(pause_s)
-        if routed.budget_refused_error is not None and not self._retry_policy.try_spend_budget(routed, now_s):
-            return self._wait_for_budget(routed, routed.budget_refused_error, now_s)
+        if routing.budget_refused_error is not None and not self._retry_policy.try_spend_budget(routing, now_s):
+            return self._wait_for_budget(routing, routing.budget_refused_error, now_s)
         decision = self._selector.select(
-            self._routing_criteria(routed, now_s), self.instances.list_instances(now_s), now_s
+            self._routing_criteria(routing, now_s), self.instances.list_instances(now_s), now_s
         )
-        return self._wait_for_instance(routed, now_s) if decision is None else self._dispatch(routed, decision, now_s)
+        return self._wait_for_instance(routing, now_s) if decision is None else self._dispatch(routing, decision, now_s)
 
-    def _routing_criteria(self, routed: StreamRoutingState, now_s: float) -> RoutingCriteria:
-        stream, client_request = routed.stream, routed.stream.request
+    def _routing_criteria(self, routing: StreamRoutingState, now_s: float) -> RoutingCriteria:
+        stream, client_request = routing.stream, routing.stream.request
         num_prompt = stream.num_prompt_tokens
         if num_prompt is None and client_request.routing_token_ids is not None:
             num_prompt = self._prompt_length_if_servable(
@@ -204,8 +204,8 @@ class RouterCore:
             max_output=client_request.max_output,
             session=client_request.session_key,
             prompt_hashes=self._prompt_block_hashes(client_request),
-            avoided_instances=frozenset(routed.avoided_instances),
-            excluded_instances=routed.excluded_instances(now_s),
+            avoided_instances=frozenset(routing.avoided_instances),
+            excluded_instances=routing.excluded_instances(now_s),
             fingerprint=stream.fingerprint,
         )
 
@@ -227,94 +227,94 @@ class RouterCore:
             block_hashes(client_request.routing_token_ids, block_size, client_request.cache_salt) if block_size else []
         )
 
-    def _wait_for_instance(self, routed: StreamRoutingState, now_s: float) -> StreamAction:
-        stream, failure = routed.stream, routed.stream.failure
+    def _wait_for_instance(self, routing: StreamRoutingState, now_s: float) -> StreamAction:
+        stream, failure = routing.stream, routing.stream.failure
         if failure is not None and failure.cause is FailureCause.REJECTED:
-            return self._give_up(routed, failure.error)
+            return self._give_up(routing, failure.error)
         if failure is not None and failure.cause is FailureCause.OVERLOADED and not stream.was_accepted:
-            earliest = routed.earliest_overload or failure
-            return self._give_up(routed, earliest.error, earliest.body)
-        if routed.waiting_since_s is None:
+            earliest = routing.earliest_overload or failure
+            return self._give_up(routing, earliest.error, earliest.body)
+        if routing.waiting_since_s is None:
             if not stream.was_accepted and self._num_waiting >= self.config.max_queue:
                 self.metrics.overloads.inc()
                 message = f"{self.config.max_queue} requests wait for an instance already; try again later"
-                return self._give_up(routed, to_error_info(Overloaded(message, retry_after_s=RETRY_SOON_S)))
-            self._start_waiting(routed, now_s)
-        assert routed.waiting_since_s is not None, "a waiting stream has the time when its wait began"
-        left_s = routed.waiting_since_s + MAX_INSTANCE_WAIT_S - now_s
+                return self._give_up(routing, to_error_info(Overloaded(message, retry_after_s=RETRY_SOON_S)))
+            self._start_waiting(routing, now_s)
+        assert routing.waiting_since_s is not None, "a waiting stream has the time when its wait began"
+        left_s = routing.waiting_since_s + MAX_INSTANCE_WAIT_S - now_s
         if left_s <= 0:
             message = f"no instance could take the request for {MAX_INSTANCE_WAIT_S:g} s"
-            return self._give_up(routed, to_error_info(Unavailable(message, retry_after_s=5.0)))
-        soonest_s = min((until_s - now_s for until_s in routed.resting_until_s.values()), default=WAIT_STEP_S)
+            return self._give_up(routing, to_error_info(Unavailable(message, retry_after_s=5.0)))
+        soonest_s = min((until_s - now_s for until_s in routing.resting_until_s.values()), default=WAIT_STEP_S)
         deadline_at_s = stream.request.deadline_at_s
         until_deadline_s = WAIT_STEP_S if deadline_at_s is None else deadline_at_s - now_s
         return Wait(max(0.001, min(left_s, soonest_s, until_deadline_s, WAIT_STEP_S)))
 
-    def _wait_for_budget(self, routed: StreamRoutingState, info: ErrorInfo, now_s: float) -> StreamAction:
-        if now_s >= routed.budget_deadline_at_s:
-            return self._give_up(routed, info)
-        return Wait(min(BUDGET_STEP_S, routed.budget_deadline_at_s - now_s))
+    def _wait_for_budget(self, routing: StreamRoutingState, info: ErrorInfo, now_s: float) -> StreamAction:
+        if now_s >= routing.budget_deadline_at_s:
+            return self._give_up(routing, info)
+        return Wait(min(BUDGET_STEP_S, routing.budget_deadline_at_s - now_s))
 
-    def _give_up(self, routed: StreamRoutingState, info: ErrorInfo, body: bytes | None = None) -> GiveUp:
-        routed.set_final_error(info, body)
-        assert routed.final_error is not None, "a stream that is given up has a final error"
-        return GiveUp(routed.final_error, routed.final_error_body)
+    def _give_up(self, routing: StreamRoutingState, info: ErrorInfo, body: bytes | None = None) -> GiveUp:
+        routing.set_final_error(info, body)
+        assert routing.final_error is not None, "a stream that is given up has a final error"
+        return GiveUp(routing.final_error, routing.final_error_body)
 
-    def _dispatch(self, routed: StreamRoutingState, decision: RoutingDecision, now_s: float) -> Dispatch:
-        instance, stream = decision.instance, routed.stream
+    def _dispatch(self, routing: StreamRoutingState, decision: RoutingDecision, now_s: float) -> Dispatch:
+        instance, stream = decision.instance, routing.stream
         assert self.instances.get(instance.instance_id) is not None, "an attempt goes to a registered instance"
-        assert instance.instance_id not in routed.refused_by, "an instance that refused a stream is not chosen again"
-        assert routed.reservation is None, "the reservation of the last attempt is released"
-        assert not routed.prefill_reservations, "the prefill reservations of the last attempt are released"
+        assert instance.instance_id not in routing.refused_by, "an instance that refused a stream is not chosen again"
+        assert routing.reservation is None, "the reservation of the last attempt is released"
+        assert not routing.prefill_reservations, "the prefill reservations of the last attempt are released"
         has_ids = stream.request.prompt_token_ids is not None
         if has_ids and not stream.has_progress and instance.tokenizer_hash != stream.request.tokenizer_hash:
             # It has come since the ids were made, with another tokenizer. What has begun with them goes on with them.
             stream.request = replace(stream.request, prompt_token_ids=None)
-        routed.reservation = self.instances.reserve(instance.instance_id)
-        routed.prefill_reservations = [self.instances.reserve(peer.instance_id) for peer in decision.prefill_peers[:1]]
-        routed.stream.begin_attempt(instance.instance_id, now_s)
+        routing.reservation = self.instances.reserve(instance.instance_id)
+        routing.prefill_reservations = [self.instances.reserve(peer.instance_id) for peer in decision.prefill_peers[:1]]
+        routing.stream.begin_attempt(instance.instance_id, now_s)
         peers = [peer.handoff_address for peer in decision.prefill_peers]
-        return Dispatch(instance.instance_id, instance.url, routed.stream.build_attempt(now_s, peers))
+        return Dispatch(instance.instance_id, instance.url, routing.stream.build_attempt(now_s, peers))
 
     # An attempt's life.
 
-    def on_accepted(self, routed: StreamRoutingState, now_s: float) -> None:
-        if not routed.stream.was_accepted:
-            self.metrics.queue_wait.observe(now_s - routed.opened_at_s)
-        self._stop_waiting(routed)
-        routed.stream.on_accepted(now_s)
+    def on_accepted(self, routing: StreamRoutingState, now_s: float) -> None:
+        if not routing.stream.was_accepted:
+            self.metrics.queue_wait.observe(now_s - routing.opened_at_s)
+        self._stop_waiting(routing)
+        routing.stream.on_accepted(now_s)
 
-    def on_first_tokens(self, routed: StreamRoutingState, now_s: float) -> None:
+    def on_first_tokens(self, routing: StreamRoutingState, now_s: float) -> None:
         """Its first event has come: the instance works, and a resume has succeeded."""
-        stream = routed.stream
+        stream = routing.stream
         assert stream.instance_id is not None, "tokens come from an instance"
         self.instances.record_success(stream.instance_id, now_s)
-        if routed.first_token_at_s is None:
-            routed.first_token_at_s = now_s
-            if not routed.is_continued:
+        if routing.first_token_at_s is None:
+            routing.first_token_at_s = now_s
+            if not routing.is_continued:
                 self.metrics.time_to_first_token.observe(now_s - stream.request.arrived_at_s)
-        routed.overloaded_since_s = None
-        for reservation in routed.prefill_reservations:
+        routing.overloaded_since_s = None
+        for reservation in routing.prefill_reservations:
             reservation.release()
         instance = self.instances.get(stream.instance_id)
         fingerprint = instance.fingerprint if instance is not None else stream.fingerprint
-        if routed.pending_resume is not None:
+        if routing.pending_resume is not None:
             is_exact = stream.fingerprint in (None, fingerprint)
-            self._resumes.end(routed, "exact" if is_exact else "inexact", now_s)
+            self._resumes.end(routing, "exact" if is_exact else "inexact", now_s)
         stream.fingerprint = fingerprint
 
-    def on_attempt_ended(self, routed: StreamRoutingState, now_s: float) -> None:
+    def on_attempt_ended(self, routing: StreamRoutingState, now_s: float) -> None:
         """The attempt is over, and its connection closed or given back."""
-        stream = routed.stream
+        stream = routing.stream
         assert stream.instance_id is not None, "an attempt runs at an instance"
-        routed.release_reservations()
+        routing.release_reservations()
         if stream.failure is not None:
             stream.failure = self._as_drain_if_draining(stream.failure, stream.instance_id)
         failure = stream.end_attempt()
         outcome = "done" if stream.is_complete else "cancelled"
         self.metrics.attempts.inc(outcome if failure is None else failure.cause.value)
-        if failure is not None and routed.final_error is None:
-            self._retry_policy.on_attempt_failed(routed, failure, stream.instance_id, now_s)
+        if failure is not None and routing.final_error is None:
+            self._retry_policy.on_attempt_failed(routing, failure, stream.instance_id, now_s)
 
     def _as_drain_if_draining(self, failure: AttemptFailure, instance_id: str) -> AttemptFailure:
         """What breaks off at an instance that is going is a part of its going."""
@@ -328,52 +328,52 @@ class RouterCore:
             return failure
         return replace(failure, cause=FailureCause.DRAIN)
 
-    def _start_waiting(self, routed: StreamRoutingState, now_s: float) -> None:
-        routed.waiting_since_s = now_s
-        self._num_waiting += not routed.stream.was_accepted
+    def _start_waiting(self, routing: StreamRoutingState, now_s: float) -> None:
+        routing.waiting_since_s = now_s
+        self._num_waiting += not routing.stream.was_accepted
 
-    def _stop_waiting(self, routed: StreamRoutingState) -> None:
-        if routed.waiting_since_s is not None:
-            routed.waiting_since_s = None
-            self._num_waiting -= not routed.stream.was_accepted
+    def _stop_waiting(self, routing: StreamRoutingState) -> None:
+        if routing.waiting_since_s is not None:
+            routing.waiting_since_s = None
+            self._num_waiting -= not routing.stream.was_accepted
             assert self._num_waiting >= 0, "the number of waiting requests is never negative"
 
     # Streams end.
 
-    def close_stream(self, routed: StreamRoutingState, now_s: float, *, keep: bool) -> None:
+    def close_stream(self, routing: StreamRoutingState, now_s: float, *, keep: bool) -> None:
         """The client has its end, or has gone. `keep`: it may come back."""
-        stream = routed.stream
-        assert self._live.get(stream.request_id) is routed, "a stream is closed once"
+        stream = routing.stream
+        assert self._live.get(stream.request_id) is routing, "a stream is closed once"
         del self._live[stream.request_id]
         label = stream.request.caller, stream.request.client_request_id
         if self._client_request_ids.get(label) == stream.request_id:
             del self._client_request_ids[label]
-        self._stop_waiting(routed)
-        routed.release_reservations()
+        self._stop_waiting(routing)
+        routing.release_reservations()
         if stream.is_attempt_running:
             stream.end_attempt()
-        if routed.pending_resume is not None:
+        if routing.pending_resume is not None:
             ok = stream.is_complete or stream.lacks_only_end_marker
-            self._resumes.end(routed, "exact" if ok else "failed", now_s)
+            self._resumes.end(routing, "exact" if ok else "failed", now_s)
         self.metrics.stale_events.inc(by=stream.num_stale_events)
-        if keep and _is_resumable(routed):
-            self.detached.keep(stream, now_s)
+        if keep and _is_resumable(routing):
+            self.resumable_streams.keep(stream, now_s)
 
     def abort(self, names: Iterable[str] | None, now_s: float, caller: str | None = None) -> AbortResult:
         """Ends streams by id or label, or all, running or left by their client; a caller's own, or everybody's. An attempt
         that has only the whole answer left to send is not ended, and no other one follows it."""
         wanted = None if names is None else frozenset(names)
-        routed_streams = [routed for routed in self._live.values() if matches(routed.stream, wanted, caller)]
-        for routed in routed_streams:
-            routed.set_final_error(ABORTED)
-        detached = self.detached.drop_matching(wanted, caller)
-        client_requests = [stream.request for stream in (*(routed.stream for routed in routed_streams), *detached)]
+        routings = [routing for routing in self._live.values() if matches(routing.stream, wanted, caller)]
+        for routing in routings:
+            routing.set_final_error(ABORTED)
+        resumable = self.resumable_streams.drop_matching(wanted, caller)
+        client_requests = [stream.request for stream in (*(routing.stream for routing in routings), *resumable)]
         for client_request in client_requests:
             self._tombstones.add(client_request.request_id, now_s)
         ids = [client_request.request_id for client_request in client_requests]
         labels = [client_request.client_request_id for client_request in client_requests]
-        affected = [routed for routed in routed_streams if not routed.stream.is_out_of_reach_of_aborts]
-        return AbortResult(affected, detached, ids, {*ids} if wanted is None else wanted.intersection((*ids, *labels)))
+        affected = [routing for routing in routings if not routing.stream.is_out_of_reach_of_aborts]
+        return AbortResult(affected, resumable, ids, {*ids} if wanted is None else wanted.intersection((*ids, *labels)))
 
     # Instances.
 
@@ -397,29 +397,29 @@ class RouterCore:
         self._now_s = now_s
         for instance_id in self.instances.tick(now_s):
             self._registrations.pop(instance_id, None)
-        self.detached.expire(now_s)
+        self.resumable_streams.expire(now_s)
         instances = {instance.instance_id: instance for instance in self.instances.list_instances(now_s)}
         affected: list[StreamRoutingState] = []
-        for routed in self._live.values():
-            stream = routed.stream
+        for routing in self._live.values():
+            stream = routing.stream
             if (
                 stream.is_attempt_running
                 and not stream.is_sending
                 and not stream.is_complete
                 and stream.failure is None
             ):
-                self._check_attempt(routed, instances, now_s)
+                self._check_attempt(routing, instances, now_s)
                 if stream.failure is not None or stream.is_complete:
-                    affected.append(routed)
+                    affected.append(routing)
         return affected
 
     def streams_with_stalled_client(self, now_s: float) -> list[StreamRoutingState]:
         """Streams whose client has stopped reading. They may come back for the rest."""
-        streams = [routed for routed in self._live.values() if routed.stream.is_sending]
-        return [routed for routed in streams if now_s - routed.stream.last_progress_at_s >= CLIENT_STALL_TIMEOUT_S]
+        streams = [routing for routing in self._live.values() if routing.stream.is_sending]
+        return [routing for routing in streams if now_s - routing.stream.last_progress_at_s >= CLIENT_STALL_TIMEOUT_S]
 
-    def _check_attempt(self, routed: StreamRoutingState, instances: dict[str, InstanceInfo], now_s: float) -> None:
-        stream = routed.stream
+    def _check_attempt(self, routing: StreamRoutingState, instances: dict[str, InstanceInfo], now_s: float) -> None:
+        stream = routing.stream
         deadline_at_s, stalled_s = stream.request.deadline_at_s, now_s - stream.last_progress_at_s
         instance = instances.get(stream.instance_id or "")
         if deadline_at_s is not None and now_s > deadline_at_s + DEADLINE_MARGIN_S:
@@ -429,27 +429,27 @@ class RouterCore:
         elif instance is None and stalled_s >= GONE_INSTANCE_GRACE_S:
             stream.fail_lost(FailureCause.GONE, "the instance is gone")
         elif instance is not None and instance.state is InstanceState.DRAINING:
-            self._migrate_from_draining(routed, instances, now_s)
-        elif stream.reports_restart and self._restarts_too_long(routed, instances, stalled_s, now_s):
+            self._migrate_from_draining(routing, instances, now_s)
+        elif stream.reports_restart and self._restarts_too_long(routing, instances, stalled_s, now_s):
             stream.fail_lost(FailureCause.RESTART, f"the instance restarts a process for {stalled_s:.1f} s now")
 
     def _migrate_from_draining(
-        self, routed: StreamRoutingState, instances: dict[str, InstanceInfo], now_s: float
+        self, routing: StreamRoutingState, instances: dict[str, InstanceInfo], now_s: float
     ) -> None:
         """Without another ready instance the stream stays, and the draining instance finishes it."""
-        if self._has_alternative(routed, instances, now_s):
-            routed.stream.fail_lost(FailureCause.DRAIN, "the instance is being drained")
+        if self._has_alternative(routing, instances, now_s):
+            routing.stream.fail_lost(FailureCause.DRAIN, "the instance is being drained")
 
     def _restarts_too_long(
-        self, routed: StreamRoutingState, instances: dict[str, InstanceInfo], stalled_s: float, now_s: float
+        self, routing: StreamRoutingState, instances: dict[str, InstanceInfo], stalled_s: float, now_s: float
     ) -> bool:
         if stalled_s < self.config.restart_grace_s:
             return False
-        return stalled_s >= MAX_INSTANCE_WAIT_S or self._has_alternative(routed, instances, now_s)
+        return stalled_s >= MAX_INSTANCE_WAIT_S or self._has_alternative(routing, instances, now_s)
 
-    def _has_alternative(self, routed: StreamRoutingState, instances: dict[str, InstanceInfo], now_s: float) -> bool:
-        criteria = self._routing_criteria(routed, now_s)
-        others = [instance for name, instance in instances.items() if name != routed.stream.instance_id]
+    def _has_alternative(self, routing: StreamRoutingState, instances: dict[str, InstanceInfo], now_s: float) -> bool:
+        criteria = self._routing_criteria(routing, now_s)
+        others = [instance for name, instance in instances.items() if name != routing.stream.instance_id]
         return any(
             instance.state is InstanceState.READY and can_take_request(instance, criteria) for instance in others
         )
@@ -472,7 +472,7 @@ class RouterCore:
         ]
 
     def _count_streams(self) -> dict[LabelValues, float]:
-        running = sum(routed.stream.is_attempt_running for routed in self._live.values())
+        running = sum(routing.stream.is_attempt_running for routing in self._live.values())
         return {("running",): running, ("waiting",): len(self._live) - running}
 
     def _count_instances(self) -> dict[LabelValues, float]:
@@ -483,19 +483,19 @@ class RouterCore:
         return counts
 
     def _count_records(self) -> dict[LabelValues, float]:
-        return {(): float(len(self.detached))}
+        return {(): float(len(self.resumable_streams))}
 
 
-def _is_resumable(routed: StreamRoutingState) -> bool:
+def _is_resumable(routing: StreamRoutingState) -> bool:
     """When nobody carries it any more."""
-    stream = routed.stream
-    if routed.is_deleted:
+    stream = routing.stream
+    if routing.is_deleted:
         return False
-    if routed.final_error is not None and routed.final_error.code == ABORTED.code:
+    if routing.final_error is not None and routing.final_error.code == ABORTED.code:
         return False  # here, or at another router
     if stream.was_aborted:
         return False  # at an instance
-    return stream.was_accepted if routed.is_background else stream.request.is_streaming and stream.has_progress
+    return stream.was_accepted if routing.is_background else stream.request.is_streaming and stream.has_progress
 
 
 def unknown_stream(request_id: str) -> NotFound:

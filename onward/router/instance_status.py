@@ -12,9 +12,9 @@ from onward.router.stream_routing_state import StreamRoutingState
 def describe_instances(
     instances: Iterable[InstanceInfo],
     registrations: Mapping[str, Registration],
-    routed_streams: Iterable[StreamRoutingState],
+    routings: Iterable[StreamRoutingState],
 ) -> list[dict[str, Any]]:
-    streams = Counter(routed.stream.instance_id for routed in routed_streams if routed.stream.is_attempt_running)
+    streams = Counter(routing.stream.instance_id for routing in routings if routing.stream.is_attempt_running)
     return [
         _describe_instance(instance, registrations.get(instance.instance_id), streams[instance.instance_id])
         for instance in instances

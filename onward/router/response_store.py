@@ -84,7 +84,7 @@ class ClusterResponseStore:
         forward = self._runner.upstream.forward
         await asyncio.gather(*(forward(instance.url, RESPONSE_PATH, message) for instance in self._instances()))
         self._runner.abort_local([request_id], caller or None)
-        self._runner.core.detached.drop(request_id)
+        self._runner.core.resumable_streams.drop(request_id)
 
     async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> StreamRecord:
         """The furthest record that this router and the instances have. A router that has just started waits for the
@@ -229,8 +229,8 @@ class ClusterResponseStore:
         live = core.find_live(request_id)
         if live is not None:
             return [] if live.is_deleted else [self.record_of(live.stream, is_live=True)]
-        detached = core.detached.find(request_id, self._runner.clock.now_s())
-        return [] if detached is None else [self.record_of(detached, is_live=False)]
+        resumable = core.resumable_streams.find(request_id, self._runner.clock.now_s())
+        return [] if resumable is None else [self.record_of(resumable, is_live=False)]
 
 
 def _is_not_ready(instance: InstanceInfo) -> bool:

@@ -20,18 +20,18 @@ class ResumeLog:
         self._metrics = metrics
         self._last: deque[dict[str, Any]] = deque(maxlen=MAX_ENTRIES)
 
-    def begin(self, routed: StreamRoutingState, cause: FailureCause, instance: str, now_s: float) -> None:
+    def begin(self, routing: StreamRoutingState, cause: FailureCause, instance: str, now_s: float) -> None:
         """The pause began with the last delivered event; several failures in a row are one pause."""
-        if routed.pending_resume is None and routed.stream.was_accepted:
-            since_s = routed.stream.last_delivery_at_s
-            routed.pending_resume = PendingResume(cause, instance, now_s if since_s is None else since_s)
+        if routing.pending_resume is None and routing.stream.was_accepted:
+            since_s = routing.stream.last_delivery_at_s
+            routing.pending_resume = PendingResume(cause, instance, now_s if since_s is None else since_s)
 
-    def end(self, routed: StreamRoutingState, outcome: str, now_s: float) -> None:
+    def end(self, routing: StreamRoutingState, outcome: str, now_s: float) -> None:
         """`exact`, `inexact` (by other numerics) or `failed`."""
-        pending, stream = routed.pending_resume, routed.stream
+        pending, stream = routing.pending_resume, routing.stream
         assert pending is not None, "only a resume that has begun ends"
         assert outcome in ("exact", "inexact", "failed"), "a resume has one of three outcomes"
-        routed.pending_resume = None
+        routing.pending_resume = None
         stream.num_resumes += 1
         pause_s = now_s - pending.paused_since_s
         self._metrics.resumes.inc(pending.cause.value, outcome)
@@ -45,8 +45,8 @@ class ResumeLog:
             "positions": [len(choice.token_ids) for choice in stream.choices],
             "pause_s": round(pause_s, 4),
         }
-        if routed.trace is not None:
-            _add_event(routed.trace, entry, now_s)
+        if routing.trace is not None:
+            _add_event(routing.trace, entry, now_s)
         level = logging.INFO if outcome == "exact" else logging.WARNING
         request_fields = log.request_fields(stream.request_id, stream.request.client_request_id)
         _logger.log(level, log.event("stream resumed", **request_fields, **entry))

@@ -62,6 +62,9 @@ class _CallerCounters:
 
 
 class RetryBudget:
+    """Bounds retries per caller, to a share of the caller's own requests. All callers together have one pace for attempts
+    that are owed."""
+
     def __init__(self, share: float, *, floor: int = MIN_RETRIES_PER_WINDOW) -> None:
         self._share = share
         self._floor = floor

@@ -47,121 +47,121 @@ class RetryPolicy:
         self._paced_until_s = 0.0
 
     def on_attempt_failed(
-        self, routed: StreamRoutingState, failure: AttemptFailure, instance: str, now_s: float
+        self, routing: StreamRoutingState, failure: AttemptFailure, instance: str, now_s: float
     ) -> None:
         """What a failure means for the instance, and for the stream's next attempt."""
-        stream, info = routed.stream, failure.error
+        stream, info = routing.stream, failure.error
         assert not stream.is_attempt_running, "a failure is judged after its attempt has ended"
-        assert routed.final_error is None, "a stream with a final error is not tried again"
-        self._penalize_instance(routed, failure, instance, now_s)
+        assert routing.final_error is None, "a stream with a final error is not tried again"
+        self._penalize_instance(routing, failure, instance, now_s)
         match failure.cause:
             case FailureCause.REFUSED | FailureCause.UNREACHABLE:
                 return  # no work was done
             case FailureCause.OVERLOADED:
-                routed.overloaded_since_s = (
-                    routed.overloaded_since_s if routed.overloaded_since_s is not None else now_s
+                routing.overloaded_since_s = (
+                    routing.overloaded_since_s if routing.overloaded_since_s is not None else now_s
                 )
-                routed.earliest_overload = with_earlier_retry_after(routed.earliest_overload, failure)
+                routing.earliest_overload = with_earlier_retry_after(routing.earliest_overload, failure)
                 return  # nor here
             case FailureCause.REJECTED:
                 if not stream.was_accepted:
-                    routed.set_final_error(info, failure.body)
+                    routing.set_final_error(info, failure.body)
                 return
             case FailureCause.DEADLINE:
-                routed.set_final_error(info, failure.body)
+                routing.set_final_error(info, failure.body)
                 return
             case FailureCause.DRAIN:
-                self._resumes.begin(routed, failure.cause, instance, now_s)
-                self._pace(routed, now_s)
+                self._resumes.begin(routing, failure.cause, instance, now_s)
+                self._pace(routing, now_s)
                 return
         if not info.retryable:
-            routed.set_final_error(info, failure.body)
+            routing.set_final_error(info, failure.body)
             return
-        self._resumes.begin(routed, failure.cause, instance, now_s)
-        self._schedule_retry(routed, failure, now_s)
+        self._resumes.begin(routing, failure.cause, instance, now_s)
+        self._schedule_retry(routing, failure, now_s)
 
-    def pause_s(self, routed: StreamRoutingState, now_s: float) -> float:
+    def pause_s(self, routing: StreamRoutingState, now_s: float) -> float:
         """How long the next attempt has to wait yet."""
-        if now_s < routed.next_attempt_at_s:
-            return routed.next_attempt_at_s - now_s
-        if routed.grace_instance_id is not None:
-            current = self._instances.get(routed.grace_instance_id)
-            if current is not None and current.state is InstanceState.RESTARTING and now_s < routed.grace_until_s:
-                return min(MAX_WAIT_STEP_S, routed.grace_until_s - now_s)
-            routed.grace_instance_id = None
-        is_new = not routed.stream.was_accepted and not routed.stream.has_progress
-        if is_new and now_s < min(self._paced_until_s, routed.opened_at_s + MAX_HOLD_BACK_S):
+        if now_s < routing.next_attempt_at_s:
+            return routing.next_attempt_at_s - now_s
+        if routing.grace_instance_id is not None:
+            current = self._instances.get(routing.grace_instance_id)
+            if current is not None and current.state is InstanceState.RESTARTING and now_s < routing.grace_until_s:
+                return min(MAX_WAIT_STEP_S, routing.grace_until_s - now_s)
+            routing.grace_instance_id = None
+        is_new = not routing.stream.was_accepted and not routing.stream.has_progress
+        if is_new and now_s < min(self._paced_until_s, routing.opened_at_s + MAX_HOLD_BACK_S):
             return min(MAX_WAIT_STEP_S, self._paced_until_s - now_s)
         return 0.0
 
     def _penalize_instance(
-        self, routed: StreamRoutingState, failure: AttemptFailure, instance: str, now_s: float
+        self, routing: StreamRoutingState, failure: AttemptFailure, instance: str, now_s: float
     ) -> None:
         rest_s = min(MAX_INSTANCE_REST_S, failure.error.retry_after_s or 0.0)
         match failure.cause:
             case FailureCause.REFUSED:
                 self._instances.record_failure(instance, now_s)
-                routed.resting_until_s[instance] = now_s + max(rest_s, REFUSED_PAUSE_S)
+                routing.resting_until_s[instance] = now_s + max(rest_s, REFUSED_PAUSE_S)
             case FailureCause.UNREACHABLE:
                 self._instances.record_unreachable(instance, now_s)
-                routed.resting_until_s[instance] = now_s + REFUSED_PAUSE_S
+                routing.resting_until_s[instance] = now_s + REFUSED_PAUSE_S
             case FailureCause.DRAIN:
                 # Its state keeps it out from now on; it may be taken back into service.
-                routed.resting_until_s[instance] = now_s + max(rest_s, MAX_WAIT_STEP_S)
-            case FailureCause.OVERLOADED if routed.stream.was_accepted:
-                routed.resting_until_s[instance] = now_s + (rest_s or MAX_WAIT_STEP_S)
+                routing.resting_until_s[instance] = now_s + max(rest_s, MAX_WAIT_STEP_S)
+            case FailureCause.OVERLOADED if routing.stream.was_accepted:
+                routing.resting_until_s[instance] = now_s + (rest_s or MAX_WAIT_STEP_S)
             case FailureCause.OVERLOADED | FailureCause.REJECTED:
-                routed.refused_by.add(instance)
+                routing.refused_by.add(instance)
             case FailureCause.LOST | FailureCause.STALL | FailureCause.PROTOCOL | FailureCause.GONE:
                 self._instances.record_failure(instance, now_s)
-                self._grant_grace(routed, instance, now_s)
+                self._grant_grace(routing, instance, now_s)
             case FailureCause.ERROR:
                 if not failure.error.code.startswith("pd_"):
                     self._instances.record_failure(instance, now_s)
                 if rest_s:
-                    routed.resting_until_s[instance] = now_s + rest_s
+                    routing.resting_until_s[instance] = now_s + rest_s
         if self._config.preempt_retry_exclude_decode:
-            routed.avoided_instances = {instance}
+            routing.avoided_instances = {instance}
 
-    def _grant_grace(self, routed: StreamRoutingState, instance: str, now_s: float) -> None:
+    def _grant_grace(self, routing: StreamRoutingState, instance: str, now_s: float) -> None:
         current = self._instances.get(instance)
         if current is not None and current.state is InstanceState.RESTARTING:
-            routed.grace_instance_id, routed.grace_until_s = instance, now_s + self._config.restart_grace_s
+            routing.grace_instance_id, routing.grace_until_s = instance, now_s + self._config.restart_grace_s
 
-    def _schedule_retry(self, routed: StreamRoutingState, failure: AttemptFailure, now_s: float) -> None:
+    def _schedule_retry(self, routing: StreamRoutingState, failure: AttemptFailure, now_s: float) -> None:
         """One attempt more, if the stream's own count and its caller's budget have one left."""
-        stream, info = routed.stream, failure.error
+        stream, info = routing.stream, failure.error
         assert stream.num_failures > 0, "a failure that leads to a retry is counted"
         if stream.is_last_attempt or stream.num_failures > self._config.preempt_retry_count:
-            routed.set_final_error(info, failure.body)
+            routing.set_final_error(info, failure.body)
         elif stream.attempt_advanced or (stream.num_failures == 1 and failure.cause in LOSS_CAUSES):
-            self._pace(routed, now_s)
+            self._pace(routing, now_s)
         elif self._budget.try_spend(stream.request.caller, now_s):
-            routed.next_attempt_at_s = now_s + retry_pause_s(stream.num_failures)
+            routing.next_attempt_at_s = now_s + retry_pause_s(stream.num_failures)
         else:
             self._metrics.budget_refusals.inc()
-            self._on_budget_refused(routed, info, now_s)
+            self._on_budget_refused(routing, info, now_s)
 
-    def _pace(self, routed: StreamRoutingState, now_s: float) -> None:
+    def _pace(self, routing: StreamRoutingState, now_s: float) -> None:
         """Many at once are spread out; new requests wait until they are through."""
-        routed.next_attempt_at_s = now_s + self._budget.pacing_delay_s(now_s)
-        if routed.next_attempt_at_s > now_s:
-            self._paced_until_s = max(self._paced_until_s, routed.next_attempt_at_s)
+        routing.next_attempt_at_s = now_s + self._budget.pacing_delay_s(now_s)
+        if routing.next_attempt_at_s > now_s:
+            self._paced_until_s = max(self._paced_until_s, routing.next_attempt_at_s)
 
-    def _on_budget_refused(self, routed: StreamRoutingState, info: ErrorInfo, now_s: float) -> None:
+    def _on_budget_refused(self, routing: StreamRoutingState, info: ErrorInfo, now_s: float) -> None:
         """A request that was given up for want of blocks has something to show: one last attempt brings it in the
         client's own form. Others wait a while: when an instance dies, many streams need one attempt each at once."""
-        if info.code.startswith("pd_") and routed.stream.has_progress:
-            routed.stream.is_last_attempt = True
+        if info.code.startswith("pd_") and routing.stream.has_progress:
+            routing.stream.is_last_attempt = True
         else:
-            routed.budget_refused_error, routed.budget_deadline_at_s = info, now_s + MAX_BUDGET_WAIT_S
+            routing.budget_refused_error, routing.budget_deadline_at_s = info, now_s + MAX_BUDGET_WAIT_S
 
-    def try_spend_budget(self, routed: StreamRoutingState, now_s: float) -> bool:
+    def try_spend_budget(self, routing: StreamRoutingState, now_s: float) -> bool:
         """Asks the budget again."""
-        assert routed.budget_refused_error is not None, "the budget has refused the stream before"
-        if not self._budget.try_spend(routed.stream.request.caller, now_s):
+        assert routing.budget_refused_error is not None, "the budget has refused the stream before"
+        if not self._budget.try_spend(routing.stream.request.caller, now_s):
             return False
-        routed.budget_refused_error = None
+        routing.budget_refused_error = None
         return True
 
 

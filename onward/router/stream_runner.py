@@ -68,26 +68,26 @@ class StreamRunner:
 
     # One stream.
 
-    async def run_stream(self, routed: StreamRoutingState, writer: ClientWriter) -> None:
+    async def run_stream(self, routing: StreamRoutingState, writer: ClientWriter) -> None:
         """To its end, or until cancelled since the client has gone."""
         task = asyncio.current_task()
         assert task is not None, "a stream runs in a task"
-        self._streams[routed.stream.request_id] = task
+        self._streams[routing.stream.request_id] = task
         try:
-            await self._run_actions(routed, writer)
+            await self._run_actions(routing, writer)
         except asyncio.CancelledError:
-            self.core.close_stream(routed, self.clock.now_s(), keep=True)
+            self.core.close_stream(routing, self.clock.now_s(), keep=True)
             raise
         except Exception:
-            self.core.close_stream(routed, self.clock.now_s(), keep=False)
-            _logger.exception(log.event("a stream failed by a fault of ours", **_request_fields(routed)))
+            self.core.close_stream(routing, self.clock.now_s(), keep=False)
+            _logger.exception(log.event("a stream failed by a fault of ours", **_request_fields(routing)))
             await writer.fail(to_error_info(InternalError("internal error")), None)
         else:
-            self.core.close_stream(routed, self.clock.now_s(), keep=True)
+            self.core.close_stream(routing, self.clock.now_s(), keep=True)
         finally:
             # While the failure is written to this client, the stream may already run again for a client that resumes it.
-            if self._streams.get(routed.stream.request_id) is task:
-                del self._streams[routed.stream.request_id]
+            if self._streams.get(routing.stream.request_id) is task:
+                del self._streams[routing.stream.request_id]
 
     async def detach(self, request_id: str, timeout_s: float) -> None:
         """A client has come back before we noticed that it had gone: the connection it had is given up."""
@@ -96,15 +96,15 @@ class StreamRunner:
             task.cancel()
             await asyncio.wait((task,), timeout=timeout_s)
 
-    async def _run_actions(self, routed: StreamRoutingState, writer: ClientWriter) -> None:
+    async def _run_actions(self, routing: StreamRoutingState, writer: ClientWriter) -> None:
         while True:
-            action = self.core.next_action(routed, self.clock.now_s())
+            action = self.core.next_action(routing, self.clock.now_s())
             match action:
                 case Dispatch():
-                    await self._attempt(routed, action, writer)
+                    await self._attempt(routing, action, writer)
                 case Wait():
                     await self.wait_for_change(action.seconds)
-                    await self._send_keep_alive(routed, writer)
+                    await self._send_keep_alive(routing, writer)
                 case GiveUp():
                     await writer.fail(action.info, action.body)
                     return
@@ -122,33 +122,33 @@ class StreamRunner:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _send_keep_alive(self, routed: StreamRoutingState, writer: ClientWriter) -> None:
+    async def _send_keep_alive(self, routing: StreamRoutingState, writer: ClientWriter) -> None:
         now_s = self.clock.now_s()
-        if now_s - routed.last_write_at_s >= self._keep_alive_s:
-            routed.last_write_at_s = now_s
+        if now_s - routing.last_write_at_s >= self._keep_alive_s:
+            routing.last_write_at_s = now_s
             await writer.keep_alive()
 
     # One attempt.
 
-    async def _attempt(self, routed: StreamRoutingState, dispatch: Dispatch, writer: ClientWriter) -> None:
-        trace, span = routed.trace, None
+    async def _attempt(self, routing: StreamRoutingState, dispatch: Dispatch, writer: ClientWriter) -> None:
+        trace, span = routing.trace, None
         if trace is not None:
-            span, dispatch = attempt_spans.begin_attempt(trace, routed.stream, dispatch, self.clock.now_s())
+            span, dispatch = attempt_spans.begin_attempt(trace, routing.stream, dispatch, self.clock.now_s())
         try:
-            await self._supervise_attempt(routed, dispatch, writer)
+            await self._supervise_attempt(routing, dispatch, writer)
         finally:
             if trace is not None and span is not None:
-                attempt_spans.end_attempt(trace, span, routed.stream, self.clock.now_s())
+                attempt_spans.end_attempt(trace, span, routing.stream, self.clock.now_s())
 
-    async def _supervise_attempt(self, routed: StreamRoutingState, dispatch: Dispatch, writer: ClientWriter) -> None:
-        request_id = routed.stream.request_id
+    async def _supervise_attempt(self, routing: StreamRoutingState, dispatch: Dispatch, writer: ClientWriter) -> None:
+        request_id = routing.stream.request_id
         assert request_id not in self._attempts, f"the stream {request_id} has one attempt at a time"
-        task = asyncio.create_task(self._run_attempt(routed, dispatch, writer))
+        task = asyncio.create_task(self._run_attempt(routing, dispatch, writer))
         self._attempts[request_id] = task
         try:
             while not task.done():
                 await asyncio.wait((task,), timeout=self._keep_alive_s)
-                await self._send_keep_alive(routed, writer)
+                await self._send_keep_alive(routing, writer)
         finally:
             task.cancel()
             try:
@@ -158,18 +158,18 @@ class StreamRunner:
                 del self._attempts[request_id]
             if not task.cancelled() and (fault := task.exception()) is not None:
                 raise fault
-            self.core.on_attempt_ended(routed, self.clock.now_s())
+            self.core.on_attempt_ended(routing, self.clock.now_s())
 
-    async def _run_attempt(self, routed: StreamRoutingState, dispatch: Dispatch, writer: ClientWriter) -> None:
-        stream = routed.stream
+    async def _run_attempt(self, routing: StreamRoutingState, dispatch: Dispatch, writer: ClientWriter) -> None:
+        stream = routing.stream
         try:
             async with self.upstream.send_attempt(dispatch.url, dispatch.attempt) as response:
                 if response.status != 200:
-                    await self._on_http_error(routed, response)
+                    await self._on_http_error(routing, response)
                     return
-                self.core.on_accepted(routed, self.clock.now_s())
+                self.core.on_accepted(routing, self.clock.now_s())
                 stream.ignored_fields = response.headers.get(IGNORED_FIELDS_HEADER)
-                await self._relay_events(routed, response, writer)
+                await self._relay_events(routing, response, writer)
         except UpstreamConnectError as fault:
             stream.fail_lost(FailureCause.UNREACHABLE, f"the instance could not be reached: {fault}")
         except MalformedEvent as fault:
@@ -177,7 +177,7 @@ class StreamRunner:
         except OSError as fault:
             stream.fail_lost(FailureCause.LOST, f"the connection to the instance was lost: {type(fault).__name__}")
 
-    async def _on_http_error(self, routed: StreamRoutingState, response: UpstreamResponse) -> None:
+    async def _on_http_error(self, routing: StreamRoutingState, response: UpstreamResponse) -> None:
         body = await read_error_body(response)
         info = parse_error_info(body, response.status)
         if info.retry_after_s is None and response.headers.get("retry-after", "").isdigit():
@@ -185,14 +185,16 @@ class StreamRunner:
                 info.code, info.message, info.status, info.retryable, info.param, float(response.headers["retry-after"])
             )
         cause = cause_of_http_error(info)
-        if routed.may_exist_at_unreachable_instance and info.code == STREAM_UNKNOWN:
+        if routing.may_exist_at_unreachable_instance and info.code == STREAM_UNKNOWN:
             info, body = to_error_info(instance_unreachable("Last-Event-ID")), b""
         # Once there are tokens, an error without them says too little.
-        routed.stream.fail(cause, info, None if routed.stream.has_progress else body or None)
+        routing.stream.fail(cause, info, None if routing.stream.has_progress else body or None)
 
-    async def _relay_events(self, routed: StreamRoutingState, response: UpstreamResponse, writer: ClientWriter) -> None:
+    async def _relay_events(
+        self, routing: StreamRoutingState, response: UpstreamResponse, writer: ClientWriter
+    ) -> None:
         # Runs for every token of every stream: no JSON, no timers, one write for all that has come together.
-        stream, splitter, clock = routed.stream, EventSplitter(), self.clock
+        stream, splitter, clock = routing.stream, EventSplitter(), self.clock
         is_new = True
         async for chunk in response.iter_any():
             now_s = clock.now_s()
@@ -205,7 +207,7 @@ class StreamRunner:
                     break
             if is_new and stream.attempt_advanced:
                 is_new = False
-                self.core.on_first_tokens(routed, now_s)
+                self.core.on_first_tokens(routing, now_s)
             if for_client:
                 for_client.append(b"")
                 stream.is_sending = True
@@ -213,7 +215,7 @@ class StreamRunner:
                     await writer.write(BLANK_LINE.join(for_client))
                 finally:
                     stream.is_sending = False
-                stream.last_progress_at_s = routed.last_write_at_s = clock.now_s()
+                stream.last_progress_at_s = routing.last_write_at_s = clock.now_s()
             if stream.failure is not None or stream.is_complete:
                 return
         stream.fail_lost(FailureCause.LOST, "the instance closed the connection")
@@ -233,8 +235,8 @@ class StreamRunner:
     def abort_local(self, names: list[str] | None, caller: str | None = None) -> AbortResult:
         """The part of an abort that is this router's own."""
         aborted = self.core.abort(names, self.clock.now_s(), caller)
-        for routed in aborted.running:
-            self._cancel_attempt(routed)
+        for routing in aborted.running:
+            self._cancel_attempt(routing)
         self.notify_change()
         return aborted
 
@@ -250,8 +252,8 @@ class StreamRunner:
                     idle.setdefault(request_id, set()).update(names)
         return known_names, idle
 
-    def _cancel_attempt(self, routed: StreamRoutingState) -> None:
-        if (task := self._attempts.get(routed.stream.request_id)) is not None:
+    def _cancel_attempt(self, routing: StreamRoutingState) -> None:
+        if (task := self._attempts.get(routing.stream.request_id)) is not None:
             task.cancel()
 
     def stop_all(self) -> None:
@@ -260,12 +262,12 @@ class StreamRunner:
         info = to_error_info(
             Unavailable("the router is stopping; reconnect with Last-Event-ID", retry_after_s=RETRY_SOON_S)
         )
-        routed_streams = self.core.live_streams()
-        if routed_streams:
-            _logger.warning(log.event("streams cut", clients=len(routed_streams)))
-        for routed in routed_streams:
-            routed.set_final_error(info)
-            self._cancel_attempt(routed)
+        routings = self.core.live_streams()
+        if routings:
+            _logger.warning(log.event("streams cut", clients=len(routings)))
+        for routing in routings:
+            routing.set_final_error(info)
+            self._cancel_attempt(routing)
         self.notify_change()
 
     # The clockwork.
@@ -280,20 +282,20 @@ class StreamRunner:
 
     def _tick(self) -> None:
         now_s = self.clock.now_s()
-        for routed in self.core.tick(now_s):
-            failure = routed.stream.failure
+        for routing in self.core.tick(now_s):
+            failure = routing.stream.failure
             if failure is not None:
                 _logger.info(
                     log.event(
                         "attempt ended",
-                        **_request_fields(routed),
+                        **_request_fields(routing),
                         cause=failure.cause.value,
                         why=failure.error.message,
                     )
                 )
-            self._cancel_attempt(routed)
-        for routed in self.core.streams_with_stalled_client(now_s):
-            self._streams[routed.stream.request_id].cancel()
+            self._cancel_attempt(routing)
+        for routing in self.core.streams_with_stalled_client(now_s):
+            self._streams[routing.stream.request_id].cancel()
         for url in self.core.instances.due_probes(now_s):
             task = asyncio.create_task(self._probe(url))
             self._probe_tasks.add(task)
@@ -323,8 +325,8 @@ class StreamRunner:
         await self.upstream.close()
 
 
-def _request_fields(routed: StreamRoutingState) -> dict[str, str]:
-    return log.request_fields(routed.stream.request_id, routed.stream.request.client_request_id)
+def _request_fields(routing: StreamRoutingState) -> dict[str, str]:
+    return log.request_fields(routing.stream.request_id, routing.stream.request.client_request_id)
 
 
 def log_instance_state(registration: Registration, instance: InstanceInfo | None) -> None:

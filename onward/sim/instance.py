@@ -9,7 +9,7 @@ from functools import partial
 from onward.api.requests.text_processor import TextProcessor
 from onward.config import ApiConfig, EngineConfig
 from onward.engine.core import EngineCore
-from onward.engine.scheduling.block_name_table import BlockNameTable, table_bytes
+from onward.engine.scheduling.persisted_block_hashes import PersistedBlockHashes, table_bytes
 from onward.grammar.lazy import LazyGrammarCompiler
 from onward.proto.api_key_entry import ApiKeyEntry
 from onward.proto.control import (
@@ -99,7 +99,7 @@ class InstanceLifetime:
     kv_memory: str = ""
     """The memory that the supervisor holds for its workers, and what is in it."""
     kv_cells: KvCells = field(default_factory=list)
-    block_names: bytearray = field(default_factory=bytearray)
+    block_hash_rows: bytearray = field(default_factory=bytearray)
 
     @property
     def is_leaving(self) -> bool:
@@ -265,7 +265,7 @@ class SimInstance:
             self.handoff_address,
             lambda _: self.environment.after_turn(self),
             lambda plan: self._watch_plan(engine, plan),
-            lambda _, num_blocks: BlockNameTable(memoryview(lifetime.block_names), num_blocks),
+            lambda _, num_blocks: PersistedBlockHashes(memoryview(lifetime.block_hash_rows), num_blocks),
         )
         self._on_started(lifetime, ProcessRole.ENGINE, 0, engine, address)
 
@@ -317,7 +317,7 @@ class SimInstance:
         kv_memory = lifetime.core.kv_memory
         if not kv_memory or kv_memory != lifetime.kv_memory:
             lifetime.kv_memory, lifetime.kv_cells = kv_memory, new_memory(self.spec.num_blocks, self.spec.block_size)
-            lifetime.block_names = bytearray(table_bytes(self.spec.num_blocks))
+            lifetime.block_hash_rows = bytearray(table_bytes(self.spec.num_blocks))
         hash_worker = HashWorker(
             self.spec.num_blocks,
             self.spec.block_size,

@@ -286,7 +286,7 @@ def unexpired_records(core: StreamStoreCore, now_s: float) -> dict[str, int]:
 
 def unexpired_router_records(core: RouterCore, now_s: float) -> int:
     core.tick(now_s + LONGEST_TTL_S)
-    return len(core.detached)
+    return len(core.resumable_streams)
 
 
 def find_write_violation(core: EngineCore, block: int, epoch: int) -> str | None:

@@ -14,7 +14,7 @@ from onward.config import RouterConfig
 from onward.engine.core import EngineCore
 from onward.engine.main import TICK_MS as ENGINE_TICK_MS
 from onward.engine.main import EngineProcess
-from onward.engine.scheduling.block_name_table import BlockNameTable
+from onward.engine.scheduling.persisted_block_hashes import PersistedBlockHashes
 from onward.proto.control import FromChild, StartApi, StartEngine
 from onward.proto.kv_transfer import KvCommand, KvReport
 from onward.proto.step import StepPlan, StepResult, WorkerHello
@@ -131,7 +131,7 @@ class EngineNode:
         handoff_address: str,
         after_turn: Callable[["EngineNode"], None],
         watch_plan: Callable[[StepPlan], None],
-        open_names: Callable[[list[int], int], BlockNameTable],
+        open_persisted_hashes: Callable[[list[int], int], PersistedBlockHashes],
     ) -> None:
         self.process, self.incarnation = process, start.incarnation
         self._after_turn = after_turn
@@ -145,7 +145,7 @@ class EngineNode:
             cast(Any, wires),
             process,
             before_ready=lambda: None,
-            open_names=open_names,
+            open_persisted_hashes=open_persisted_hashes,
         )
         self._tick()
 

@@ -45,7 +45,7 @@ from onward.supervisor.children import Child, ChildState, ProcessRole
 from onward.supervisor.live_queries import LiveQueries
 from onward.supervisor.restart_policy import COOL_DOWN_S, RestartPolicy
 from onward.supervisor.snapshots import SnapshotAggregator
-from onward.supervisor.worker_deaths import KEEPS_MEMORY, KillReason, WorkerDeath, classify_death
+from onward.supervisor.worker_deaths import KillReason, WorkerDeath, classify_death, keeps_memory
 
 logger = logging.getLogger(__name__)
 
@@ -344,7 +344,7 @@ class SupervisorCore:
         """Whether the next worker gets the memory of this one."""
         if worker.kv_memory != self.kv_memory:
             return False  # it was given up before
-        if not KEEPS_MEMORY[classify_death(return_code, worker.kill_reason, has_engine=has_engine)]:
+        if not keeps_memory(classify_death(return_code, worker.kill_reason, has_engine=has_engine)):
             self._end_memory()
             return False
         return self._settings.owns_kv_memory
@@ -356,8 +356,8 @@ class SupervisorCore:
     def _announce_exit(self, child: Child, return_code: int, cause: str) -> list[SupervisorAction]:
         match child.role:
             case ProcessRole.WORKER:
-                keeps_memory = self._keep_or_end_memory(child, return_code, has_engine=True)
-                return self._broadcast(ProcessRole.ENGINE, WorkerGone(child.incarnation, cause, keeps_memory))
+                is_kept = self._keep_or_end_memory(child, return_code, has_engine=True)
+                return self._broadcast(ProcessRole.ENGINE, WorkerGone(child.incarnation, cause, is_kept))
             case ProcessRole.ENGINE:
                 self.engine_up = None
                 workers = self.children_of(ProcessRole.WORKER)

@@ -26,7 +26,7 @@ def can_keep_kv_memory(config: ServeConfig, pd: PdConfig) -> bool:
 class KvMemoryFds(NamedTuple):
     pool: int
     """For workers. -1 on a CUDA device: no worker has allocated it yet."""
-    names: int
+    hashes: int
     """For engines."""
 
 
@@ -83,11 +83,11 @@ class KvMemoryOwner:
 
 
 def _allocate(name: str, device: Device) -> KvMemoryFds:
-    names = os.memfd_create(f"onward-kv-names-{name}", os.MFD_CLOEXEC)
+    hashes = os.memfd_create(f"onward-kv-hashes-{name}", os.MFD_CLOEXEC)
     if device != "cpu":
-        return KvMemoryFds(-1, names)
+        return KvMemoryFds(-1, hashes)
     try:
-        return KvMemoryFds(os.memfd_create(f"onward-kv-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), names)
+        return KvMemoryFds(os.memfd_create(f"onward-kv-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), hashes)
     except OSError:
-        os.close(names)
+        os.close(hashes)
         raise

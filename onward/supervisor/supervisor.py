@@ -331,9 +331,9 @@ class Supervisor:
         """To its engine, with what the engine has of the wire and of the memory."""
         kv_memory = self._core.kv_memory
         memory = self._kv_memory.fds_of(kv_memory)
-        names_fds = (memory.names,) if memory is not None else ()
+        hashes_fds = (memory.hashes,) if memory is not None else ()
         starting = WorkerStarting(incarnation, wire.for_engine, kv_address, kv_memory)
-        self._processes[engine].send(starting, (*wire.engine_fds, *names_fds))
+        self._processes[engine].send(starting, (*wire.engine_fds, *hashes_fds))
 
     def _memory_fds(self) -> tuple[int, ...]:
         """What a worker inherits to attach memory that is kept."""

@@ -36,7 +36,7 @@ class WorkerDeath(Enum):
     """An exception, or a start that failed."""
 
 
-KEEPS_MEMORY = {
+_KEEPS_MEMORY = {
     WorkerDeath.KILLED_FROM_OUTSIDE: True,
     WorkerDeath.KILLED_FOR_DEMO: True,
     WorkerDeath.ENGINE_DIED: True,
@@ -52,6 +52,11 @@ _BY_KILL_REASON = {
     KillReason.DEMO: WorkerDeath.KILLED_FOR_DEMO,
     KillReason.SHUTDOWN: WorkerDeath.EXITED,
 }
+
+
+def keeps_memory(death: WorkerDeath) -> bool:
+    """Whether the next worker gets the KV memory of one that has died in this way."""
+    return _KEEPS_MEMORY[death]
 
 
 def classify_death(return_code: int, kill_reason: KillReason | None, *, has_engine: bool) -> WorkerDeath:

@@ -20,6 +20,8 @@ from onward.worker.token_span import TokenSpan
 
 @dataclass(slots=True)
 class DraftVerifier:
+    """The sampled tokens of one slot in one step, as far as its drafts are right."""
+
     span: TokenSpan[SlotState]
     first_row: int
     token_ids: list[int] = field(default_factory=list)

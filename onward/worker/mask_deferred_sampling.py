@@ -18,6 +18,8 @@ _LOOK_AGAIN_S = 0.0002
 
 @dataclass(slots=True)
 class MaskDeferredSampling:
+    """The sampling of one launched step that waits for token bitmasks."""
+
     constrained: Sequence[tuple[int, TokenSpan[SlotState]]]
     """Row and span of those under rules."""
     sampling: Sequence[TokenSpan[SlotState]]

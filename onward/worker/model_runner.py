@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 
 
 class ModelRunner:
+    """Turns step plans into launches, and their results into events. It holds slots and steps in flight, but no tensors, KV
+    or graphs: the Device does."""
+
     def __init__(
         self, model: PreparedModel, config: WorkerConfig, device: Device, masks: MaskExecutor | None = None
     ) -> None:

@@ -18,55 +18,55 @@ from tests.supervisor.stand_ins import child_of, kill_and_reap, supervisor_of
 
 
 @pytest.fixture
-def ledger() -> RequestTracker:
-    ledger = RequestTracker(Registry())
-    ledger.engine_up("engine-0", 0.0)
+def tracker() -> RequestTracker:
+    tracker = RequestTracker(Registry())
+    tracker.engine_up("engine-0", 0.0)
     for name in ("a-0", "b-0"):
-        ledger.submit(Submit(0, name, 0, [1, 2], SamplingParams(1, max_tokens=9)), 0.0)
-    return ledger
+        tracker.submit(Submit(0, name, 0, [1, 2], SamplingParams(1, max_tokens=9)), 0.0)
+    return tracker
 
 
-def die(ledger: RequestTracker, number: int, alone: str | None = None) -> tuple[TrackerActions, dict[str, Submit]]:
+def die(tracker: RequestTracker, number: int, alone: str | None = None) -> tuple[TrackerActions, dict[str, Submit]]:
     """Engine `number` dies, and the next one comes up. Returns what followed, and what was resubmitted."""
-    actions = ledger.engine_gone(f"engine-{number}", float(number), alone)
-    again = [one for one in ledger.engine_up(f"engine-{number + 1}", number + 0.5).send if isinstance(one, Submit)]
+    actions = tracker.engine_gone(f"engine-{number}", float(number), alone)
+    again = [one for one in tracker.engine_up(f"engine-{number + 1}", number + 0.5).send if isinstance(one, Submit)]
     return actions, {submit.request_id: submit for submit in again}
 
 
-def test_requests_that_shared_an_engine_become_suspects_and_are_never_refused(ledger: RequestTracker) -> None:
+def test_requests_that_shared_an_engine_become_suspects_and_are_never_refused(tracker: RequestTracker) -> None:
     for number in range(20):
-        actions, again = die(ledger, number)
+        actions, again = die(tracker, number)
         assert actions.deliver == [] and again.keys() == {"a-0", "b-0"}
         assert {submit.engine_crashes for submit in again.values()} == {min(number + 1, CRASHES_TO_ISOLATE)}
 
 
-def test_a_request_under_which_two_engines_died_alone_is_refused_and_no_other_one(ledger: RequestTracker) -> None:
-    die(ledger, 0)
-    die(ledger, 1)
-    actions, again = die(ledger, 2, alone="a-0")
+def test_a_request_under_which_two_engines_died_alone_is_refused_and_no_other_one(tracker: RequestTracker) -> None:
+    die(tracker, 0)
+    die(tracker, 1)
+    actions, again = die(tracker, 2, alone="a-0")
     assert actions.deliver == [], "one such death may be a coincidence"
     assert again["b-0"].engine_crashes == CRASHES_TO_ISOLATE, "another one's death is not charged to it"
-    actions, again = die(ledger, 3, alone="a-0")
+    actions, again = die(tracker, 3, alone="a-0")
     assert [(one.request_id, one.error) for one in actions.deliver] == [("a-0", CRASHED_ENGINE)]
     assert again.keys() == {"b-0"}
     assert not CRASHED_ENGINE.retryable, "no router tries it elsewhere"
 
 
-def test_a_token_clears_a_suspect(ledger: RequestTracker) -> None:
-    die(ledger, 0)
-    die(ledger, 1)
-    _, again = die(ledger, 2, alone="a-0")
+def test_a_token_clears_a_suspect(tracker: RequestTracker) -> None:
+    die(tracker, 0)
+    die(tracker, 1)
+    _, again = die(tracker, 2, alone="a-0")
     delta = TokenDelta("a-0", again["a-0"].epoch, 0, [7], 2, 0)
-    ledger.receive("engine-3", TokenDeltas(1, [delta]), 2.6)
-    actions, again = die(ledger, 3, alone="a-0")
+    tracker.receive("engine-3", TokenDeltas(1, [delta]), 2.6)
+    actions, again = die(tracker, 3, alone="a-0")
     assert actions.deliver == [] and again["a-0"].engine_crashes == 0
 
 
-def test_a_request_that_waits_for_an_engine_is_not_charged_with_its_death(ledger: RequestTracker) -> None:
-    ledger.engine_gone("engine-0", 1.0)
-    ledger.submit(Submit(0, "late-0", 0, [1], SamplingParams(1)), 1.5)
-    assert ledger.engine_gone("engine-0", 2.0).deliver == []
-    submits = {one.request_id: one for one in ledger.engine_up("engine-1", 3.0).send if isinstance(one, Submit)}
+def test_a_request_that_waits_for_an_engine_is_not_charged_with_its_death(tracker: RequestTracker) -> None:
+    tracker.engine_gone("engine-0", 1.0)
+    tracker.submit(Submit(0, "late-0", 0, [1], SamplingParams(1)), 1.5)
+    assert tracker.engine_gone("engine-0", 2.0).deliver == []
+    submits = {one.request_id: one for one in tracker.engine_up("engine-1", 3.0).send if isinstance(one, Submit)}
     assert (submits["late-0"].engine_crashes, submits["a-0"].engine_crashes) == (0, 1)
 
 

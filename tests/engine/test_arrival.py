@@ -74,11 +74,11 @@ def test_a_prompt_at_a_prefill_instance_brings_its_waiting_time_and_no_clock() -
 
 
 def test_an_api_process_tells_how_long_a_request_has_waited_in_all() -> None:
-    ledger = RequestTracker(Registry())
-    ledger.engine_up("engine-1", 100.0)
-    [first] = ledger.submit(Submit(0, "a-0", 0, [1], SamplingParams(1), waited_s=3.0), 100.0).send
-    ledger.engine_gone("engine-1", 101.0)
-    [again] = ledger.engine_up("engine-2", 140.0).send
+    tracker = RequestTracker(Registry())
+    tracker.engine_up("engine-1", 100.0)
+    [first] = tracker.submit(Submit(0, "a-0", 0, [1], SamplingParams(1), waited_s=3.0), 100.0).send
+    tracker.engine_gone("engine-1", 101.0)
+    [again] = tracker.engine_up("engine-2", 140.0).send
     assert isinstance(first, Submit) and isinstance(again, Submit)
     assert (first.waited_s, again.waited_s) == (3.0, 43.0)
 

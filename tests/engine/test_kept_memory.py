@@ -6,7 +6,7 @@ import pytest
 
 from onward.engine.core import EngineCore
 from onward.engine.request import RequestStatus
-from onward.engine.scheduling.block_name_table import BlockNameTable, table_bytes
+from onward.engine.scheduling.persisted_block_hashes import PersistedBlockHashes, table_bytes
 from onward.proto.engine import KvEventsReply, QueryKvEvents, TokenDelta
 from onward.proto.sampling_params import Pooling
 from onward.proto.step import AssignSlot, StepPlan, TokenLogprobs
@@ -32,11 +32,11 @@ class LogprobsHarness(Harness):
 
 
 class NamedHarness(Harness):
-    """An engine that writes the names of its blocks beside the memory, where the next engine finds them."""
+    """An engine that writes the hashes of its blocks beside the memory, where the next engine finds them."""
 
     def __init__(self, **config: object) -> None:
         super().__init__(**config)  # type: ignore[arg-type]
-        self.names = bytearray(table_bytes(self.num_blocks))
+        self.hash_rows = bytearray(table_bytes(self.num_blocks))
         self._num_engines = 0
         self.replace_engine()
 
@@ -48,7 +48,7 @@ class NamedHarness(Harness):
         before_start()
         self._num_engines += 1
         self.worker = self._new_worker(self.worker.memory)
-        table = BlockNameTable(memoryview(self.names), self.num_blocks)
+        table = PersistedBlockHashes(memoryview(self.hash_rows), self.num_blocks)
         self.core = EngineCore(self.config, f"e{self._num_engines}", self.worker.hello(), table)
 
     def resubmit_all(self) -> None:
@@ -442,13 +442,13 @@ def test_a_row_whose_seal_does_not_fit_is_not_adopted() -> None:
     harness = NamedHarness()
     harness.submit("first", list(range(1, 20)))
     harness.run_until_idle()
-    sealed = dict(BlockNameTable(memoryview(harness.names), harness.num_blocks).sealed())
+    sealed = dict(PersistedBlockHashes(memoryview(harness.hash_rows), harness.num_blocks).sealed())
     assert len(sealed) >= 4
     row_bytes = table_bytes(1)
 
     def damage_names() -> None:
         for block in sealed:
-            harness.names[block * row_bytes] ^= 1
+            harness.hash_rows[block * row_bytes] ^= 1
 
     harness.replace_engine(damage_names)
     assert not harness.core.scheduler.pool.cached_hashes

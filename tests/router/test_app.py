@@ -533,7 +533,7 @@ def test_the_clients_deadline_holds_although_it_comes_back(remembers: bool) -> N
                 told = instance.attempts[-1]
                 made = msgspec.structs.replace(told, choices=[ChoiceSnapshot([token(7, 0, 0), token(7, 0, 1)])])
                 instance.records[told.request_id] = StreamRecord(attempt=made)
-                router.process.stream_runner.core.detached.drop(told.request_id)
+                router.process.stream_runner.core.resumable_streams.drop(told.request_id)
             async with router.session.get(router.url + CHAT, headers={"Last-Event-ID": first.last_id}) as response:
                 assert response.status == 200
             left_s = instance.attempts[-1].deadline_in_s

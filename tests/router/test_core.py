@@ -540,7 +540,7 @@ def test_an_aborted_stream_ends_once_and_cannot_come_back() -> None:
     world.fail(route)
     assert world.step(route) == GiveUp(ABORTED, None)
     world.core.close_stream(route, world.now_s, keep=True)
-    assert len(world.core.detached) == 0
+    assert len(world.core.resumable_streams) == 0
     with pytest.raises(NotFound):
         world.core.check_not_aborted(route.stream.request_id, world.now_s)
 
@@ -567,7 +567,7 @@ def test_an_abort_reaches_a_stream_whose_client_has_gone() -> None:
     world.core.close_stream(route, world.now_s, keep=True)
     aborted = world.core.abort(["mine"], world.now_s)
     assert (aborted.running, aborted.ids, aborted.known_names) == ([], [route.stream.request_id], {"mine"})
-    assert len(world.core.detached) == 0
+    assert len(world.core.resumable_streams) == 0
     with pytest.raises(NotFound):
         world.core.check_not_aborted(route.stream.request_id, world.now_s)
 
@@ -580,7 +580,7 @@ def test_an_abort_of_all_means_streams_whose_client_has_gone_too() -> None:
     aborted = world.core.abort(None, world.now_s)
     assert aborted.running == [running]
     assert aborted.known_names == {gone.stream.request_id, running.stream.request_id}
-    assert len(world.core.detached) == 0
+    assert len(world.core.resumable_streams) == 0
 
 
 def test_records_end_with_their_time() -> None:
@@ -589,9 +589,9 @@ def test_records_end_with_their_time() -> None:
     world.start(route, tokens=1)
     world.core.close_stream(route, world.now_s, keep=True)
     request_id = route.stream.request_id
-    assert world.core.detached.find(request_id, world.now_s + 4.9) is not None
+    assert world.core.resumable_streams.find(request_id, world.now_s + 4.9) is not None
     world.core.tick(world.now_s + 5.0)
-    assert len(world.core.detached) == 0
+    assert len(world.core.resumable_streams) == 0
 
 
 def test_bookings_are_given_back_however_an_attempt_ends() -> None:

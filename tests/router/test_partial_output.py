@@ -227,4 +227,4 @@ def test_a_stream_that_was_aborted_at_its_instance_is_not_kept(reason: str | Non
     world.start(route, tokens=2)
     route.stream.choices[0].finish_reason = reason
     world.core.close_stream(route, world.now_s, keep=True)
-    assert len(world.core.detached) == num_kept
+    assert len(world.core.resumable_streams) == num_kept

@@ -279,7 +279,7 @@ def test_a_record_that_only_an_instance_has_is_its_callers_too(key_file: Path) -
             async with asyncio.timeout(5):
                 while router.process.stream_runner.core.live_streams():
                     await asyncio.sleep(0.01)
-            router.process.stream_runner.core.detached.drop(attempt.request_id)
+            router.process.stream_runner.core.resumable_streams.drop(attempt.request_id)
             await assert_unknown(router, "other", place)
             own = await router.get(CHAT, as_caller("user") | {"Last-Event-ID": place})
             assert own.status == 200 and own.stream.num_done == 1

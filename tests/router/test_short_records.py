@@ -11,7 +11,7 @@ def test_a_record_that_does_not_reach_the_clients_place_is_as_good_as_none() -> 
     world.fail(route)
     world.core.close_stream(route, world.now_s, keep=True)
     request_id = route.stream.request_id
-    known = world.core.detached.find(request_id, world.now_s)
+    known = world.core.resumable_streams.find(request_id, world.now_s)
     assert known is not None
     beyond, within = (Cursor(request_id, 1, 1, [ChoiceCursor(position)]) for position in (3, 2))
     assert world.core.resume_stream(known, beyond, world.now_s) is None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from onward.api.engine_link.request_tracker import TrackedChoice
+from onward.api.engine_link.request_tracker import ChoiceSubmission
 from onward.api.lifecycle import generation_runner as api_generation
 from onward.api.lifecycle import request_builder
 from onward.api.lifecycle import stream_registry as api_streams
@@ -23,7 +23,7 @@ from onward.models.loader.gguf_file import GgufFile
 from onward.proto.engine import CallerLimits
 from onward.proto.stream_store import LiveStreamReply
 from onward.router import core as router_core
-from onward.router import detached_streams as router_records
+from onward.router import resumable_streams as router_records
 from onward.router.endpoints import generation as router_generation
 from onward.router.main import RouterProcess
 from onward.router.stream_runner import StreamRunner
@@ -149,11 +149,11 @@ def _the_engine_lets_anybody_take_over(patch: Patches) -> None:
 
 def _an_api_ends_everybodys_by_name(patch: Patches) -> None:
     def is_meant(
-        original: Callable, self: TrackedChoice, names: Collection[str], everything: bool, _: str | None
+        original: Callable, self: ChoiceSubmission, names: Collection[str], everything: bool, _: str | None
     ) -> bool:
         return original(self, names, everything, None)
 
-    patch.around(TrackedChoice, "matches", is_meant)
+    patch.around(ChoiceSubmission, "matches", is_meant)
 
 
 def _the_engine_ends_everybodys_by_name(patch: Patches) -> None:

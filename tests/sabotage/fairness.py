@@ -16,15 +16,15 @@ from onward.router.client_stream import ClientStream as RouterStream
 from onward.router.routing_tokenizer import RoutingTokenizer as RouterTokenizing
 from onward.text import length_check, tokenizer
 from onward.web import asgi, body_parts, json_body
-from onward.web.caller_throttle import BODY_BYTE_RATE, BodyMemoryLimit, CallerThrottle, RefusalThrottle
+from onward.web.caller_pacer import BODY_BYTE_RATE, BodyMemoryLimit, CallerPacer, RefusalPacer
 from onward.web.fair_scheduler import FairScheduler, FairSchedulerLimits, RefusedWorkBudget
-from onward.web.throttle_middleware import ThrottledBody
+from onward.web.pacing_middleware import PacedBody
 from tests.sabotage.patches import Patches, Sabotage
 
 LENGTHS = "tests/text/test_length_check.py::"
 QUEUE = "tests/web/test_fair_scheduler.py::"
-PACE = "tests/web/test_caller_throttle.py::"
-PACED = "tests/web/test_throttle_middleware.py::"
+PACE = "tests/web/test_caller_pacer.py::"
+PACED = "tests/web/test_pacing_middleware.py::"
 LARGE_BODIES = "test_large_bodies_of_a_caller_are_read_at_its_rate_and_small_ones_and_those_of_others_at_once"
 WORK = "tests/api/test_preprocessing_executors.py::"
 
@@ -161,17 +161,17 @@ def _parts_within_strings_are_counted(patch: Patches) -> None:
 
 
 def _refused_callers_do_not_wait(patch: Patches) -> None:
-    patch.put(RefusalThrottle, "finish_request", lambda *_, **__: None)
+    patch.put(RefusalPacer, "finish_request", lambda *_, **__: None)
 
 
 def _refused_callers_go_on_together(patch: Patches) -> None:
-    def begin(original: Callable, self: RefusalThrottle, caller: str, now_s: float) -> float:
+    def begin(original: Callable, self: RefusalPacer, caller: str, now_s: float) -> float:
         wait_s = original(self, caller, now_s)
         if wait_s:
             self._rates.refund(caller, 1)
         return wait_s
 
-    patch.around(RefusalThrottle, "start_wait", begin)
+    patch.around(RefusalPacer, "start_wait", begin)
 
 
 def _all_refusals_are_the_callers_fault(patch: Patches) -> None:
@@ -182,14 +182,14 @@ def _all_refusals_are_the_callers_fault(patch: Patches) -> None:
 
 
 def _any_number_waits(patch: Patches) -> None:
-    patch.put(RefusalThrottle, "is_full", lambda *_: False)
+    patch.put(RefusalPacer, "is_full", lambda *_: False)
 
 
 def _bodies_are_read_at_any_rate(patch: Patches) -> None:
-    def wait_s(original: Callable, self: CallerThrottle, caller: str, now_s: float) -> float:
+    def wait_s(original: Callable, self: CallerPacer, caller: str, now_s: float) -> float:
         return 0.0 if self._rate is BODY_BYTE_RATE else original(self, caller, now_s)
 
-    patch.around(CallerThrottle, "wait_s", wait_s)
+    patch.around(CallerPacer, "wait_s", wait_s)
 
 
 def _bodies_are_held_in_any_number(patch: Patches) -> None:
@@ -205,7 +205,7 @@ def _bodies_wait_for_each_other(patch: Patches) -> None:
 
 
 def _lost_bodies_are_held(patch: Patches) -> None:
-    patch.put(ThrottledBody, "release", lambda _: None)
+    patch.put(PacedBody, "release", lambda _: None)
 
 
 TABLE = [

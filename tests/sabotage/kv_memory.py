@@ -5,9 +5,9 @@ from typing import Any
 
 from onward.engine.core import EngineCore
 from onward.engine.request import Request
-from onward.engine.scheduling import block_name_table
-from onward.engine.scheduling.block_name_table import BlockNameTable
+from onward.engine.scheduling import persisted_block_hashes
 from onward.engine.scheduling.block_pool import BlockPool
+from onward.engine.scheduling.persisted_block_hashes import PersistedBlockHashes
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.scheduling.slot_and_block_allocator import SlotAndBlockAllocator, SlotPool
 from onward.proto.block_hash import BLOCK_HASH_BYTES, BlockHash
@@ -16,14 +16,14 @@ from onward.supervisor import core
 from onward.supervisor.children import Child, ChildState, ProcessRole
 from onward.supervisor.core import SupervisorCore
 from onward.supervisor.kv_memory_owner import KvMemoryOwner
-from onward.supervisor.worker_deaths import KEEPS_MEMORY, WorkerDeath
+from onward.supervisor.worker_deaths import WorkerDeath, keeps_memory
 from onward.worker import kv_pool
 from onward.worker.cpu_device import CpuDevice
 from tests.sabotage.patches import Patches, Sabotage
 
 DEATHS = "tests/supervisor/test_worker_deaths.py::"
 ENGINE = "tests/engine/test_kept_memory.py::"
-NAMES = "tests/engine/test_block_name_table.py::"
+HASHES = "tests/engine/test_persisted_block_hashes.py::"
 OWNER = "tests/supervisor/test_kv_memory_owner.py::"
 WORKER = "tests/worker/test_kept_memory.py::"
 STANDBY = "tests/supervisor/test_standby.py::"
@@ -31,14 +31,14 @@ STANDBY = "tests/supervisor/test_standby.py::"
 
 def _flip(death: WorkerDeath) -> Callable[[Patches], None]:
     def apply(patch: Patches) -> None:
-        patch.put(core, "KEEPS_MEMORY", KEEPS_MEMORY | {death: not KEEPS_MEMORY[death]})
+        patch.around(core, "keeps_memory", lambda original, other: original(other) != (other is death))
 
     return apply
 
 
 def _flip_row(death: WorkerDeath) -> Sabotage:
     name = death.name.lower()
-    verb = "ends" if KEEPS_MEMORY[death] else "keeps"
+    verb = "ends" if keeps_memory(death) else "keeps"
     return Sabotage(
         f"memory-of-{name.replace('_', '-')}",
         f"a worker's death {verb} its KV memory: {death.value}",
@@ -184,28 +184,28 @@ def _trust_the_promise_of_memory(patch: Patches) -> None:
 
 
 def _never_break_seals(patch: Patches) -> None:
-    patch.put(BlockNameTable, "break_seal", lambda self, block: None)
+    patch.put(PersistedBlockHashes, "break_seal", lambda self, block: None)
 
 
 def _adopt_torn_rows(patch: Patches) -> None:
-    def sealed(original: Callable, self: BlockNameTable) -> Iterator[tuple[int, BlockHash]]:
-        row_bytes = block_name_table.table_bytes(1)
+    def sealed(original: Callable, self: PersistedBlockHashes) -> Iterator[tuple[int, BlockHash]]:
+        row_bytes = persisted_block_hashes.table_bytes(1)
         for block in range(self._num_blocks):
-            name = bytes(self._rows[block * row_bytes : block * row_bytes + BLOCK_HASH_BYTES])
-            if any(name):
-                yield block, name
+            block_hash = bytes(self._rows[block * row_bytes : block * row_bytes + BLOCK_HASH_BYTES])
+            if any(block_hash):
+                yield block, block_hash
 
-    patch.around(BlockNameTable, "sealed", sealed)
+    patch.around(PersistedBlockHashes, "sealed", sealed)
 
 
 def _adopt_nothing(patch: Patches) -> None:
-    patch.put(BlockPool, "_adopt", lambda self, names: None)
+    patch.put(BlockPool, "_adopt", lambda self, persisted_hashes: None)
 
 
 def _adopt_free_blocks(patch: Patches) -> None:
-    def adopt(original: Callable, self: BlockPool, names: BlockNameTable) -> None:
+    def adopt(original: Callable, self: BlockPool, persisted_hashes: PersistedBlockHashes) -> None:
         free = self._free
-        original(self, names)
+        original(self, persisted_hashes)
         self._free = free
 
     patch.around(BlockPool, "_adopt", adopt)
@@ -364,12 +364,12 @@ TABLE = [
     ),
     Sabotage(
         "seal-never-broken",
-        "a block keeps its name in the table when it is handed out again",
+        "a block keeps its hash in the table when it is handed out again",
         _never_break_seals,
         [
             ENGINE + "test_a_block_that_was_handed_out_again_is_not_adopted_by_the_next_engine",
-            NAMES + "test_a_pool_seals_names_when_it_gives_them_and_breaks_them_when_it_hands_out_the_block",
-            NAMES + "test_a_row_that_was_written_in_part_has_no_name",
+            HASHES + "test_a_pool_seals_hashes_when_it_gives_them_and_breaks_them_when_it_hands_out_the_block",
+            HASHES + "test_a_row_that_was_written_in_part_has_no_hash",
         ],
     ),
     Sabotage(
@@ -377,7 +377,7 @@ TABLE = [
         "a row of the table counts whatever its seal is",
         _adopt_torn_rows,
         [
-            NAMES + "test_a_row_that_was_written_in_part_has_no_name",
+            HASHES + "test_a_row_that_was_written_in_part_has_no_hash",
             ENGINE + "test_a_row_whose_seal_does_not_fit_is_not_adopted",
         ],
     ),
@@ -389,9 +389,9 @@ TABLE = [
     ),
     Sabotage(
         "adopted-and-free",
-        "an adopted block is also handed out as one without a name",
+        "an adopted block is also handed out as one without a hash",
         _adopt_free_blocks,
-        [NAMES + "test_adopted_blocks_are_handed_out_last"],
+        [HASHES + "test_adopted_blocks_are_handed_out_last"],
     ),
     Sabotage(
         "warm-up-in-block-0",

@@ -76,9 +76,9 @@ def _refusals_of_bodies_are_not_noted(patch: Patches) -> None:
 
 def _continued_streams_have_a_first_token_again(patch: Patches) -> None:
     def add(original: Callable, self: RouterCore, stream: Any, now_s: float) -> Any:
-        routed = original(self, stream, now_s)
-        routed.is_continued = False
-        return routed
+        routing = original(self, stream, now_s)
+        routing.is_continued = False
+        return routing
 
     patch.around(RouterCore, "_add", add)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from onward.api.engine_link.request_tracker import RequestTracker, TrackedChoice, TrackerActions
+from onward.api.engine_link.request_tracker import ChoiceSubmission, RequestTracker, TrackerActions
 from onward.engine.core import EngineCore
 from onward.engine.main import EngineProcess
 from onward.engine.request import Request
@@ -25,8 +25,10 @@ VICTIMS = "tests/engine/test_victims.py::"
 
 
 def _pass_suspects_by(patch: Patches) -> None:
-    def next_waiting(original: Callable, self: Scheduler, draft: StepPlanBuilder, held_up: set[str]) -> Request | None:
-        first = original(self, draft, held_up)
+    def next_waiting(
+        original: Callable, self: Scheduler, draft: StepPlanBuilder, blocked_incarnations: set[str]
+    ) -> Request | None:
+        first = original(self, draft, blocked_incarnations)
         if first not in self.suspects or self.allocator.can_allocate(first):
             return first
         return next((request for request in self.waiting if request not in self.suspects), None)
@@ -175,14 +177,18 @@ def _a_resubmission_comes_last(patch: Patches) -> None:
 
 
 def _engine_deaths_are_not_charged(patch: Patches) -> None:
-    patch.around(RequestTracker, "_count_engine_crash", lambda original, self, tracked, alone, actions: None)
+    patch.around(RequestTracker, "_count_engine_crash", lambda original, self, submission, alone, actions: None)
 
 
 def _all_are_charged_alone(patch: Patches) -> None:
     def charge(
-        original: Callable, self: RequestTracker, tracked: TrackedChoice, alone: str | None, actions: TrackerActions
+        original: Callable,
+        self: RequestTracker,
+        submission: ChoiceSubmission,
+        alone: str | None,
+        actions: TrackerActions,
     ) -> None:
-        original(self, tracked, tracked.spec.request_id, actions)
+        original(self, submission, submission.spec.request_id, actions)
 
     patch.around(RequestTracker, "_count_engine_crash", charge)
 

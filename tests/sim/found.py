@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from onward.api.endpoints import attempts, close_attempt
-from onward.api.engine_link.request_tracker import EngineOutput, RequestTracker, TrackedChoice
+from onward.api.engine_link.request_tracker import ChoiceSubmission, EngineOutput, RequestTracker
 from onward.api.lifecycle import generation_runner, request_builder, resume, resume_fields
 from onward.api.lifecycle.choice_output import ChoiceOutput, ChoiceStart
 from onward.api.lifecycle.choice_update import ChoiceUpdate
@@ -100,17 +100,17 @@ def the_end_of_a_choice_that_is_made_again_is_told(patch: Patches) -> None:
 
 
 def the_first_word_to_an_engine_is_not_repeated(patch: Patches) -> None:
-    def attempt(original: Callable, self: RequestTracker, promise: TrackedChoice, now_s: float) -> list[Submit]:
-        sent = original(self, promise, now_s)
-        promise.retry_at_s = None
+    def attempt(original: Callable, self: RequestTracker, submission: ChoiceSubmission, now_s: float) -> list[Submit]:
+        sent = original(self, submission, now_s)
+        submission.retry_at_s = None
         return sent
 
     patch.around(RequestTracker, "_resubmit", attempt)
 
 
 def the_end_of_an_attempt_that_its_client_never_saw(patch: Patches) -> None:
-    def forget(original: Callable, self: RequestTracker, promise: TrackedChoice) -> None:
-        original(self, promise)
+    def forget(original: Callable, self: RequestTracker, submission: ChoiceSubmission) -> None:
+        original(self, submission)
         self._finished_epochs.clear()
 
     patch.around(RequestTracker, "_remove", forget)

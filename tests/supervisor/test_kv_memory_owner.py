@@ -34,19 +34,19 @@ def test_the_same_name_is_the_same_memory_with_what_is_in_it() -> None:
     first = owner.fds_of("memory-1")
     assert first is not None
     os.write(first.pool, b"kv")
-    os.write(first.names, b"names")
+    os.write(first.hashes, b"hashes")
     again = owner.fds_of("memory-1")
     assert again == first
     assert os.pread(again.pool, 10, 0) == b"kv"
-    assert os.pread(again.names, 10, 0) == b"names"
+    assert os.pread(again.hashes, 10, 0) == b"hashes"
     owner.close()
 
 
-def test_pool_and_names_are_two_memories_without_a_size() -> None:
+def test_pool_and_hashes_are_two_memories_without_a_size() -> None:
     owner = KvMemoryOwner()
     memory = owner.fds_of("memory-1")
     assert memory is not None
-    assert identity(memory.pool) != identity(memory.names)
+    assert identity(memory.pool) != identity(memory.hashes)
     assert [os.fstat(fd).st_size for fd in memory] == [0, 0]
     owner.close()
 
@@ -127,7 +127,7 @@ def test_on_a_device_the_pool_is_what_a_worker_has_allocated() -> None:
     memory = owner.fds_of("memory-1")
     assert memory is not None
     assert os.pread(memory.pool, 10, 0) == b"kv"
-    assert (memory.names, owner.num_pool_bytes, owner.has_pool("memory-1")) == (empty.names, 4096, True)
+    assert (memory.hashes, owner.num_pool_bytes, owner.has_pool("memory-1")) == (empty.hashes, 4096, True)
     owner.close()
 
 

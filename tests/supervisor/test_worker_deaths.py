@@ -8,9 +8,10 @@ import pytest
 from onward.proto.control import MetricsSnapshot, ReplaceWorker, WorkerGone
 from onward.proto.demo import RequestKill
 from onward.proto.stats import EngineStats
+from onward.supervisor import worker_deaths
 from onward.supervisor.children import Child, ProcessRole
 from onward.supervisor.core import RemoveProcess
-from onward.supervisor.worker_deaths import KEEPS_MEMORY, KillReason, WorkerDeath, classify_death
+from onward.supervisor.worker_deaths import KillReason, WorkerDeath, classify_death, keeps_memory
 from tests.supervisor.instance_of_core import InstanceOfCore
 
 KILLED = -signal.SIGKILL
@@ -92,7 +93,7 @@ def test_the_next_worker_gets_the_memory_if_this_death_keeps_it(death: WorkerDea
     assert instance.core.kv_memory == FIRST_MEMORY
     cause(instance)
     assert (instance.core.kv_memory == FIRST_MEMORY) is is_kept
-    assert KEEPS_MEMORY[death] is is_kept
+    assert keeps_memory(death) is is_kept
 
 
 @pytest.mark.parametrize(
@@ -149,9 +150,13 @@ def test_the_reason_of_a_kill_decides_and_after_it_the_signal(
     assert classify_death(return_code, kill_reason, has_engine=has_engine) is death
 
 
+def test_every_death_has_a_row_in_the_table() -> None:
+    assert worker_deaths._KEEPS_MEMORY.keys() == set(WorkerDeath)
+
+
 @pytest.mark.parametrize("reason", KillReason)
 def test_every_reason_to_kill_a_worker_is_in_the_table(reason: KillReason) -> None:
-    assert classify_death(KILLED, reason, has_engine=True) in KEEPS_MEMORY
+    assert classify_death(KILLED, reason, has_engine=True) in worker_deaths._KEEPS_MEMORY
 
 
 # With its engine.

@@ -1,8 +1,8 @@
 """`/v1/embeddings`: texts in, a vector of each out.
 
 A vector is a function of its text alone, so there is nothing to go on with: what is lost is asked for again, by our own
-ledger while an engine restarts, and by a router at another instance. A router asks at a path of its own, in the form of an
-attempt, which says for whom.
+RequestTracker while an engine restarts, and by a router at another instance. A router asks at a path of its own, in the
+form of an attempt, which says for whom.
 """
 
 import base64
@@ -49,7 +49,7 @@ class PreparedEmbedding:
     request: EmbeddingRequest
     prompts: list[list[int]]
     arrived_at_s: float
-    """See `TrackedChoice`."""
+    """See `ChoiceSubmission`."""
     deadline_at_s: float | None
     is_routed: bool
     unknown_fields: tuple[str, ...]

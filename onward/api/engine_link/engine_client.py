@@ -351,11 +351,12 @@ OVERLOADED_CODE = "overloaded"
 
 
 class LoadShedder:
-    """What this process remembers of a full queue, so that a flood of requests costs little.
+    """Repeats the engine's last overload refusal for a moment, so that a flood of requests costs little. It has no limit of
+    its own.
 
-    When the engine has turned a request away because too many wait, the next ones are told the same here, for a moment,
-    before their bodies are looked at. They would be tokenized only to hear it from the engine. Those who have a place
-    already are not concerned, and limits of single callers are not remembered."""
+    When the engine has refused a request because too many wait, this process refuses new ones with the same error for
+    `hold_s`, before it looks at their bodies: they would be tokenized only to be refused by the engine. Requests that the
+    engine has accepted are not affected, and refusals for limits of single callers are not repeated."""
 
     def __init__(self, clock: Clock, registry: Registry, hold_s: float = HOLD_S) -> None:
         self._clock, self._hold_s = clock, hold_s

@@ -111,8 +111,8 @@ class TrackerActions:
 
 
 @dataclass(slots=True)
-class TrackedChoice:
-    """One unfinished choice of a request, as the api process follows it at the engine."""
+class ChoiceSubmission:
+    """What was submitted to the engine for one choice and what came back, as tokens. ChoiceOutput has the text."""
 
     spec: Submit
     """As it was first asked for. Later submissions replace only what has changed since."""
@@ -178,7 +178,7 @@ class PendingAbort:
 class RequestTracker:
     def __init__(self, registry: Registry) -> None:
         self.engine: str | None = None
-        self._requests: dict[str, TrackedChoice] = {}
+        self._requests: dict[str, ChoiceSubmission] = {}
         self._held: dict[str, HeldRequest] = {}
         self._finished_epochs: OrderedDict[str, int] = OrderedDict()
         """Their last epochs. A client that has seen nothing of an attempt comes back with the number of the one before:
@@ -199,7 +199,7 @@ class RequestTracker:
         """`spec` has durations up to now, and the `base_epoch` of its attempt."""
         assert spec.request_id not in self._requests, "request ids are never used twice"
         epoch_before = max(spec.epoch, self._finished_epochs.get(spec.request_id, 0))
-        tracked = TrackedChoice(
+        submission = ChoiceSubmission(
             spec,
             list(spec.generated_token_ids),
             arrived_at_s=now_s - spec.waited_s,
@@ -210,37 +210,39 @@ class RequestTracker:
             rescore_from=spec.rescore_from,
             waiting_since_s=now_s,
         )
-        self._requests[spec.request_id] = tracked
+        self._requests[spec.request_id] = submission
         if self._was_aborted(spec, now_s):
             actions = TrackerActions()
-            self._fail(tracked, ABORTED, actions)
+            self._fail(submission, ABORTED, actions)
             return actions
-        return TrackerActions(send=self._resubmit(tracked, now_s))
+        return TrackerActions(send=self._resubmit(submission, now_s))
 
     def stop(self, request_id: str, num_tokens: int) -> TrackerActions:
         """The text of the first `num_tokens` tokens ended in a stop string."""
-        tracked = self._requests.get(request_id)
-        if tracked is None:
+        submission = self._requests.get(request_id)
+        if submission is None:
             return TrackerActions()
-        self._remove(tracked)
-        if tracked.submitted_seq is None:
+        self._remove(submission)
+        if submission.submitted_seq is None:
             return TrackerActions()
-        return TrackerActions(send=[Abort(self._next_seq(), request_id, tracked.epoch, "stop", num_tokens)])
+        return TrackerActions(send=[Abort(self._next_seq(), request_id, submission.epoch, "stop", num_tokens)])
 
     def abort(self, request_id: str) -> TrackerActions:
         """The client is gone, or another choice of the request has failed. It may come back as another attempt."""
-        tracked = self._requests.get(request_id)
-        if tracked is None:
+        submission = self._requests.get(request_id)
+        if submission is None:
             return TrackerActions()
-        self._remove(tracked)
-        return TrackerActions(send=self._abort_messages({request_id: tracked.epoch}) if tracked.was_submitted else [])
+        self._remove(submission)
+        return TrackerActions(
+            send=self._abort_messages({request_id: submission.epoch}) if submission.was_submitted else []
+        )
 
     def fail(self, request_ids: Iterable[str], error: ErrorInfo) -> TrackerActions:
         """Somebody here has decided that these end now, with this error."""
         actions = TrackerActions()
         for request_id in request_ids:
-            if tracked := self._requests.get(request_id):
-                self._fail(tracked, error, actions)
+            if submission := self._requests.get(request_id):
+                self._fail(submission, error, actions)
         return actions
 
     def abort_by_name(
@@ -258,9 +260,9 @@ class RequestTracker:
         self._aborts.append(PendingAbort(query_id, frozenset(names), abort_all, now_s, until_s, caller))
         if self.engine is not None:
             actions.send.append(AbortByName(self._next_seq(), query_id, names, abort_all, caller=caller))
-        for tracked in list(self._requests.values()):
-            if tracked.matches(names, abort_all, caller):
-                self._fail(tracked, ABORTED, actions)
+        for submission in list(self._requests.values()):
+            if submission.matches(names, abort_all, caller):
+                self._fail(submission, ABORTED, actions)
         return actions
 
     def query_kv_events(self, query_id: int, next_number: int) -> TrackerActions:
@@ -271,10 +273,10 @@ class RequestTracker:
     def matching_names(self, names: list[str], abort_all: bool, caller: str | None = None) -> set[str]:
         """Which of these names belong to something unfinished here; or the ids of all that is. Of this caller's only,
         if one is given."""
-        own = [tracked for tracked in self._requests.values() if caller in (None, tracked.spec.caller)]
+        own = [submission for submission in self._requests.values() if caller in (None, submission.spec.caller)]
         if abort_all:
-            return {external_id(tracked.spec.request_id) for tracked in own}
-        return {name for tracked in own for name in tracked.client_names}.intersection(names)
+            return {external_id(submission.spec.request_id) for submission in own}
+        return {name for submission in own for name in submission.client_names}.intersection(names)
 
     def engine_up(self, incarnation: str, now_s: float) -> TrackerActions:
         actions = TrackerActions()
@@ -285,11 +287,11 @@ class RequestTracker:
         self._is_new_engine = True
         self._engine_up_s = now_s
         actions.send += self._replayed_aborts(now_s)
-        for tracked in self._requests.values():
-            if tracked.was_submitted:
+        for submission in self._requests.values():
+            if submission.was_submitted:
                 self._resubmissions.inc("engine_restart")
-                tracked.restart_cause = "engine"
-            actions.send += self._resubmit(tracked, now_s)
+                submission.restart_cause = "engine"
+            actions.send += self._resubmit(submission, now_s)
         return actions
 
     def engine_gone(self, incarnation: str, now_s: float, isolated_request_id: str | None = None) -> TrackerActions:
@@ -300,22 +302,22 @@ class RequestTracker:
             return actions
         self.engine = None
         self._held = {}
-        for tracked in list(self._requests.values()):
-            if tracked.submitted_seq is not None:
-                self._count_engine_crash(tracked, isolated_request_id, actions)
-            self._mark_unsubmitted(tracked, now_s)
+        for submission in list(self._requests.values()):
+            if submission.submitted_seq is not None:
+                self._count_engine_crash(submission, isolated_request_id, actions)
+            self._mark_unsubmitted(submission, now_s)
         return actions
 
     def _count_engine_crash(
-        self, tracked: TrackedChoice, isolated_request_id: str | None, actions: TrackerActions
+        self, submission: ChoiceSubmission, isolated_request_id: str | None, actions: TrackerActions
     ) -> None:
         """A request that shared the engine with others runs alone from the second death on, and is never refused for it."""
         if isolated_request_id is None:
-            tracked.engine_crashes = min(tracked.engine_crashes + 1, CRASHES_TO_ISOLATE)
-        elif isolated_request_id == tracked.spec.request_id:
-            tracked.isolated_crashes += 1
-            if tracked.isolated_crashes >= ISOLATED_CRASHES_TO_FAIL:
-                self._fail(tracked, CRASHED_ENGINE, actions)
+            submission.engine_crashes = min(submission.engine_crashes + 1, CRASHES_TO_ISOLATE)
+        elif isolated_request_id == submission.spec.request_id:
+            submission.isolated_crashes += 1
+            if submission.isolated_crashes >= ISOLATED_CRASHES_TO_FAIL:
+                self._fail(submission, CRASHED_ENGINE, actions)
 
     def receive(self, incarnation: str, message: FromEngine, now_s: float) -> TrackerActions:
         actions = TrackerActions()
@@ -327,11 +329,11 @@ class RequestTracker:
                 for delta in message.deltas:
                     self._apply_delta(delta, now_s, actions)
             case RequestAccepted():
-                if tracked := self._find_current(message.request_id, message.epoch):
-                    self._mark_accepted(tracked, actions)
+                if submission := self._find_current(message.request_id, message.epoch):
+                    self._mark_accepted(submission, actions)
             case WorkerCrashReport():
-                if tracked := self._find_current(message.request_id, message.epoch):
-                    tracked.worker_crashes = message.worker_crashes
+                if submission := self._find_current(message.request_id, message.epoch):
+                    submission.worker_crashes = message.worker_crashes
             case HeldRequestsReport():
                 self._reconcile(message, now_s, actions)
         return actions
@@ -339,11 +341,11 @@ class RequestTracker:
     def tick(self, now_s: float) -> TrackerActions:
         """What only the passing of time brings: deadlines, waits that are over, refusals to be tried again."""
         actions = TrackerActions()
-        for tracked in list(self._requests.values()):
-            if error := _timeout_error(tracked, now_s):
-                self._fail(tracked, error, actions)
-            elif tracked.retry_at_s is not None and now_s >= tracked.retry_at_s:
-                actions.send += self._resubmit(tracked, now_s)
+        for submission in list(self._requests.values()):
+            if error := _timeout_error(submission, now_s):
+                self._fail(submission, error, actions)
+            elif submission.retry_at_s is not None and now_s >= submission.retry_at_s:
+                actions.send += self._resubmit(submission, now_s)
         return actions
 
     def fail_all(self, error: ErrorInfo) -> TrackerActions:
@@ -361,43 +363,43 @@ class RequestTracker:
         #   tokens we have    |-----------------|
         #   delta                      |--------------|      only what lies behind ours is new
         #                            position        end
-        tracked = self._find_current(delta.request_id, delta.epoch)
-        if tracked is None:
+        submission = self._find_current(delta.request_id, delta.epoch)
+        if submission is None:
             return
-        tracked.retry_at_s = None
-        num_tokens, end = len(tracked.tokens), delta.position + len(delta.token_ids)
-        if delta.position > num_tokens or (tracked.rescore_from is not None and _lacks_scores(delta)):
-            self._resubmit_lost(tracked, "gap", now_s, actions)
+        submission.retry_at_s = None
+        num_tokens, end = len(submission.tokens), delta.position + len(delta.token_ids)
+        if delta.position > num_tokens or (submission.rescore_from is not None and _lacks_scores(delta)):
+            self._resubmit_lost(submission, "gap", now_s, actions)
         elif end < num_tokens or (end == num_tokens and delta.token_ids and delta.finish_reason is None):
             self._stale_events.inc("duplicate")
-        elif tracked.accepted and delta.error is not None and (refusal := _retryable_refusal(delta)) is not None:
-            self._wait_and_retry(tracked, refusal, now_s)
+        elif submission.accepted and delta.error is not None and (refusal := _retryable_refusal(delta)) is not None:
+            self._wait_and_retry(submission, refusal, now_s)
         else:
-            self._accept_tokens(tracked, num_tokens - delta.position, delta, actions)
+            self._accept_tokens(submission, num_tokens - delta.position, delta, actions)
 
     def _accept_tokens(
-        self, tracked: TrackedChoice, num_known: int, delta: TokenDelta, actions: TrackerActions
+        self, submission: ChoiceSubmission, num_known: int, delta: TokenDelta, actions: TrackerActions
     ) -> None:
         """Takes what a delta has behind its first `num_known` tokens."""
         new_token_ids = delta.token_ids[num_known:]
-        rescored_logprobs = None if tracked.rescore_from is None else delta.rescored_logprobs
+        rescored_logprobs = None if submission.rescore_from is None else delta.rescored_logprobs
         finish_reason, error = _finish_of(delta)
-        if tracked.num_cached_tokens is None and (new_token_ids or delta.error is None):
-            tracked.num_cached_tokens = delta.num_cached_tokens
+        if submission.num_cached_tokens is None and (new_token_ids or delta.error is None):
+            submission.num_cached_tokens = delta.num_cached_tokens
         if rescored_logprobs is not None:
-            tracked.rescore_from = None
+            submission.rescore_from = None
         if new_token_ids:
-            tracked.tokens += new_token_ids
-            tracked.resubmissions_without_progress = 0
-            tracked.worker_crashes = tracked.engine_crashes = tracked.isolated_crashes = 0
-            tracked.accepted, tracked.waiting_since_s = True, None
+            submission.tokens += new_token_ids
+            submission.resubmissions_without_progress = 0
+            submission.worker_crashes = submission.engine_crashes = submission.isolated_crashes = 0
+            submission.accepted, submission.waiting_since_s = True, None
         if finish_reason is not None:
-            self._remove(tracked)
+            self._remove(submission)
         actions.deliver.append(
             EngineOutput(
                 delta.request_id,
                 new_token_ids,
-                tracked.num_cached_tokens,
+                submission.num_cached_tokens,
                 finish_reason,
                 error,
                 delta.logprobs[num_known:] if delta.logprobs is not None else None,
@@ -416,111 +418,111 @@ class RequestTracker:
         actions.send += self._replayed_aborts(now_s)
         if self._is_new_engine:
             self._is_new_engine = False
-            for tracked in self._requests.values():
-                if tracked.submitted_seq is not None:
-                    tracked.retry_at_s = None
+            for submission in self._requests.values():
+                if submission.submitted_seq is not None:
+                    submission.retry_at_s = None
         held = self._held = {entry.request_id: entry for entry in report.held}
         self._step = report.step
         unknown = {entry.request_id: entry.epoch for entry in report.held if entry.request_id not in self._requests}
         actions.send += self._abort_messages(unknown)
-        for tracked in list(self._requests.values()):
-            if tracked.submitted_seq is None:
+        for submission in list(self._requests.values()):
+            if submission.submitted_seq is None:
                 continue
-            if tracked.submitted_seq <= report.seq or tracked.num_unread_reports == MAX_REPORTS_WITHOUT_READ:
-                self._reconcile_one(tracked, held.get(tracked.spec.request_id), now_s, actions)
+            if submission.submitted_seq <= report.seq or submission.num_unread_reports == MAX_REPORTS_WITHOUT_READ:
+                self._reconcile_one(submission, held.get(submission.spec.request_id), now_s, actions)
             else:
-                tracked.num_unread_reports += 1
+                submission.num_unread_reports += 1
 
     def _reconcile_one(
-        self, tracked: TrackedChoice, held: HeldRequest | None, now_s: float, actions: TrackerActions
+        self, submission: ChoiceSubmission, held: HeldRequest | None, now_s: float, actions: TrackerActions
     ) -> None:
-        if held is None or held.epoch != tracked.epoch:
-            self._resubmit_lost(tracked, "lost", now_s, actions)
-        elif held.position > len(tracked.tokens):
-            self._resubmit_lost(tracked, "gap", now_s, actions)
+        if held is None or held.epoch != submission.epoch:
+            self._resubmit_lost(submission, "lost", now_s, actions)
+        elif held.position > len(submission.tokens):
+            self._resubmit_lost(submission, "gap", now_s, actions)
         else:
-            self._mark_accepted(tracked, actions)
+            self._mark_accepted(submission, actions)
 
-    def _find_current(self, request_id: str, epoch: int) -> TrackedChoice | None:
-        tracked = self._requests.get(request_id)
-        if tracked is None or tracked.submitted_seq is None:
+    def _find_current(self, request_id: str, epoch: int) -> ChoiceSubmission | None:
+        submission = self._requests.get(request_id)
+        if submission is None or submission.submitted_seq is None:
             self._stale_events.inc("request")
             return None
-        if tracked.epoch != epoch:
+        if submission.epoch != epoch:
             self._stale_events.inc("epoch")
             return None
-        return tracked
+        return submission
 
-    def _mark_accepted(self, tracked: TrackedChoice, actions: TrackerActions) -> None:
-        tracked.waiting_since_s = tracked.retry_at_s = None
-        if not tracked.accepted:
-            tracked.accepted = True
-            actions.deliver.append(EngineOutput(tracked.spec.request_id))
+    def _mark_accepted(self, submission: ChoiceSubmission, actions: TrackerActions) -> None:
+        submission.waiting_since_s = submission.retry_at_s = None
+        if not submission.accepted:
+            submission.accepted = True
+            actions.deliver.append(EngineOutput(submission.spec.request_id))
 
-    def _resubmit_lost(self, tracked: TrackedChoice, cause: str, now_s: float, actions: TrackerActions) -> None:
-        tracked.resubmissions_without_progress += 1
-        if tracked.resubmissions_without_progress > MAX_RESUBMISSIONS_WITHOUT_PROGRESS:
-            self._fail(tracked, ENGINE_LOST_REQUEST, actions)
+    def _resubmit_lost(self, submission: ChoiceSubmission, cause: str, now_s: float, actions: TrackerActions) -> None:
+        submission.resubmissions_without_progress += 1
+        if submission.resubmissions_without_progress > MAX_RESUBMISSIONS_WITHOUT_PROGRESS:
+            self._fail(submission, ENGINE_LOST_REQUEST, actions)
             return
         self._resubmissions.inc(cause)
-        tracked.restart_cause = "lost"
-        actions.send += self._resubmit(tracked, now_s)
+        submission.restart_cause = "lost"
+        actions.send += self._resubmit(submission, now_s)
 
-    def _wait_and_retry(self, tracked: TrackedChoice, error: ErrorInfo, now_s: float) -> None:
-        self._mark_unsubmitted(tracked, now_s)
-        tracked.retry_at_s = now_s + (error.retry_after_s or 1.0)
+    def _wait_and_retry(self, submission: ChoiceSubmission, error: ErrorInfo, now_s: float) -> None:
+        self._mark_unsubmitted(submission, now_s)
+        submission.retry_at_s = now_s + (error.retry_after_s or 1.0)
 
-    def _mark_unsubmitted(self, tracked: TrackedChoice, now_s: float) -> None:
-        tracked.submitted_seq = None
-        tracked.retry_at_s = None
-        if tracked.waiting_since_s is None:
-            tracked.waiting_since_s = now_s
+    def _mark_unsubmitted(self, submission: ChoiceSubmission, now_s: float) -> None:
+        submission.submitted_seq = None
+        submission.retry_at_s = None
+        if submission.waiting_since_s is None:
+            submission.waiting_since_s = now_s
 
-    def _resubmit(self, tracked: TrackedChoice, now_s: float) -> list[ToEngine]:
+    def _resubmit(self, submission: ChoiceSubmission, now_s: float) -> list[ToEngine]:
         """The one recovery: everything that was fixed at the start, and the tokens so far, under a higher epoch."""
-        tracked.retry_at_s = None
+        submission.retry_at_s = None
         if self.engine is None:
             return []
-        if tracked.waiting_since_s is None:
-            tracked.waiting_since_s = now_s
-        tracked.epoch += 1
-        tracked.submitted_seq = self._next_seq()
-        tracked.num_unread_reports = 0
+        if submission.waiting_since_s is None:
+            submission.waiting_since_s = now_s
+        submission.epoch += 1
+        submission.submitted_seq = self._next_seq()
+        submission.num_unread_reports = 0
         if self._is_new_engine:
             # It tells what it holds to those that it has heard of. Our first word to it may be the one that is lost.
-            tracked.retry_at_s = now_s + FIRST_REPLY_TIMEOUT_S
-        deadline_at_s = tracked.deadline_at_s
+            submission.retry_at_s = now_s + FIRST_REPLY_TIMEOUT_S
+        deadline_at_s = submission.deadline_at_s
         return [
             msgspec.structs.replace(
-                tracked.spec,
-                seq=tracked.submitted_seq,
-                epoch=tracked.epoch,
-                generated_token_ids=list(tracked.tokens),
-                waited_s=max(0.0, now_s - tracked.arrived_at_s),
+                submission.spec,
+                seq=submission.submitted_seq,
+                epoch=submission.epoch,
+                generated_token_ids=list(submission.tokens),
+                waited_s=max(0.0, now_s - submission.arrived_at_s),
                 deadline_in_s=None if deadline_at_s is None else max(0.0, deadline_at_s - now_s),
-                worker_crashes=tracked.worker_crashes,
-                engine_crashes=tracked.engine_crashes,
-                num_cached_tokens=tracked.num_cached_tokens,
-                rescore_from=tracked.rescore_from,
-                admit_as_new=tracked.spec.admit_as_new and tracked.epoch == tracked.base_epoch + 1,
-                restart_cause=tracked.restart_cause,
+                worker_crashes=submission.worker_crashes,
+                engine_crashes=submission.engine_crashes,
+                num_cached_tokens=submission.num_cached_tokens,
+                rescore_from=submission.rescore_from,
+                admit_as_new=submission.spec.admit_as_new and submission.epoch == submission.base_epoch + 1,
+                restart_cause=submission.restart_cause,
             )
         ]
 
-    def _fail(self, tracked: TrackedChoice, error: ErrorInfo, actions: TrackerActions) -> None:
-        request_id = tracked.spec.request_id
-        self._remove(tracked)
-        if tracked.was_submitted:
-            actions.send += self._abort_messages({request_id: tracked.epoch})
+    def _fail(self, submission: ChoiceSubmission, error: ErrorInfo, actions: TrackerActions) -> None:
+        request_id = submission.spec.request_id
+        self._remove(submission)
+        if submission.was_submitted:
+            actions.send += self._abort_messages({request_id: submission.epoch})
         reason = ABORT if error.code == ABORTED.code else "error"
         actions.deliver.append(
-            EngineOutput(request_id, [], tracked.num_cached_tokens, finish_reason=reason, error=error)
+            EngineOutput(request_id, [], submission.num_cached_tokens, finish_reason=reason, error=error)
         )
 
-    def _remove(self, tracked: TrackedChoice) -> None:
-        request_id = tracked.spec.request_id
+    def _remove(self, submission: ChoiceSubmission) -> None:
+        request_id = submission.spec.request_id
         del self._requests[request_id]
-        self._finished_epochs[request_id] = tracked.epoch
+        self._finished_epochs[request_id] = submission.epoch
         self._finished_epochs.move_to_end(request_id)
         if len(self._finished_epochs) > MAX_FINISHED_EPOCHS:
             self._finished_epochs.popitem(last=False)
@@ -588,12 +590,12 @@ def _lacks_scores(delta: TokenDelta) -> bool:
     return bool(delta.token_ids) and delta.rescored_logprobs is None
 
 
-def _timeout_error(tracked: TrackedChoice, now_s: float) -> ErrorInfo | None:
-    deadline_at_s = tracked.deadline_at_s
-    margin_s = 0.0 if tracked.submitted_seq is None else DEADLINE_MARGIN_S
+def _timeout_error(submission: ChoiceSubmission, now_s: float) -> ErrorInfo | None:
+    deadline_at_s = submission.deadline_at_s
+    margin_s = 0.0 if submission.submitted_seq is None else DEADLINE_MARGIN_S
     if deadline_at_s is not None and now_s >= deadline_at_s + margin_s:
         return DEADLINE_EXCEEDED
-    waiting_since_s = tracked.waiting_since_s
+    waiting_since_s = submission.waiting_since_s
     if waiting_since_s is not None and now_s - waiting_since_s >= ENGINE_WAIT_S:
         return NO_ENGINE
     return None

@@ -66,7 +66,7 @@ class PrefillService:
             outbox,
         )
         self._live, self._limits, self._metrics, self._layout = live, limits, metrics, worker.kv_layout
-        self._pushes = scheduler.outgoing_handoffs
+        self._outgoing_handoffs = scheduler.outgoing_handoffs
         self._engine_incarnation = incarnation
         self._num_kv_resets = 0
         self._protocol = PrefillHandoffProtocol(
@@ -84,10 +84,10 @@ class PrefillService:
 
     @property
     def idle(self) -> bool:
-        return not self._tasks and not self._pushes.num_sending and self._protocol.idle
+        return not self._tasks and not self._outgoing_handoffs.num_sending and self._protocol.idle
 
     def count_by_state(self) -> dict[str, int]:
-        return self._protocol.count_by_state() | {"sending": self._pushes.num_sending}
+        return self._protocol.count_by_state() | {"sending": self._outgoing_handoffs.num_sending}
 
     def receive(self, decode_incarnation: str, message: ToPrefill, now_s: float) -> None:
         if isinstance(message, Ping):
@@ -97,19 +97,19 @@ class PrefillService:
         self._process_events(now_s)
 
     def receive_kv_report(self, report: KvReport, now_s: float) -> None:
-        push = self._pushes.by_lease(report.lease_id)
-        if push is not None and push.state is OutgoingHandoffState.STOPPING:
-            self._pushes.release(push)  # whichever it is: nothing is read any more
+        handoff = self._outgoing_handoffs.by_lease(report.lease_id)
+        if handoff is not None and handoff.state is OutgoingHandoffState.STOPPING:
+            self._outgoing_handoffs.release(handoff)  # whichever it is: nothing is read any more
             return
         match report:
-            case PushComplete() if push is not None:
-                push.sent = report
-                self._metrics.bytes.inc(push.backend, "out", by=report.num_bytes)
-                self._metrics.seconds.inc(push.backend, "out", by=report.seconds)
-                self._ready_if_complete(self._tasks[push.key], now_s)
-            case PushFailed() if push is not None:
+            case PushComplete() if handoff is not None:
+                handoff.sent = report
+                self._metrics.bytes.inc(handoff.backend, "out", by=report.num_bytes)
+                self._metrics.seconds.inc(handoff.backend, "out", by=report.seconds)
+                self._ready_if_complete(self._tasks[handoff.key], now_s)
+            case PushFailed() if handoff is not None:
                 error = handoff_errors.transfer_failed(report.message)
-                self._fail(self._tasks[push.key], error, now_s, is_quiesced=True)
+                self._fail(self._tasks[handoff.key], error, now_s, is_quiesced=True)
             case _:
                 self._metrics.unexpected_reports.inc()
 
@@ -120,9 +120,9 @@ class PrefillService:
             self._fail_unfinished(now_s)
         self._protocol.tick(now_s)
         self._process_events(now_s)
-        for push in self._pushes.take_new_offers():
+        for handoff in self._outgoing_handoffs.take_new_offers():
             self._metrics.offers.inc("prefill")
-            self._protocol.offer(push.key, len(push.request.block_ids), now_s)
+            self._protocol.offer(handoff.key, len(handoff.request.block_ids), now_s)
 
     def on_worker_lost(self, now_s: float) -> None:
         """Our KV memory is gone: whatever peers were to get from it is over. Those who were being computed when the
@@ -193,8 +193,8 @@ class PrefillService:
             self._fail(task, to_error_info(_worker_silent()), now_s)
 
     def _sent_push(self, task: PeerPrefillTask) -> PushComplete | None:
-        push = self._pushes.get(task.key)
-        return None if push is None else push.sent
+        handoff = self._outgoing_handoffs.get(task.key)
+        return None if handoff is None else handoff.sent
 
     def _refuse(self, request_id: str, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
         self._metrics.refusals.inc("prefill", error.code)
@@ -202,15 +202,15 @@ class PrefillService:
         self._protocol.refuse(key, error, now_s)
 
     def _on_granted(self, task: PeerPrefillTask, grant: LeaseGrant, now_s: float) -> None:
-        push = self._pushes.get(task.key)
+        handoff = self._outgoing_handoffs.get(task.key)
         first_block, remainder = divmod(grant.num_cached_tokens, self._limits.worker.block_size)
         # A request that has just ended, before its peer was told, has neither an offer nor blocks any more.
-        if push is None or remainder or first_block + len(grant.block_ids) != len(task.request.block_ids):
+        if handoff is None or remainder or first_block + len(grant.block_ids) != len(task.request.block_ids):
             error = PdError("pd_layout_mismatch", "the granted blocks do not fit the prompt", stage="offer")
             self._fail(task, to_error_info(error), now_s)
             return
         target = KvPush(grant.lease_id, grant.endpoint, first_block, grant.block_ids, grant.checksums)
-        self._pushes.start(push, target, now_s)
+        self._outgoing_handoffs.start(handoff, target, now_s)
 
     def _collect_results(self, now_s: float) -> None:
         """What the token stages say of the prompts that we compute for others."""
@@ -260,7 +260,7 @@ class PrefillService:
         del self._tasks[task.key]
         if task.request.status is not RequestStatus.FINISHED:
             self._result_processor.finish(task.request, FinishReason.ABORT, now_s)
-        self._commands += self._pushes.end(task.key, now_s, is_quiesced=is_quiesced)
+        self._commands += self._outgoing_handoffs.end(task.key, now_s, is_quiesced=is_quiesced)
 
 
 def _worker_silent() -> PdError:

@@ -15,7 +15,7 @@ from onward.engine.core import EngineCore
 from onward.engine.handoff.handoff_manager import HandoffOutbox
 from onward.engine.recording.recording_file import RecordingWriter
 from onward.engine.recording.token_anonymizer import TokenAnonymizer
-from onward.engine.scheduling.block_name_table import BlockNameTable
+from onward.engine.scheduling.persisted_block_hashes import PersistedBlockHashes
 from onward.proto import SCHEMA_VERSION
 from onward.proto.engine import FromEngine, ToEngine
 from onward.proto.handoff import ToDecode, ToPrefill
@@ -188,8 +188,10 @@ class RecordingEngineCore(EngineCore):
         call = partial(super().on_worker_lost, keeps_memory=keeps_memory)
         self._record(WorkerLostRecord(now_s, keeps_memory), call, now_s)
 
-    def on_worker_ready(self, worker: WorkerHello, now_s: float, block_names: BlockNameTable | None = None) -> None:
-        self._record(WorkerReadyRecord(now_s, worker), super().on_worker_ready, worker, now_s, block_names)
+    def on_worker_ready(
+        self, worker: WorkerHello, now_s: float, persisted_hashes: PersistedBlockHashes | None = None
+    ) -> None:
+        self._record(WorkerReadyRecord(now_s, worker), super().on_worker_ready, worker, now_s, persisted_hashes)
 
     def tick(self, now_s: float) -> None:
         self._record(TickRecord(now_s), super().tick, now_s)

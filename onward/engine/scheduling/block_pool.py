@@ -1,9 +1,9 @@
 """The blocks of one KV memory: who holds each, and which are known by hash.
 
-A cached block is a free block that still has a name, so the index over names *is* the prefix cache. A block is reused
+A cached block is a free block that still has a hash, so the index over hashes *is* the prefix cache. A block is reused
 only when nobody holds it and its fence has passed: a step in flight may still write what its request has given up.
 
-    FREE ──allocate──> OWNED ──release──> FENCED ──fence passed──> CACHED (it has a name) or FREE
+    FREE ──allocate──> OWNED ──release──> FENCED ──fence passed──> CACHED (it has a hash) or FREE
       ^                  ^                                            │
       └──── evicted ─────┴──────────────── acquired by a hit ─────────┘
 
@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
-from onward.engine.scheduling.block_name_table import BlockNameTable
+from onward.engine.scheduling.persisted_block_hashes import PersistedBlockHashes
 from onward.proto.block_hash import BlockHash
 from onward.proto.kv_events import KvEvents
 
@@ -28,7 +28,7 @@ MAX_CHANGES_PER_ANSWER = 16_384
 
 class KvEventLog:
     """Which blocks the prefix cache has learnt and forgotten, numbered, so that a reader can go on where it stopped. A
-    reader that is further behind than the kept changes gets all names that are known now, and goes on from there."""
+    reader that is further behind than the kept changes gets all hashes that are known now, and goes on from there."""
 
     def __init__(self) -> None:
         self._changes: deque[tuple[bool, BlockHash]] = deque(maxlen=MAX_KEPT_CHANGES)
@@ -41,7 +41,7 @@ class KvEventLog:
         self._next_number += 1
 
     def reset(self) -> None:
-        """The memory is gone, and every name with it."""
+        """The memory is gone, and every hash with it."""
         self._changes.clear()
         self._next_number += 1  # so that a reader who was up to date learns of it
         self._oldest_valid = self._next_number
@@ -88,9 +88,10 @@ class BlockPool:
         num_blocks: int,
         block_size: int,
         log: KvEventLog | None = None,
-        names: BlockNameTable | None = None,
+        persisted_hashes: PersistedBlockHashes | None = None,
     ) -> None:
-        """`names`: kept beside the memory. Blocks that an earlier engine has named there are cached blocks of this pool."""
+        """`persisted_hashes`: kept beside the memory. Blocks that an earlier engine has sealed there are cached
+        blocks of this pool."""
         assert num_blocks > 0, "a pool has blocks"
         assert block_size > 0, "a block has tokens"
         self.num_blocks = num_blocks
@@ -105,19 +106,19 @@ class BlockPool:
         self._leased: set[int] = set()
         self._sending: Counter[int] = Counter()
         self._quarantined: set[int] = set()
-        self._names = names
-        if names is not None:
-            self._adopt(names)
+        self._persisted_hashes = persisted_hashes
+        if persisted_hashes is not None:
+            self._adopt(persisted_hashes)
 
-    def use_names(self, names: BlockNameTable | None) -> None:
-        """Of new memory, in which nothing is named yet."""
-        assert not self._by_hash, "names belong to the memory of the blocks"
-        self._names = names
+    def use_persisted_hashes(self, persisted_hashes: PersistedBlockHashes | None) -> None:
+        """Of new memory, in which no block has a hash yet."""
+        assert not self._by_hash, "hashes belong to the memory of the blocks"
+        self._persisted_hashes = persisted_hashes
 
-    def _adopt(self, names: BlockNameTable) -> None:
-        for block, block_hash in names.sealed():
+    def _adopt(self, persisted_hashes: PersistedBlockHashes) -> None:
+        for block, block_hash in persisted_hashes.sealed():
             if block_hash in self._by_hash:  # no pool has such a table; a start must not fail by it
-                names.break_seal(block)
+                persisted_hashes.break_seal(block)
                 continue
             self._by_hash[block_hash] = block
             self._block_hash[block] = block_hash
@@ -199,25 +200,25 @@ class BlockPool:
     def acquire_cached(self, block_hashes: Sequence[BlockHash]) -> list[int]:
         """Takes a share of known blocks, all of which `count_cached_prefix` has just counted.
 
-        A fence is no obstacle: a block with a name is computed to its end, and steps in flight write behind that.
+        A fence is no obstacle: a block with a hash is computed to its end, and steps in flight write behind that.
         """
         blocks = self.find_cached(block_hashes)
         for block in blocks:
-            if self._names is not None and not self._ref_counts[block]:
-                self._names.record_acquire(block)
+            if self._persisted_hashes is not None and not self._ref_counts[block]:
+                self._persisted_hashes.record_acquire(block)
             self._cached.pop(block, None)
             self._fenced.pop(block, None)
             self._ref_counts[block] += 1
         return blocks
 
     def cache_block(self, block: int, block_hash: BlockHash) -> None:
-        """Gives a fully computed block its name. The first block with a name keeps it; a twin stays anonymous."""
+        """Gives a fully computed block its hash. The first block with a hash keeps it; a twin stays without one."""
         assert self._ref_counts[block] > 0, "only an owner knows what it computed"
         if block_hash not in self._by_hash and self._block_hash[block] is None:
             self._by_hash[block_hash] = block
             self._block_hash[block] = block_hash
-            if self._names is not None:
-                self._names.seal(block, block_hash)
+            if self._persisted_hashes is not None:
+                self._persisted_hashes.seal(block, block_hash)
             if self._log is not None:
                 self._log.append(True, block_hash)
 
@@ -278,7 +279,7 @@ class BlockPool:
         self.release(blocks, fence_step)
 
     def find_cached(self, block_hashes: Sequence[BlockHash]) -> list[int]:
-        """The blocks of these names, all of which `count_cached_prefix` has just counted."""
+        """The blocks of these hashes, all of which `count_cached_prefix` has just counted."""
         return [self._by_hash[block_hash] for block_hash in block_hashes]
 
     def estimate_reclaim(self, kept: Collection[int] = ()) -> "ReclaimEstimate":
@@ -287,7 +288,7 @@ class BlockPool:
         return ReclaimEstimate(self._ref_counts, frozenset(kept), self.num_available + self.num_fenced - num_kept)
 
     def audit_idle(self) -> None:
-        """At idle every block is free or cached, and each cached one can be found by its name."""
+        """At idle every block is free or cached, and each cached one can be found by its hash."""
         for state in ("fenced", "leased", "sending", "quarantined"):
             blocks = getattr(self, f"_{state}")
             assert not blocks, f"{state} at idle: {sorted(blocks)}"
@@ -295,22 +296,22 @@ class BlockPool:
         assert not held, f"held at idle: {held}"
         assert len(self._free) + len(self._cached) == self.num_blocks, "every block is free or cached"
         assert len(set(self._free) | set(self._cached)) == self.num_blocks, "no block is listed twice"
-        assert set(self._by_hash.values()) == set(self._cached), "the index names the cached blocks"
+        assert set(self._by_hash.values()) == set(self._cached), "the index has the cached blocks"
 
     def _make_available(self, block: int) -> None:
         if self._block_hash[block] is None:
             self._free.append(block)
         else:
             self._cached[block] = None
-            if self._names is not None:
-                self._names.record_release(block)
+            if self._persisted_hashes is not None:
+                self._persisted_hashes.record_release(block)
 
     def _drop_hash(self, block: int) -> None:
         block_hash = self._block_hash[block]
-        assert block_hash is not None, "a cached block has a name"
+        assert block_hash is not None, "a cached block has a hash"
         del self._by_hash[block_hash]
         self._block_hash[block] = None
-        if self._names is not None:
-            self._names.break_seal(block)
+        if self._persisted_hashes is not None:
+            self._persisted_hashes.break_seal(block)
         if self._log is not None:
             self._log.append(False, block_hash)

@@ -43,6 +43,8 @@ class OutgoingHandoff:
 
 
 class OutgoingHandoffs:
+    """Handoffs of prompts that we compute for peers. Each begins with the offer, before the prompt is computed."""
+
     def __init__(
         self, allocator: SlotAndBlockAllocator, tokens_per_step: int, newest_step: Callable[[], int | None]
     ) -> None:
@@ -60,7 +62,7 @@ class OutgoingHandoffs:
 
     @property
     def offered(self) -> list[Request]:
-        return [push.request for push in self._by_key.values() if push.state is OutgoingHandoffState.OFFERED]
+        return [handoff.request for handoff in self._by_key.values() if handoff.state is OutgoingHandoffState.OFFERED]
 
     def get(self, key: HandoffKey) -> OutgoingHandoff | None:
         return self._by_key.get(key)
@@ -69,8 +71,8 @@ class OutgoingHandoffs:
         return self._by_lease.get(lease_id)
 
     def worker_replacement_reason(self, now_s: float) -> str | None:
-        stopping = (push for push in self._by_lease.values() if push.state is OutgoingHandoffState.STOPPING)
-        if any(now_s - push.stopping_since_s > STOP_TIMEOUT_S for push in stopping):
+        stopping = (handoff for handoff in self._by_lease.values() if handoff.state is OutgoingHandoffState.STOPPING)
+        if any(now_s - handoff.stopping_since_s > STOP_TIMEOUT_S for handoff in stopping):
             return f"a transfer could not be stopped within {STOP_TIMEOUT_S:g} s"
         return None
 
@@ -90,42 +92,42 @@ class OutgoingHandoffs:
         self._allocator.allocate(request, allocation)
         request.scheduled_s = now_s
         request.set_status(RequestStatus.OFFERED)
-        push = self._by_key[key] = OutgoingHandoff(key, request)
-        self._new_offers.append(push)
+        handoff = self._by_key[key] = OutgoingHandoff(key, request)
+        self._new_offers.append(handoff)
 
     def take_new_offers(self) -> list[OutgoingHandoff]:
         """Offers that peers have to be sent."""
         offers, self._new_offers = self._new_offers, []
-        return [push for push in offers if self._by_key.get(push.key) is push]
+        return [handoff for handoff in offers if self._by_key.get(handoff.key) is handoff]
 
     def withdraw_offer(self, request: Request) -> None:
         """The request ends before its peer has granted blocks."""
         assert request.handoff is not None, "only a prompt for a peer is offered"
         del self._by_key[request.handoff]
 
-    def start(self, push: OutgoingHandoff, target: KvPush, now_s: float) -> None:
+    def start(self, handoff: OutgoingHandoff, target: KvPush, now_s: float) -> None:
         """The peer has granted blocks: compute, and push. The transfer holds a share of what it reads."""
-        request = push.request
-        push.state, push.lease_id, push.backend = OutgoingHandoffState.PUSHING, target.lease_id, target.endpoint.backend
-        push.block_ids = list(request.block_ids)
-        self._by_lease[push.lease_id] = push
+        request = handoff.request
+        handoff.state, handoff.lease_id = OutgoingHandoffState.PUSHING, target.lease_id
+        handoff.backend, handoff.block_ids = target.endpoint.backend, list(request.block_ids)
+        self._by_lease[handoff.lease_id] = handoff
         request.push = target
-        self._allocator.pool.start_sending(push.block_ids)
+        self._allocator.pool.start_sending(handoff.block_ids)
         self._allocator.start_running(request, now_s)
 
     def end(self, key: HandoffKey, now_s: float, *, is_quiesced: bool) -> list[KvCommand]:
         """The handoff is over. What our worker has to be told: the blocks stay with a transfer until it is quiet."""
-        push = self._by_key.pop(key, None)
-        if push is None:
+        handoff = self._by_key.pop(key, None)
+        if handoff is None:
             return []
-        assert push.state is OutgoingHandoffState.PUSHING, "an offer ends with its request"
-        if is_quiesced or push.sent is not None:
-            self.release(push)
+        assert handoff.state is OutgoingHandoffState.PUSHING, "an offer ends with its request"
+        if is_quiesced or handoff.sent is not None:
+            self.release(handoff)
             return []
-        push.state, push.stopping_since_s = OutgoingHandoffState.STOPPING, now_s
-        return [StopPush(push.lease_id)]
+        handoff.state, handoff.stopping_since_s = OutgoingHandoffState.STOPPING, now_s
+        return [StopPush(handoff.lease_id)]
 
-    def release(self, push: OutgoingHandoff) -> None:
+    def release(self, handoff: OutgoingHandoff) -> None:
         """Nothing reads its blocks any more."""
-        del self._by_lease[push.lease_id]
-        self._allocator.pool.end_sending(push.block_ids, self._newest_step())
+        del self._by_lease[handoff.lease_id]
+        self._allocator.pool.end_sending(handoff.block_ids, self._newest_step())

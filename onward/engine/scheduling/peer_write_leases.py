@@ -65,6 +65,11 @@ class PeerWriteLease:
 
 
 class PeerWriteLeases:
+    """All leases, and the requests in line for one.
+
+    A lease has no expiry: it is revoked when its handoff fails, also by a timeout of `pd.handoff_timeouts`. A revoked lease
+    is quarantined until the worker reports that the writer is quiet, or the memory is given up."""
+
     def __init__(self, allocator: SlotAndBlockAllocator, prefix: str, *, checksums: bool) -> None:
         self._allocator, self._prefix, self._checksums = allocator, prefix, checksums
         self._next_number = 1

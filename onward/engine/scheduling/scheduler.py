@@ -7,8 +7,8 @@
            4. waiting requests, as long as there is a slot, room and budget
 
 The scheduler decides; which request has which slot and blocks is in `allocator`, which blocks a peer may write in `leases`,
-and which prompts we compute for peers, and push, in `pushes`. It knows nothing of what a token means, of clients, of
-protocols, or of wires.
+and which prompts we compute for peers, and push, in `outgoing_handoffs`. It knows nothing of what a token means, of
+clients, of protocols, or of wires.
 """
 
 from collections import deque
@@ -335,7 +335,17 @@ class Scheduler:
                 self._preempt_to_admit(draft, request, self.allocator.plan_allocation(request))
 
     def _admit_waiting(self, draft: StepPlanBuilder, now_s: float, before: Request | None = None) -> None:
-        """In the queue's order; with `before`, only those of a higher priority than that one."""
+        """Admits in the queue's order (`queue_key`); with `before`, only requests of a higher priority than that one.
+
+        A waiting request may be passed by later ones only in these cases:
+          * It is a prompt for a peer that may not be offered yet (`OutgoingHandoffs.may_offer`). Later prompts for the same
+            peer do not pass it.
+          * It needs logits of prompt rows, and this step has no such rows left (`prompt_logprob_budget`).
+          * A peer computes the later one's prompt, and slots and blocks suffice for both (`leaves_room_for_earlier`).
+        A request that lacks a slot or blocks, and a suspect that must run alone, are passed in no other case. A request
+        whose prompt a peer computes is not in this queue; of those that lack blocks, only the first keeps its room from
+        later ones. The check is `MAX_OVERTAKEN` in `onward/sim/invariants.py`: how many later requests of the same priority
+        may pass one."""
         blocked_incarnations: set[str] = set()
         """Peers that must first answer for an earlier prompt. They hold up nobody else's."""
         while draft.token_budget and not draft.short_of_blocks and not draft.preempts:
@@ -350,8 +360,8 @@ class Scheduler:
                 return
 
     def _next_waiting(self, draft: StepPlanBuilder, blocked_incarnations: set[str]) -> Request | None:
-        """The first in the queue, without requests whose peer must answer first (added to `held_up`) and requests that need
-        rows with logits, if this step has no more of them. Both hold up no other request."""
+        """The first in the queue, without requests whose peer must answer first (added to `blocked_incarnations`) and
+        requests that need rows with logits, if this step has no more of them. Both hold up no other request."""
         for request in self.waiting:
             key = request.handoff
             if key is not None and key.decode_incarnation in blocked_incarnations:

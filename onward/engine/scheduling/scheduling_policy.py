@@ -21,7 +21,7 @@ MAX_CRASH_CHARGES = 3
 
 def queue_key(request: Request) -> QueueKey:
     """Smaller is served first: priority, then arrival by this engine's clock; among those of one turn, the order in which
-    they came."""
+    they came. `Scheduler._admit_waiting` says when a waiting request may be passed by one with a larger key."""
     return request.priority, request.arrival_s, request.arrival_number, request.request_id
 
 
@@ -92,10 +92,11 @@ def choose_num_drafts(limit: int, acceptance: DraftAcceptance, load: StepLoad, n
     """How many tokens a request drafts in this step, at most `limit`. `num_given`: so many guesses of a peer are used
     instead of new ones, and cost no guessing.
 
-    A step of n rows takes STEP_ROWS + n, in the time of a row, and gives n tokens. One more draft takes the time of a row
-    and of its guessing, and gives a token if it and all before it are right. It is worth that if it gives more for its
-    time than the step does: alone nearly always, in a full step never. A model that guesses does so for all n at once, in
-    a pass that takes a share of the step's time, however many they are; so each guess takes that share of a token's time.
+    A step of n rows takes STEP_OVERHEAD_ROWS + n, in the time of a row, and gives n tokens. One more draft takes the time
+    of a row and of its guessing, and gives a token if it and all before it are right. It is worth that if it gives more for
+    its time than the step does: alone nearly always, in a full step never. A model that guesses does so for all n at once,
+    in a pass that takes a share of the step's time, however many they are; so each guess takes that share of a token's
+    time.
     """
     limit = min(limit, load.num_draft_rows_left, num_given or limit)
     worth = load.num_rows / (load.num_rows + STEP_OVERHEAD_ROWS) + (0.0 if num_given else load.draft_cost)

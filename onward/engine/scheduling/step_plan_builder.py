@@ -1,4 +1,4 @@
-"""A step's plan while it is being made. What is in it can still be taken back; what `seal` returns cannot."""
+"""A step's plan while it is being made. What is in it can still be taken back; what `build` returns cannot."""
 
 from dataclasses import dataclass, field
 

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KvMemoryRegion:
-    """A worker's pool, as the data plane sees it."""
+    """A worker's pool, as the transfer thread sees it."""
 
     pool: np.ndarray
     """All of it, as bytes."""
@@ -158,7 +158,7 @@ class KvTransferThread:
         return self._sender.num_connections + num_incoming
 
     def open_push(self, push: KvPush) -> None:
-        """From the main thread, as are `feed` and `wake`."""
+        """From the main thread, as are `send_computed` and `wake`."""
         self._inbox.append(push)
 
     def send_computed(self, computed: ComputedBlocks) -> None:
@@ -171,7 +171,7 @@ class KvTransferThread:
             return  # so many wake-ups are waiting that it will wake up; or it has left
 
     def start(self, wires: SocketPoller, engine: WorkerKvWireEnd) -> None:
-        """From now on both belong to the plane's thread."""
+        """From now on both arguments belong to the transfer thread."""
         assert self._thread is None, "the transfer thread is started once"
         wires.watch_fd(self._poller.fileno())
         self._engine = engine

@@ -42,9 +42,9 @@ class RouterAbortEndpoint:
     async def _abort(self, names: list[str] | None, caller: str | None) -> Set[str]:
         """A stored response that nothing runs is cancelled, also where no instance has it any more."""
         aborted = await self._runner.abort(names, caller)
-        detached = [stream for stream in aborted.left if is_stored(stream.request.path, stream.request.body)]
-        records = [self._response_store.record_of(stream, is_live=False) for stream in detached]
-        idle = aborted.idle.keys() - {stream.request_id for stream in detached}
+        stored = [stream for stream in aborted.left if is_stored(stream.request.path, stream.request.body)]
+        records = [self._response_store.record_of(stream, is_live=False) for stream in stored]
+        idle = aborted.idle.keys() - {stream.request_id for stream in stored}
         _, are_cancelled = await asyncio.gather(
             asyncio.gather(*(self._response_store.cancel_soon(record, CANCEL_S) for record in records)),
             asyncio.gather(*(self._response_store.cancel_idle(request_id, CANCEL_S) for request_id in idle)),

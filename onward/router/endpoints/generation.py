@@ -59,18 +59,19 @@ class RouterGenerationEndpoint:
         if scope["method"] != "POST":
             if cursor is None or scope["method"] == "HEAD":
                 raise InvalidRequest("Last-Event-ID: is required, with GET", param="Last-Event-ID")
-            routed = await self._try_resume(scope["path"], cursor, get_caller(scope))
-            if isinstance(routed, OnwardError):
-                raise routed
+            resumed = await self._try_resume(scope["path"], cursor, get_caller(scope))
+            if isinstance(resumed, OnwardError):
+                raise resumed
+            routing = resumed
         else:
             body = await asgi.read_body(receive, self._config.max_body_bytes)
-            routed = await self._open_or_resume(scope, body, cursor)
-        set_response_request_id(scope, routed.stream.request.client_request_id or routed.stream.request_id)
-        _begin_trace(access_record(scope), routed, cursor)
+            routing = await self._open_or_resume(scope, body, cursor)
+        set_response_request_id(scope, routing.stream.request.client_request_id or routing.stream.request_id)
+        _begin_trace(access_record(scope), routing, cursor)
         try:
-            await self.stream_to_client(routed, get_caller(scope), receive, send)
+            await self.stream_to_client(routing, get_caller(scope), receive, send)
         finally:
-            _describe(access_record(scope), routed)
+            _describe(access_record(scope), routing)
 
     async def resolve_body(self, caller: Caller, body: bytes) -> bytes:
         """With whatever must be known before the first attempt."""
@@ -84,9 +85,9 @@ class RouterGenerationEndpoint:
         """With the highest epoch that anybody may have used: what goes on from here comes after that."""
         return cursor
 
-    async def stream_to_client(self, routed: StreamRoutingState, caller: Caller, receive: Receive, send: Send) -> None:
-        writer = PartialOutputWriter(send, routed.stream, self._runner, reports_resumes=self._config.report_resumes)
-        await asgi.run_until_disconnect(receive, self._runner.run_stream(routed, writer))
+    async def stream_to_client(self, routing: StreamRoutingState, caller: Caller, receive: Receive, send: Send) -> None:
+        writer = PartialOutputWriter(send, routing.stream, self._runner, reports_resumes=self._config.report_resumes)
+        await asgi.run_until_disconnect(receive, self._runner.run_stream(routing, writer))
 
     async def _open_or_resume(self, scope: Scope, body: bytes, cursor: Cursor | None) -> StreamRoutingState:
         caller, runner = get_caller(scope), self._runner
@@ -114,11 +115,11 @@ class RouterGenerationEndpoint:
             raise InvalidRequest("Last-Event-ID: only for a request that streams", param="Last-Event-ID")
         if self._routing_tokenizer is not None:
             client_request = await self._routing_tokenizer.add_token_ids(client_request)
-        routed = runner.core.open_stream(
+        routing = runner.core.open_stream(
             client_request, runner.clock.now_s(), epoch=0 if cursor is None else cursor.attempt_epoch
         )
-        routed.may_exist_at_unreachable_instance = isinstance(resumed, Unavailable)
-        return routed
+        routing.may_exist_at_unreachable_instance = isinstance(resumed, Unavailable)
+        return routing
 
     async def _try_resume(
         self, path: str, cursor: Cursor, caller: Caller
@@ -131,7 +132,7 @@ class RouterGenerationEndpoint:
             raise unknown_stream(cursor.request_id)
         await self._runner.detach(cursor.request_id, DETACH_TIMEOUT_S)
         cursor = await self.with_latest_epoch(cursor)
-        stream, is_complete = core.detached.find(cursor.request_id, clock.now_s()), True
+        stream, is_complete = core.resumable_streams.find(cursor.request_id, clock.now_s()), True
         if stream is None or not covers_cursor(stream, cursor):
             # It may have been elsewhere since it was here.
             stream, is_complete = await self._find_at_instances(cursor.request_id)
@@ -161,12 +162,12 @@ class RouterGenerationEndpoint:
             await runner.wait_for_change(LOOKUP_INTERVAL_S)
 
 
-def _begin_trace(access: AccessRecord, routed: StreamRoutingState, cursor: Cursor | None) -> None:
+def _begin_trace(access: AccessRecord, routing: StreamRoutingState, cursor: Cursor | None) -> None:
     """A stream that continues stays in the trace that it began in."""
-    client_request = routed.stream.request
+    client_request = routing.stream.request
     context = access.begin_trace(client_request.request_id, client_request.trace, cursor, is_attempt=False)
-    routed.stream.request = replace(client_request, trace=context)
-    routed.trace = access.trace
+    routing.stream.request = replace(client_request, trace=context)
+    routing.trace = access.trace
     access.describe_request(client_request.path, client_request.body)
 
 
@@ -174,13 +175,13 @@ def _num_tokens(attempt: Attempt) -> int:
     return sum(len(choice.token_ids) for choice in attempt.choices)
 
 
-def _describe(access: AccessRecord, routed: StreamRoutingState) -> None:
+def _describe(access: AccessRecord, routing: StreamRoutingState) -> None:
     """What the access log says of a stream that has ended, or whose client has gone."""
-    stream, error = routed.stream, routed.final_error
+    stream, error = routing.stream, routing.final_error
     access.request_id = stream.request_id
     access.prompt_tokens, access.cached_tokens = stream.num_prompt_tokens, stream.num_cached_tokens
     access.output_tokens = stream.num_tokens
-    access.first_token_at_s = routed.first_token_at_s
+    access.first_token_at_s = routing.first_token_at_s
     access.num_resumes = stream.num_resumes
     if stream.all_finished:
         access.finish_reason = "/".join(dict.fromkeys(choice.finish_reason or "-" for choice in stream.choices))

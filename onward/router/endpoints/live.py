@@ -63,7 +63,7 @@ class RouterLiveView:
                 "id": self._core.incarnation,
                 "instances": instances,
                 "num_streams": len(streams),
-                "streams": [_describe_stream(routed, now_s) for routed in streams[:MAX_STREAMS]],
+                "streams": [_describe_stream(routing, now_s) for routing in streams[:MAX_STREAMS]],
                 "resumes": status["resumes"][-MAX_RESUMES:],
             }
         )
@@ -134,17 +134,17 @@ def _without_load(known: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name in ("id", "role", "state", "url", "streams")}
 
 
-def _describe_stream(routed: StreamRoutingState, now_s: float) -> dict[str, Any]:
-    stream = routed.stream
+def _describe_stream(routing: StreamRoutingState, now_s: float) -> dict[str, Any]:
+    stream = routing.stream
     return {
         "id": stream.request_id,
         "label": stream.request.client_request_id[:MAX_LABEL],
         "caller": stream.request.caller,
         "instance": stream.instance_id if stream.is_attempt_running else None,
-        "is_paused": routed.pending_resume is not None,
+        "is_paused": routing.pending_resume is not None,
         "attempt": stream.epoch,
         "num_tokens": stream.num_tokens,
-        "trace_id": "" if routed.trace is None else routed.trace.trace_id,
+        "trace_id": "" if routing.trace is None else routing.trace.trace_id,
         "num_resumes": stream.num_resumes,
-        "age_s": now_s - routed.opened_at_s,
+        "age_s": now_s - routing.opened_at_s,
     }

@@ -67,21 +67,21 @@ class RouterResponsesEndpoint(RouterGenerationEndpoint):
         await send(asgi.body_message(remaining, more_body=False))
         return True
 
-    async def stream_to_client(self, routed: StreamRoutingState, caller: Caller, receive: Receive, send: Send) -> None:
-        is_resumed = routed.stream.has_progress  # by a client that wants to read on from its place
-        if is_resumed or not response_options(routed.stream.request.body).background:
+    async def stream_to_client(self, routing: StreamRoutingState, caller: Caller, receive: Receive, send: Send) -> None:
+        is_resumed = routing.stream.has_progress  # by a client that wants to read on from its place
+        if is_resumed or not response_options(routing.stream.request.body).background:
             writer = ResponseEventWriter(
-                send, routed.stream, self._response_store, reports_resumes=self._reports_resumes
+                send, routing.stream, self._response_store, reports_resumes=self._reports_resumes
             )
-            await asgi.run_until_disconnect(receive, self._run_and_copy(routed, writer))
+            await asgi.run_until_disconnect(receive, self._run_and_copy(routing, writer))
             return
-        routed.is_background = True
-        await self._start_background(routed)
-        await asgi.run_until_disconnect(receive, self._respond(routed, caller, send))
+        routing.is_background = True
+        await self._start_background(routing)
+        await asgi.run_until_disconnect(receive, self._respond(routing, caller, send))
 
-    async def _run_and_copy(self, routed: StreamRoutingState, writer: ClientWriter) -> None:
-        stream = routed.stream
-        await self._runner.run_stream(routed, writer)
+    async def _run_and_copy(self, routing: StreamRoutingState, writer: ClientWriter) -> None:
+        stream = routing.stream
+        await self._runner.run_stream(routing, writer)
         if (
             stream.all_finished
             and is_stored(stream.request.path, stream.request.body)
@@ -92,25 +92,25 @@ class RouterResponsesEndpoint(RouterGenerationEndpoint):
             self._copy_tasks.add(task)
             task.add_done_callback(self._copy_tasks.discard)
 
-    async def _start_background(self, routed: StreamRoutingState) -> None:
+    async def _start_background(self, routing: StreamRoutingState) -> None:
         """Until an instance has taken it."""
-        writer = BackgroundWriter(routed.stream, self._response_store)
+        writer = BackgroundWriter(routing.stream, self._response_store)
         try:
-            task = self._background_tasks.start(self._runner.run_stream(routed, writer), routed.stream.request.caller)
+            task = self._background_tasks.start(self._runner.run_stream(routing, writer), routing.stream.request.caller)
         except Overloaded:
-            self._runner.core.close_stream(routed, self._runner.clock.now_s(), keep=False)
+            self._runner.core.close_stream(routing, self._runner.clock.now_s(), keep=False)
             raise
-        while not (routed.stream.was_accepted or task.done()):
+        while not (routing.stream.was_accepted or task.done()):
             await asyncio.wait((task,), timeout=ACCEPT_POLL_S)
-        if not routed.stream.was_accepted and writer.error is not None and writer.error.code != ABORTED:
+        if not routing.stream.was_accepted and writer.error is not None and writer.error.code != ABORTED:
             raise RequestFailed(writer.error)
 
-    async def _respond(self, routed: StreamRoutingState, caller: Caller, send: Send) -> None:
-        stream = routed.stream
+    async def _respond(self, routing: StreamRoutingState, caller: Caller, send: Send) -> None:
+        stream = routing.stream
         if stream.request.is_streaming:
             await stream_stored_response(self._response_store, caller, PREFIX + stream.request_id, -1, send)
             return
-        if self._runner.core.find_live(stream.request_id) is routed:
+        if self._runner.core.find_live(stream.request_id) is routing:
             record = self._response_store.record_of(stream, is_live=True)
         else:
             record = await self._response_store.find(caller, PREFIX + stream.request_id)

@@ -9,8 +9,8 @@ import msgspec
 from onward.api.endpoints.embeddings import EmbeddingService, PreparedEmbedding
 from onward.api.engine_link.request_tracker import (
     EPOCHS_PER_ATTEMPT,
+    ChoiceSubmission,
     RequestTracker,
-    TrackedChoice,
     TrackerActions,
 )
 from onward.api.lifecycle.stream_registry import StreamRegistry
@@ -63,8 +63,8 @@ def an_abort_without_its_epoch(patch: Patches) -> None:
 
 
 def _change_submissions(patch: Patches, change: Callable[[Submit], Submit]) -> None:
-    def attempt(original: Callable, self: RequestTracker, tracked: TrackedChoice, now_s: float) -> list[Submit]:
-        return [change(submit) for submit in original(self, tracked, now_s)]
+    def attempt(original: Callable, self: RequestTracker, submission: ChoiceSubmission, now_s: float) -> list[Submit]:
+        return [change(submit) for submit in original(self, submission, now_s)]
 
     patch.around(RequestTracker, "_resubmit", attempt)
 
@@ -85,10 +85,10 @@ def the_last_token_is_not_resubmitted(patch: Patches) -> None:
 
 
 def a_resubmission_under_the_same_epoch(patch: Patches) -> None:
-    def attempt(original: Callable, self: RequestTracker, tracked: TrackedChoice, now_s: float) -> list[Submit]:
-        if tracked.epoch % EPOCHS_PER_ATTEMPT:
-            tracked.epoch -= 1
-        return original(self, tracked, now_s)
+    def attempt(original: Callable, self: RequestTracker, submission: ChoiceSubmission, now_s: float) -> list[Submit]:
+        if submission.epoch % EPOCHS_PER_ATTEMPT:
+            submission.epoch -= 1
+        return original(self, submission, now_s)
 
     patch.around(RequestTracker, "_resubmit", attempt)
 
@@ -97,9 +97,9 @@ def duplicates_are_delivered(patch: Patches) -> None:
     def take(
         original: Callable, self: RequestTracker, delta: TokenDelta, now_s: float, actions: TrackerActions
     ) -> None:
-        tracked = self._requests.get(delta.request_id)
-        if tracked is not None and tracked.epoch == delta.epoch and delta.position < len(tracked.tokens):
-            self._accept_tokens(tracked, 0, delta, actions)
+        submission = self._requests.get(delta.request_id)
+        if submission is not None and submission.epoch == delta.epoch and delta.position < len(submission.tokens):
+            self._accept_tokens(submission, 0, delta, actions)
         else:
             original(self, delta, now_s, actions)
 
@@ -110,9 +110,9 @@ def gaps_are_delivered(patch: Patches) -> None:
     def take(
         original: Callable, self: RequestTracker, delta: TokenDelta, now_s: float, actions: TrackerActions
     ) -> None:
-        tracked = self._requests.get(delta.request_id)
-        if tracked is not None and tracked.epoch == delta.epoch and delta.position > len(tracked.tokens):
-            self._accept_tokens(tracked, 0, delta, actions)
+        submission = self._requests.get(delta.request_id)
+        if submission is not None and submission.epoch == delta.epoch and delta.position > len(submission.tokens):
+            self._accept_tokens(submission, 0, delta, actions)
         else:
             original(self, delta, now_s, actions)
 

@@ -1,4 +1,4 @@
-"""ASGI middleware inside the envelope: no caller takes more of this process's time than its rate (`caller_throttle`).
+"""ASGI middleware inside RequestIdMiddleware: no caller takes more of this process's time than its rate (`caller_pacer`).
 
 A request that has to wait does so before it is read any further: the connection is not read meanwhile, so the client's
 kernel holds what it sends. Only holders of keys are told apart; without keys there is one caller, and no other to protect.
@@ -14,30 +14,30 @@ from onward.obs.metrics import Counter, Registry
 from onward.proto.engine import ErrorInfo
 from onward.web import asgi
 from onward.web.auth.authenticator import get_caller
-from onward.web.caller_throttle import (
+from onward.web.caller_pacer import (
     BODY_BYTE_RATE,
-    MAX_THROTTLED_REQUESTS,
+    MAX_PACED_REQUESTS,
     REFUSAL_RATE,
-    UNTHROTTLED_BODY_BYTES,
+    UNPACED_BODY_BYTES,
     BodyMemoryLimit,
-    CallerThrottle,
-    RefusalThrottle,
+    CallerPacer,
+    RefusalPacer,
 )
 
-TOO_MANY_THROTTLED = ErrorInfo(
+TOO_MANY_PACED = ErrorInfo(
     RateLimited.code,
-    f"{MAX_THROTTLED_REQUESTS} requests of this caller wait already, since too many were refused; try again later",
+    f"{MAX_PACED_REQUESTS} requests of this caller wait already, since too many were refused; try again later",
     429,
     True,
     retry_after_s=REFUSAL_RATE.max_wait_s,
 )
 
 
-class ThrottleMiddleware:
+class PacingMiddleware:
     def __init__(self, app: ASGIApp, clock: Clock, registry: Registry) -> None:
         self._app, self._clock = app, clock
-        self._refusals = RefusalThrottle()
-        self._body_throttle = BodyThrottle(clock)
+        self._refusals = RefusalPacer()
+        self._body_pacer = BodyPacer(clock)
         self._waits: Counter = registry.counter(
             "onward_paced_requests_total",
             "Requests that waited, or were refused since too many wait, of callers refused too often",
@@ -51,7 +51,7 @@ class ThrottleMiddleware:
             return
         if self._refusals.is_full(caller, self._clock.now_s()):
             self._waits.inc("refused")
-            await asgi.respond_error(send, TOO_MANY_THROTTLED)
+            await asgi.respond_error(send, TOO_MANY_PACED)
             return
         has_waited, is_refused = await self._wait(caller), False
 
@@ -60,7 +60,7 @@ class ThrottleMiddleware:
             is_refused = is_refused or message.get(asgi.ERROR_CODE) == RateLimited.code
             return send(message)  # pyright: ignore[reportReturnType]
 
-        body = self._body_throttle.wrap(caller, receive)
+        body = self._body_pacer.wrap(caller, receive)
         try:
             await self._app(scope, body.receive, send_and_watch)
         finally:
@@ -79,17 +79,17 @@ class ThrottleMiddleware:
         return True
 
 
-class BodyThrottle:
+class BodyPacer:
     """All bodies that are being received."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.rates = CallerThrottle(BODY_BYTE_RATE)
+        self.rates = CallerPacer(BODY_BYTE_RATE)
         self.held = BodyMemoryLimit()
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
-    def wrap(self, caller: str, receive: Receive) -> "ThrottledBody":
-        return ThrottledBody(self, caller, receive)
+    def wrap(self, caller: str, receive: Receive) -> "PacedBody":
+        return PacedBody(self, caller, receive)
 
     async def wait_released(self, caller: str) -> None:
         """Returns when a body of this caller is no longer held."""
@@ -104,11 +104,11 @@ class BodyThrottle:
                 waiter.set_result(None)
 
 
-class ThrottledBody:
+class PacedBody:
     """What one request receives. Where a part has to wait, the next one is not read."""
 
-    def __init__(self, throttle: BodyThrottle, caller: str, receive: Receive) -> None:
-        self._body_throttle, self._caller, self._receive = throttle, caller, receive
+    def __init__(self, pacer: BodyPacer, caller: str, receive: Receive) -> None:
+        self._body_pacer, self._caller, self._receive = pacer, caller, receive
         self._num_bytes = 0
 
     async def receive(self) -> Message:
@@ -117,21 +117,21 @@ class ThrottledBody:
             return message
         num_bytes, num_before = len(message.get("body", b"")), self._num_bytes
         self._num_bytes += num_bytes
-        num_throttled = min(num_bytes, self._num_bytes - UNTHROTTLED_BODY_BYTES)
-        if num_throttled > 0:
-            await self._throttle(num_throttled)
-        if num_before > UNTHROTTLED_BODY_BYTES and not message.get("more_body", False):
+        num_paced = min(num_bytes, self._num_bytes - UNPACED_BODY_BYTES)
+        if num_paced > 0:
+            await self._pace(num_paced)
+        if num_before > UNPACED_BODY_BYTES and not message.get("more_body", False):
             self.release()
         return message
 
-    async def _throttle(self, num_bytes: int) -> None:
-        throttle, caller = self._body_throttle, self._caller
-        while not throttle.held.try_reserve(caller, self, num_bytes):
-            await throttle.wait_released(caller)
-        throttle.rates.charge(caller, num_bytes, throttle.clock.now_s())
-        if wait_s := throttle.rates.wait_s(caller, throttle.clock.now_s()):
+    async def _pace(self, num_bytes: int) -> None:
+        pacer, caller = self._body_pacer, self._caller
+        while not pacer.held.try_reserve(caller, self, num_bytes):
+            await pacer.wait_released(caller)
+        pacer.rates.charge(caller, num_bytes, pacer.clock.now_s())
+        if wait_s := pacer.rates.wait_s(caller, pacer.clock.now_s()):
             await asyncio.sleep(wait_s)
 
     def release(self) -> None:
-        if self._num_bytes > UNTHROTTLED_BODY_BYTES:
-            self._body_throttle.release(self._caller, self)
+        if self._num_bytes > UNPACED_BODY_BYTES:
+            self._body_pacer.release(self._caller, self)

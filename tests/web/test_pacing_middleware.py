@@ -15,14 +15,14 @@ from onward.sim.loop import VirtualLoop
 from onward.web import asgi
 from onward.web.auth import authenticator
 from onward.web.auth.api_key_table import Caller
-from onward.web.caller_throttle import (
+from onward.web.caller_pacer import (
     BODY_BYTE_RATE,
     MAX_BUFFERED_BODY_BYTES,
-    MAX_THROTTLED_REQUESTS,
+    MAX_PACED_REQUESTS,
     REFUSAL_RATE,
-    UNTHROTTLED_BODY_BYTES,
+    UNPACED_BODY_BYTES,
 )
-from onward.web.throttle_middleware import ThrottleMiddleware
+from onward.web.pacing_middleware import PacingMiddleware
 from tests.web.exchange import DISCONNECT, Client, body_part, request_scope
 
 OWN_LIMIT = ErrorInfo("rate_limited", "1 request of this caller is in flight", 429, True, retry_after_s=1.0)
@@ -38,7 +38,7 @@ class World(Clock):
 
     def __init__(self) -> None:
         self.loop = VirtualLoop()
-        self.app = ThrottleMiddleware(self._answer, self, Registry())
+        self.app = PacingMiddleware(self._answer, self, Registry())
         self.refusals: dict[str, ErrorInfo] = {}
         self.looked_at: Counter[str] = Counter()
         """Requests, by caller."""
@@ -123,7 +123,7 @@ def test_a_caller_that_is_refused_again_and_again_is_slowed_down_and_others_are_
 
 def test_a_request_that_has_waited_is_served_if_it_is_within_the_limits_by_then(world: World) -> None:
     world.refusals["a"] = OWN_LIMIT
-    for _ in range(MAX_THROTTLED_REQUESTS):
+    for _ in range(MAX_PACED_REQUESTS):
         world.begin(world.ask("a"))
     world.run(0.0)
     del world.refusals["a"]
@@ -137,15 +137,12 @@ def test_a_request_that_has_waited_is_served_if_it_is_within_the_limits_by_then(
 def test_requests_beyond_those_that_may_wait_are_refused_before_they_are_looked_at(world: World) -> None:
     world.refusals["a"] = OWN_LIMIT
     told: list[int] = []
-    for _ in range(4 * MAX_THROTTLED_REQUESTS):
+    for _ in range(4 * MAX_PACED_REQUESTS):
         world.begin(again_and_again(world, "a", told, pause_s=1.0))
     world.run(2.0)
     before = world.looked_at["a"]
     world.run(10.0)
-    assert (
-        world.looked_at["a"] - before
-        <= 10.0 * MAX_THROTTLED_REQUESTS / REFUSAL_RATE.max_wait_s + MAX_THROTTLED_REQUESTS
-    )
+    assert world.looked_at["a"] - before <= 10.0 * MAX_PACED_REQUESTS / REFUSAL_RATE.max_wait_s + MAX_PACED_REQUESTS
 
 
 @pytest.mark.parametrize("refusal", [FULL, ErrorInfo("invalid_request", "no", 400)])
@@ -171,7 +168,7 @@ def test_without_keys_no_request_waits(world: World) -> None:
 def test_large_bodies_of_a_caller_are_read_at_its_rate_and_small_ones_and_those_of_others_at_once(world: World) -> None:
     large = [world.begin(world.ask("a", large_body())) for _ in range(20)]
     world.run(1.0)
-    free = BODY_BYTE_RATE.burst + 20 * (UNTHROTTLED_BODY_BYTES + 2 * PART)
+    free = BODY_BYTE_RATE.burst + 20 * (UNPACED_BODY_BYTES + 2 * PART)
     assert 0.9 * BODY_BYTE_RATE.per_s <= world.num_taken["a"] <= BODY_BYTE_RATE.per_s + free
     others = [world.begin(world.ask("a")), world.begin(world.ask("b", large_body(1 << 20)))]
     world.run(0.001)
@@ -186,7 +183,7 @@ def test_bodies_that_do_not_end_hold_no_more_than_the_bound_and_one_body(world: 
     waiting = [world.begin(world.ask("a", list(half))) for _ in range(20)]
     world.run(30.0)
     assert not any(one.done() for one in waiting)
-    assert world.num_taken["a"] <= MAX_BUFFERED_BODY_BYTES + LARGE + 20 * (UNTHROTTLED_BODY_BYTES + 2 * PART)
+    assert world.num_taken["a"] <= MAX_BUFFERED_BODY_BYTES + LARGE + 20 * (UNPACED_BODY_BYTES + 2 * PART)
     other = world.begin(world.ask("b", large_body()))
     world.run(1.0)
     assert other.done()

@@ -15,7 +15,9 @@ TOMBSTONE_S = 60.0
 MAX_TOMBSTONES = 16384
 
 
-class DetachedStreams:
+class ResumableStreams:
+    """Streams whose attempt has ended and whose client may come back. They do not run."""
+
     def __init__(self, ttl_s: float, bounds: RecordLimits = BOUNDS) -> None:
         self._ttl_s = ttl_s
         self._kept: FairRecordStore[ClientStream] = FairRecordStore(bounds)

@@ -10,28 +10,29 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ThrottleRate:
+class PacingRate:
     per_s: float
     burst: float
     """After a pause, without any wait."""
     max_wait_s: float
 
 
-REFUSAL_RATE = ThrottleRate(per_s=20.0, burst=50.0, max_wait_s=5.0)
+REFUSAL_RATE = PacingRate(per_s=20.0, burst=50.0, max_wait_s=5.0)
 """Requests that were refused for a limit of their own caller."""
-BODY_BYTE_RATE = ThrottleRate(per_s=32 << 20, burst=1 << 20, max_wait_s=60.0)
-"""Of bodies, behind the first `UNTHROTTLED_BODY_BYTES` of each."""
-UNTHROTTLED_BODY_BYTES = 64 << 10
+BODY_BYTE_RATE = PacingRate(per_s=32 << 20, burst=1 << 20, max_wait_s=60.0)
+"""Of bodies, behind the first `UNPACED_BODY_BYTES` of each."""
+UNPACED_BODY_BYTES = 64 << 10
 MAX_BUFFERED_BODY_BYTES = 64 << 20
 """Of one caller's bodies that are being received."""
-MAX_THROTTLED_REQUESTS = 256
+MAX_PACED_REQUESTS = 256
 """Requests of one caller that wait since others were refused."""
 
 
-class CallerThrottle:
-    """What each caller has used of a pace (the generic cell rate algorithm)."""
+class CallerPacer:
+    """Delays a caller that goes on faster than its rate, and never refuses it (the generic cell rate algorithm). Meters
+    body bytes and refused requests. Limits that refuse are in `engine.caller_limiter`."""
 
-    def __init__(self, rate: ThrottleRate) -> None:
+    def __init__(self, rate: PacingRate) -> None:
         self._rate = rate
         self._paid_at_s: dict[str, float] = {}
         """When everything that the caller has used is paid for. At most one entry for each key."""
@@ -53,11 +54,11 @@ class CallerThrottle:
             self._paid_at_s[caller] -= amount / self._rate.per_s
 
 
-class RefusalThrottle:
+class RefusalPacer:
     """Which requests wait before they are looked at: those of callers that were refused too often."""
 
-    def __init__(self, rate: ThrottleRate = REFUSAL_RATE, max_waiting: int = MAX_THROTTLED_REQUESTS) -> None:
-        self._rates = CallerThrottle(rate)
+    def __init__(self, rate: PacingRate = REFUSAL_RATE, max_waiting: int = MAX_PACED_REQUESTS) -> None:
+        self._rates = CallerPacer(rate)
         self._max_waiting = max_waiting
         self._waiting: Counter[str] = Counter()
 

@@ -1,11 +1,11 @@
-"""The names of KV blocks, written beside the KV memory, so that they outlive the engine as the blocks do.
+"""The hashes of KV blocks in shared memory beside the KV memory, so that they outlive the engine as the blocks do.
 
-    row of a block    | name, 16 bytes | seal, 8 bytes | release, 8 bytes |
+    row of a block    | hash, 16 bytes | seal, 8 bytes | release, 8 bytes |
 
-The seal is a hash of the block's number and its name. `release` numbers the times at which a block was given up by its last
-holder; 0: a request holds it. Blocks of requests are evicted last by the engine that adopts them.
+The seal is a hash of the block's number and its block hash. `release` numbers the times at which a block was given up by
+its last holder; 0: a request holds it. Blocks of requests are evicted last by the engine that adopts them.
 
-The engine writes a row when a block gets its name, and breaks its seal before the block may be written again. A row that
+The engine writes a row when a block gets its hash, and breaks its seal before the block may be written again. A row that
 was being written when its engine died has no seal that fits, and counts as none.
 """
 
@@ -25,20 +25,23 @@ def table_bytes(num_blocks: int) -> int:
     return num_blocks * _ROW_BYTES
 
 
-class BlockNameTable:
+class PersistedBlockHashes:
+    """A table in shared memory: block -> hash, with a seal. It outlives the engine, so that the next one can adopt blocks.
+    The lookup hash -> block is BlockPool's."""
+
     def __init__(self, rows: memoryview, num_blocks: int) -> None:
         assert len(rows) == table_bytes(num_blocks), "one row for each block"
         self._rows = rows
         self._num_blocks = num_blocks
         self._last_release = max((self._release_of(block) for block in range(num_blocks)), default=0)
 
-    def seal(self, block: int, name: BlockHash) -> None:
-        """The block is computed to its end and is written no more while it has this name. A request holds it."""
+    def seal(self, block: int, block_hash: BlockHash) -> None:
+        """The block is computed to its end and is written no more while it has this hash. A request holds it."""
         self.break_seal(block)
         self.record_acquire(block)
         start = block * _ROW_BYTES
-        self._rows[start : start + BLOCK_HASH_BYTES] = name
-        self._rows[start + BLOCK_HASH_BYTES : start + _SEAL_END] = _seal_of(block, name)
+        self._rows[start : start + BLOCK_HASH_BYTES] = block_hash
+        self._rows[start + BLOCK_HASH_BYTES : start + _SEAL_END] = _seal_of(block, block_hash)
 
     def break_seal(self, block: int) -> None:
         """The block may be written again."""
@@ -55,15 +58,17 @@ class BlockNameTable:
         self._set_release(block, self._last_release)
 
     def sealed(self) -> list[tuple[int, BlockHash]]:
-        """Named blocks in eviction order: blocks that no request held, oldest release first, then blocks of requests."""
-        found = [(block, name) for block in range(self._num_blocks) if (name := self._name_of(block)) is not None]
+        """Sealed blocks in eviction order: blocks that no request held, oldest release first, then blocks of requests."""
+        found = [
+            (block, block_hash) for block in range(self._num_blocks) if (block_hash := self._hash_of(block)) is not None
+        ]
         return sorted(found, key=lambda row: (self._release_of(row[0]) == 0, self._release_of(row[0])))
 
-    def _name_of(self, block: int) -> BlockHash | None:
+    def _hash_of(self, block: int) -> BlockHash | None:
         start = block * _ROW_BYTES
-        name = bytes(self._rows[start : start + BLOCK_HASH_BYTES])
+        block_hash = bytes(self._rows[start : start + BLOCK_HASH_BYTES])
         seal = bytes(self._rows[start + BLOCK_HASH_BYTES : start + _SEAL_END])
-        return name if seal != _NO_SEAL and seal == _seal_of(block, name) else None
+        return block_hash if seal != _NO_SEAL and seal == _seal_of(block, block_hash) else None
 
     def _release_of(self, block: int) -> int:
         end = (block + 1) * _ROW_BYTES
@@ -74,5 +79,5 @@ class BlockNameTable:
         self._rows[end - _RELEASE_BYTES : end] = number.to_bytes(_RELEASE_BYTES, "little")
 
 
-def _seal_of(block: int, name: BlockHash) -> bytes:
-    return hashlib.blake2b(block.to_bytes(8, "little") + name, digest_size=_SEAL_BYTES).digest()
+def _seal_of(block: int, block_hash: BlockHash) -> bytes:
+    return hashlib.blake2b(block.to_bytes(8, "little") + block_hash, digest_size=_SEAL_BYTES).digest()
