@@ -45,7 +45,7 @@ from onward.supervisor.children import Child, ChildState, ProcessRole
 from onward.supervisor.live_queries import LiveQueries
 from onward.supervisor.restart_policy import COOL_DOWN_S, RestartPolicy
 from onward.supervisor.snapshots import SnapshotAggregator
-from onward.supervisor.worker_deaths import KillReason, WorkerDeath, classify_death, keeps_memory
+from onward.supervisor.worker_deaths import KillReason, classify_death, keeps_memory
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class SupervisorSettings:
     allows_kills: bool = False
     """Whether an api process may have processes killed, as `--demo` does."""
     owns_kv_memory: bool = False
-    """Whether workers attach KV memory of the supervisor's. Not where peers write it, and not on a CUDA device."""
+    """Whether workers attach KV memory of the supervisor's. Not where peers write it."""
     has_standby: bool = False
     """Whether a standby worker waits for the death of the present one."""
 
@@ -321,7 +321,8 @@ class SupervisorCore:
         return next((engine.isolated_request_id for engine in engines), None)
 
     def _on_standby_exit(self, standby: Child, return_code: int, now_s: float) -> list[SupervisorAction]:
-        """Nobody misses it. One that has crashed may have written to the memory beside the worker: that is given up."""
+        """No request depends on it. One that died of a fault may have written to the memory that it shares with the worker:
+        that is given up. One that reported a failed start, and ended with 0, has written nothing."""
         self.restarts[ProcessRole.STANDBY] += 1
         delay_s = self._standby_restart_policy.record_death(now_s, progress=0)  # steps are none of its doing
         if delay_s >= COOL_DOWN_S:
@@ -330,11 +331,13 @@ class SupervisorCore:
         else:
             self.schedule_standby(now_s + max(STANDBY_DELAY_S, delay_s))
         death = classify_death(return_code, standby.kill_reason, has_engine=True)
-        if death is not WorkerDeath.CRASHED or standby.kv_memory != self.kv_memory:
+        if return_code == 0 or keeps_memory(death) or standby.kv_memory != self.kv_memory:
             return []
         self._end_memory()  # also if there is no worker at the moment: the next one must not attach it
         workers = self.children_of(ProcessRole.WORKER)
-        return [self._kill(worker, KillReason.REPLACEMENT, "a standby worker crashed") for worker in workers]
+        return [
+            self._kill(worker, KillReason.REPLACEMENT, f"a standby worker died: {death.value}") for worker in workers
+        ]
 
     def on_removed(self, child: Child, return_code: int) -> None:
         """A worker has ended with its engine. If it was dead already, it may have died of something else."""

@@ -63,12 +63,12 @@ class KvMemoryOwner:
 
     def take_weights(self, loaded: DeviceWeightsLoaded, fd: int) -> None:
         """What a worker has loaded onto its device, in place of earlier ones."""
-        self._close_weights()
+        self.drop_weights()
         self.weights = KeptWeights(fd, loaded.num_bytes, loaded.checksum)
 
     def close(self) -> None:
         self._close_kv()
-        self._close_weights()
+        self.drop_weights()
 
     def _close_kv(self) -> None:
         for fd in self._fds or ():
@@ -76,7 +76,8 @@ class KvMemoryOwner:
                 os.close(fd)
         self._fds, self._name, self.num_pool_bytes = None, "", 0
 
-    def _close_weights(self) -> None:
+    def drop_weights(self) -> None:
+        """The next worker loads them."""
         if self.weights is not None:
             os.close(self.weights.fd)
         self.weights = None

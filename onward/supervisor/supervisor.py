@@ -3,6 +3,7 @@
 Plain code on `selectors`: this is the process that must never die.
 """
 
+import contextlib
 import logging
 import os
 import selectors
@@ -46,7 +47,7 @@ from onward.proto.speculative_config import num_draft_tokens_of
 from onward.proto.step import WorkerHello
 from onward.supervisor import worker_wire
 from onward.supervisor.child_process import ChildProcess, new_incarnation, spawn
-from onward.supervisor.children import Child, ProcessRole
+from onward.supervisor.children import Child, ChildState, ProcessRole
 from onward.supervisor.core import (
     SNAPSHOT_INTERVAL_S,
     START_RETRY_S,
@@ -213,8 +214,11 @@ class Supervisor:
                 case RemoveProcess(child):
                     process = self._processes[child]
                     process.kill()
+                    self._take_last_device_memory(child)
                     self._close(child)
-                    self._core.on_removed(child, process.return_code)
+                    # An engine may have relied on a pool that we did not get: then nothing of that memory may be adopted.
+                    lacks_pool = self._config.device == "cuda" and not self._kv_memory.has_pool(child.kv_memory)
+                    self._core.on_removed(child, 1 if lacks_pool else process.return_code)
                 case SendMessage(child, message):
                     self._processes[child].send(message)
                 case AnswerQuery(child, query_id):
@@ -467,8 +471,16 @@ class Supervisor:
             return
         self._kv_memory.take_kv(message, fds[0])
         if not message.has_standby_room and not self._core.was_ready and self._config.standby_worker != "off":
-            logger.info(log.event("no standby worker, for lack of memory on the device"))
+            level = logging.WARNING if self._config.standby_worker == "on" else logging.INFO
+            logger.log(level, log.event("no standby worker: the KV pool leaves it no memory on the device"))
             self._core.give_up_standby()
+
+    def _take_last_device_memory(self, child: Child) -> None:
+        """Of a process that is dead. Its engine may have relied on memory of which we have not heard yet."""
+        with contextlib.suppress(ChannelClosed, msgspec.DecodeError):
+            while (message := self._processes[child].channel.receive()) is not None:
+                if isinstance(message, DeviceWeightsLoaded | DeviceKvAllocated):
+                    self._take_device_memory(child, message)
 
     def _count_unusable(self, role: ProcessRole, names: list[str]) -> None:
         """Logged once for each metric: snapshots come every second."""
@@ -539,7 +551,15 @@ class Supervisor:
             if self._core.is_running:
                 logger.warning(log.event("died", role=child.role.value, pid=process.process.pid, cause=cause))
             self._close(child)
+            if child.role in (ProcessRole.WORKER, ProcessRole.STANDBY):
+                self._judge_weights(child, process.return_code)
             self._execute(self._core.on_exit(child, process.return_code, cause, self._clock.now_s()))
+
+    def _judge_weights(self, worker: Child, return_code: int) -> None:
+        """Weights that a worker could not start with may be the cause; the next one loads them. A worker that has served
+        leaves them to its successor, which compares their checksum."""
+        if worker.state is ChildState.STARTING and return_code not in (0, -signal.SIGKILL):
+            self._kv_memory.drop_weights()
 
     def _oom_evidence(self, child: Child) -> OomEvidence | None:
         evidence = self._oom_watch.explain_kill() if self._processes[child].killed_externally else None

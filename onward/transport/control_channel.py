@@ -73,8 +73,9 @@ class ControlChannel:
     def receive(self) -> Any | None:
         """The next message, or None when there is none yet. Raises `msgspec.DecodeError` for what is no message: the
         supervisor drops that, and a child ends, since its successor is told everything anew."""
+        self._close_fds()
         try:
-            data, self._fds, _, _ = socket.recv_fds(self._sock, MAX_INLINE_BYTES, MAX_FDS)
+            data, self._fds, _, _ = socket.recv_fds(self._sock, MAX_INLINE_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         except OSError as fault:
@@ -99,7 +100,13 @@ class ControlChannel:
         return message
 
     def close(self) -> None:
+        self._close_fds()
         self._sock.close()
+
+    def _close_fds(self) -> None:
+        """Those that nobody took."""
+        for fd in self.take_fds():
+            os.close(fd)
 
     def _send(self, data: bytes, fds: Sequence[int]) -> bool:
         try:

@@ -55,20 +55,30 @@ def _open_cuda(
 
     if config.speculative is not None:
         raise StartupError("--speculative is for --device cpu: a worker with --device cuda verifies no drafts")
-    compilation = KernelPrecompilation(model, config)
+    # Where there is a pool already, a worker has compiled them, and other processes would lack memory on the device.
+    compilation = None if kept is not None and kept.kv_bytes else KernelPrecompilation(model, config)
     try:
-        runner = ModelRunner(model, config, _load_cuda_device(model, config, compilation, kept))
+        quiet_torch()
+        import torch
+
+        try:
+            runner = ModelRunner(model, config, _load_cuda_device(model, config, compilation, kept))
+            runner.warm_up(lambda message: progress(message, None))
+        except torch.OutOfMemoryError as error:
+            raise StartupError(
+                f"out of memory on the device while loading the model: {str(error).splitlines()[0]}; take a smaller model, "
+                "--quantization fp8 or a smaller --max-num-batched-tokens, or free the device of others"
+            ) from None
     except BaseException:
-        compilation.stop()
+        if compilation is not None:
+            compilation.stop()
         raise
-    runner.warm_up(lambda message: progress(message, None))
     return runner
 
 
 def _load_cuda_device(
-    model: PreparedModel, config: WorkerConfig, compilation: "KernelPrecompilation", kept: "KeptMemory | None"
+    model: PreparedModel, config: WorkerConfig, compilation: "KernelPrecompilation | None", kept: "KeptMemory | None"
 ) -> "TorchDevice":
-    quiet_torch()
     import torch
 
     if not torch.cuda.is_available():
@@ -77,20 +87,18 @@ def _load_cuda_device(
     from onward.kernels.triton.triton_ops import TritonOps
     from onward.models.loader.weights import open_weights
     from onward.worker.cuda.kept_device_memory import KeptDeviceMemory
-    from onward.worker.cuda.shared_regions import CudaRegions
+    from onward.worker.cuda.shared_regions import CudaRegions, can_export
     from onward.worker.cuda.torch_device import TorchDevice
     from onward.worker.kv_memory_budget import resolve_max_model_len
 
     ops = TritonOps(max_model_len=resolve_max_model_len(config, model.config), fixed_order=config.deterministic)
     weights = open_weights(model) if model.weights else None
-    try:
-        memory = None if kept is None else KeptDeviceMemory(kept, CudaRegions())
-        return TorchDevice(model, config, weights, ops=ops, before_pool=compilation.wait, memory=memory)
-    except torch.OutOfMemoryError as error:
-        raise StartupError(
-            f"out of memory on the device while loading the model: {str(error).splitlines()[0]}; take a smaller model, "
-            "--quantization fp8 or a smaller --max-num-batched-tokens, or free the device of others"
-        ) from None
+    memory = None
+    if kept is not None:
+        kept.is_kv_kept = can_export()
+        memory = KeptDeviceMemory(kept, CudaRegions()) if kept.is_kv_kept else None
+    before_pool = (lambda: None) if compilation is None else compilation.wait
+    return TorchDevice(model, config, weights, ops=ops, before_pool=before_pool, memory=memory)
 
 
 def check_capability(capability: tuple[int, int], *, deterministic: bool) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 from onward.proto.control import DeviceKvAllocated, KeptWeights, ReplaceWorker
 from onward.supervisor.core import SupervisorCore
 from onward.supervisor.kv_memory_owner import KvMemoryOwner
+from onward.supervisor.supervisor import Supervisor
 from onward.worker import kv_memory_budget
-from onward.worker.cuda import kept_device_memory
+from onward.worker.cuda import kept_device_memory, torch_device
 from onward.worker.cuda.torch_device import TorchDevice
 from onward.worker.kept_memory import KeptMemory
 from tests.sabotage.patches import Patches, Sabotage
@@ -15,6 +16,7 @@ from tests.sabotage.patches import Patches, Sabotage
 OWNER = "tests/supervisor/test_kv_memory_owner.py::"
 SUPERVISOR = "tests/supervisor/test_device_memory.py::"
 WORKER = "tests/worker/cuda/test_kept_device_memory.py::"
+STANDBY = "tests/supervisor/test_standby.py::"
 BUDGET = "tests/worker/test_memory.py::"
 
 
@@ -52,16 +54,42 @@ def _take_any_pool(patch: Patches) -> None:
 def _end_weights_with_kv(patch: Patches) -> None:
     def close_kv(original: Callable, self: KvMemoryOwner) -> None:
         original(self)
-        self._close_weights()
+        self.drop_weights()
 
     patch.around(KvMemoryOwner, "_close_kv", close_kv)
 
 
 def _keep_old_weights_open(patch: Patches) -> None:
-    def close_weights(original: Callable, self: KvMemoryOwner) -> None:
+    def drop_weights(original: Callable, self: KvMemoryOwner) -> None:
         self.weights: KeptWeights | None = None
 
-    patch.around(KvMemoryOwner, "_close_weights", close_weights)
+    patch.around(KvMemoryOwner, "drop_weights", drop_weights)
+
+
+def _keep_weights_that_no_worker_starts_with(patch: Patches) -> None:
+    patch.put(Supervisor, "_judge_weights", lambda self, worker, return_code: None)
+
+
+def _forget_what_a_removed_worker_sent(patch: Patches) -> None:
+    patch.put(Supervisor, "_take_last_device_memory", lambda self, child: None)
+
+
+def _forgive_a_standby_that_failed(patch: Patches) -> None:
+    """Only a signal of its own counts."""
+
+    def on_exit(original: Callable, self: SupervisorCore, standby: Any, return_code: int, now_s: float) -> list:
+        return original(self, standby, min(0, return_code), now_s)
+
+    patch.around(SupervisorCore, "_on_standby_exit", on_exit)
+
+
+def _allocate_beside_wide_weights(patch: Patches) -> None:
+    def load(original: Callable, model: Any, weights: Any, dtype: Any, device: str, memory: Any) -> Any:
+        if memory is not None and model.quantization == "fp8":
+            memory.create_weights(8)
+        return original(model, weights, dtype, device, memory)
+
+    patch.around(torch_device, "_load_weights", load)
 
 
 def _leave_a_standby_no_room(patch: Patches) -> None:
@@ -122,6 +150,30 @@ TABLE = [
         "weights on a device that were replaced are never freed",
         _keep_old_weights_open,
         [OWNER + "test_weights_stay_when_kv_memory_is_given_up_and_newer_ones_replace_them"],
+    ),
+    Sabotage(
+        "unusable-weights-kept",
+        "weights that no worker can start with are given to every worker",
+        _keep_weights_that_no_worker_starts_with,
+        [SUPERVISOR + "test_weights_that_a_worker_cannot_start_with_are_loaded_again[1-False]"],
+    ),
+    Sabotage(
+        "last-memory-forgotten",
+        "a pool that a worker sent just before its engine died is replaced by an empty one under the same name",
+        _forget_what_a_removed_worker_sent,
+        [SUPERVISOR + "test_a_pool_that_was_sent_just_before_the_engine_died_is_kept"],
+    ),
+    Sabotage(
+        "failed-standby-forgiven",
+        "memory beside a standby that ended with a CUDA error is used on",
+        _forgive_a_standby_that_failed,
+        [STANDBY + "test_a_standby_that_dies_of_a_fault_costs_the_memory_that_it_may_have_damaged[exception]"],
+    ),
+    Sabotage(
+        "shared-memory-beside-wide-weights",
+        "quantized weights take shared memory while the wide ones are still there",
+        _allocate_beside_wide_weights,
+        [WORKER + "test_quantized_weights_need_no_shared_memory_while_the_wide_ones_are_there"],
     ),
     Sabotage(
         "no-room-for-standby",

@@ -279,7 +279,7 @@ TABLE = [
         "crashed-standby-forgiven",
         "memory beside a standby that crashed is used on",
         _forgive_a_crashed_standby,
-        [STANDBY + "test_a_standby_that_crashes_costs_the_memory_that_it_may_have_damaged"],
+        [STANDBY + "test_a_standby_that_dies_of_a_fault_costs_the_memory_that_it_may_have_damaged[signal]"],
     ),
     Sabotage(
         "one-standby-ever",

@@ -4,9 +4,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from onward.config import ServeConfig
 from onward.proto.control import DeviceKvAllocated, DeviceWeightsLoaded
-from onward.supervisor.children import Child, ProcessRole
+from onward.supervisor.children import Child, ChildState, ProcessRole
+from onward.supervisor.core import RemoveProcess
 from onward.supervisor.pd_config import PdConfig
 from onward.supervisor.supervisor import Supervisor
 from onward.transport.control_channel import ControlChannel
@@ -43,6 +46,15 @@ def hand_over(
     for fd in fds:
         os.close(fd)
     supervisor._read_messages(worker)
+
+
+def end_with(supervisor: Supervisor, child: Child, status: int) -> None:
+    """As if the process had ended by itself."""
+    process = supervisor._processes[child].process
+    process.kill()
+    process.wait()
+    process.returncode = status
+    supervisor._reap()
 
 
 def test_the_next_worker_gets_weights_and_pool_of_the_last_one() -> None:
@@ -106,3 +118,40 @@ def test_there_is_no_standby_where_the_device_has_no_room() -> None:
         assert supervisor._core._settings.has_standby
         hand_over(supervisor, worker, channel, DeviceKvAllocated("memory-1", 4096, False), b"pool")
         assert not supervisor._core._settings.has_standby
+
+
+@pytest.mark.parametrize(("status", "are_kept"), [(1, False), (0, True)])
+def test_weights_that_a_worker_cannot_start_with_are_loaded_again(status: int, are_kept: bool) -> None:
+    """A failed start that was reported, and ends with 0, has another cause."""
+    with with_worker() as (supervisor, worker, channel):
+        hand_over(supervisor, worker, channel, DeviceWeightsLoaded(7, "abc"), b"weights")
+        worker.state = ChildState.STARTING
+        end_with(supervisor, worker, status)
+        assert (supervisor._worker_start_message("worker-2").weights is not None) is are_kept
+
+
+def test_weights_of_a_worker_that_has_served_are_kept_whatever_it_died_of() -> None:
+    """The next worker compares their checksum."""
+    with with_worker() as (supervisor, worker, channel):
+        hand_over(supervisor, worker, channel, DeviceWeightsLoaded(7, "abc"), b"weights")
+        end_with(supervisor, worker, 1)
+        assert supervisor._worker_start_message("worker-2").weights is not None
+
+
+def test_a_pool_that_was_sent_just_before_the_engine_died_is_kept() -> None:
+    """Its engine may have sealed blocks of it: the next one must not find other memory under its name."""
+    with with_worker() as (supervisor, worker, channel):
+        fd = os.memfd_create("onward-test")
+        os.write(fd, b"pool")
+        assert channel.send(DeviceKvAllocated("memory-1", 4096, True), [fd])
+        os.close(fd)
+        supervisor._execute([RemoveProcess(worker)])
+        start = supervisor._worker_start_message("worker-2")
+        assert (start.kv_memory, start.kv_memory_bytes) == ("memory-1", 4096)
+        assert os.pread(start.kv_memory_fd, 10, 0) == b"pool"
+
+
+def test_memory_without_a_pool_ends_with_its_engine() -> None:
+    with with_worker() as (supervisor, worker, _):
+        supervisor._execute([RemoveProcess(worker)])
+        assert supervisor._worker_start_message("worker-2").kv_memory == "memory-2"

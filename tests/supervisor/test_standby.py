@@ -13,6 +13,7 @@ from onward.supervisor.core import (
     KillProcess,
     RemoveProcess,
 )
+from onward.supervisor.worker_deaths import KillReason
 from tests.supervisor.instance_of_core import InstanceOfCore
 
 ENGINE, WORKER, STANDBY = ProcessRole.ENGINE, ProcessRole.WORKER, ProcessRole.STANDBY
@@ -118,14 +119,33 @@ def test_a_standby_that_keeps_dying_is_started_less_and_less_often() -> None:
     assert instance.core.restarts[WORKER] == 0
 
 
-def test_a_standby_that_crashes_costs_the_memory_that_it_may_have_damaged() -> None:
+@pytest.mark.parametrize("return_code", [pytest.param(-signal.SIGSEGV, id="signal"), pytest.param(1, id="exception")])
+def test_a_standby_that_dies_of_a_fault_costs_the_memory_that_it_may_have_damaged(return_code: int) -> None:
+    """On a CUDA device a stray write of a kernel ends as an exception."""
     instance = instance_with_standby()
     worker, memory = instance.child(WORKER), instance.core.kv_memory
-    instance.die(STANDBY, -signal.SIGSEGV)
+    instance.die(STANDBY, return_code)
     [kill] = [action for action in instance.take() if isinstance(action, KillProcess)]
     assert kill.child is worker
     instance.die(WORKER)
     assert instance.core.kv_memory != memory
+
+
+def test_a_standby_that_is_killed_for_its_silence_costs_the_memory() -> None:
+    instance = instance_with_standby()
+    memory = instance.core.kv_memory
+    instance.child(STANDBY).kill_reason = KillReason.SILENCE
+    instance.die(STANDBY)
+    assert instance.core.kv_memory != memory
+
+
+def test_a_standby_that_reports_a_failed_start_costs_nothing() -> None:
+    """There may have been no memory for it."""
+    instance = instance_with_standby()
+    memory = instance.core.kv_memory
+    instance.die(STANDBY, 0)
+    assert instance.core.kv_memory == memory
+    assert not [action for action in instance.take() if isinstance(action, KillProcess)]
 
 
 def test_a_standby_that_is_activated_and_stays_silent_is_killed_soon() -> None:

@@ -24,7 +24,7 @@ def load_device_weights(
     model: PreparedModel, weights: Mapping[str, Any] | None, dtype: torch.dtype, device: str
 ) -> ModelWeights:
     model_weights = allocate(model.config, dtype, device)
-    _fill(model_weights, model, weights, device)
+    fill_device_weights(model_weights, model, weights, device)
     if model.quantization == "fp8":
         model_weights.quantize_to_fp8()
         if device != "cpu":
@@ -32,22 +32,14 @@ def load_device_weights(
     return model_weights
 
 
-def load_device_weights_into(
-    target: ModelWeights, model: PreparedModel, weights: Mapping[str, Any] | None, dtype: torch.dtype, device: str
+def copy_device_weights(source: ModelWeights, target: ModelWeights) -> None:
+    for tensor, copied in zip(tensors_of(target), tensors_of(source), strict=True):
+        tensor.copy_(copied)
+
+
+def fill_device_weights(
+    model_weights: ModelWeights, model: PreparedModel, weights: Mapping[str, Any] | None, device: str
 ) -> None:
-    """Into tensors that exist. Quantized weights are made of wide ones, which take their own memory until then."""
-    if model.quantization != "fp8":
-        _fill(target, model, weights, device)
-        return
-    loaded = load_device_weights(model, weights, dtype, device)
-    for source, tensor in zip(tensors_of(loaded), tensors_of(target), strict=True):
-        tensor.copy_(source)
-    del loaded
-    if device != "cpu":
-        torch.cuda.empty_cache()
-
-
-def _fill(model_weights: ModelWeights, model: PreparedModel, weights: Mapping[str, Any] | None, device: str) -> None:
     targets = checkpoint_targets(model_weights, model.config)
     offset = model.config.norm_weight_offset
     if weights is None:

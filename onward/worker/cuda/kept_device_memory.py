@@ -1,49 +1,40 @@
 """Weights and KV pool of a worker on a device, in memory that outlives it: attached if an earlier worker has left it, else
 allocated and handed over to the supervisor."""
 
-import logging
 import os
 
 import torch
 
-from onward import log
 from onward.proto.control import DeviceKvAllocated, DeviceWeightsLoaded
 from onward.worker.cuda.shared_regions import RegionAllocator, SharedRegion, checksum
 from onward.worker.kept_memory import KeptMemory
 
-logger = logging.getLogger(__name__)
+
+class DamagedWeights(Exception):
+    """Ends this worker. The supervisor then gives up weights and KV: nothing else is known of what has damaged them."""
 
 
 class KeptDeviceMemory:
     def __init__(self, kept: KeptMemory, regions: RegionAllocator) -> None:
         self._kept, self._regions = kept, regions
-        self._new_weights: SharedRegion | None = None
 
     def attach_weights(self, num_bytes: int) -> torch.Tensor | None:
-        """The weights of an earlier worker, if it has left them complete and nothing has changed them since: after a crash
-        of any kind the checksum decides."""
+        """Those that an earlier worker has loaded, if there are any. Raises `DamagedWeights` if they have changed since."""
         weights, self._kept.weights = self._kept.weights, None
         if weights is None:
             return None
-        if weights.num_bytes != num_bytes:
-            os.close(weights.fd)
-            return None
+        assert weights.num_bytes == num_bytes, "all workers of an instance have the same model"
         memory = self._regions.attach(weights.fd, num_bytes)
         if (found := checksum(memory)) != weights.checksum:
-            logger.error(log.event("kept weights are damaged", expected=weights.checksum, found=found))
-            return None
+            raise DamagedWeights(f"the kept weights have the checksum {found}, and had {weights.checksum} when loaded")
         return memory
 
-    def create_weights(self, num_bytes: int) -> torch.Tensor:
-        """To be loaded, and then given to `keep_weights`."""
-        self._new_weights = self._regions.create(num_bytes)
-        return self._new_weights.memory
+    def create_weights(self, num_bytes: int) -> SharedRegion:
+        return self._regions.create(num_bytes)
 
-    def keep_weights(self) -> None:
-        """They are complete. Before this a worker's death loses them, so none is ever attached half loaded."""
-        assert self._new_weights is not None, "weights are created before they are kept"
-        (fd, memory), self._new_weights = self._new_weights, None
-        self._hand_over(DeviceWeightsLoaded(len(memory), checksum(memory)), fd)
+    def keep_weights(self, region: SharedRegion) -> None:
+        """They are complete. Before this a worker's death loses them, so half-loaded weights are never attached."""
+        self._hand_over(DeviceWeightsLoaded(len(region.memory), checksum(region.memory)), region.fd)
 
     @property
     def num_kv_bytes(self) -> int:

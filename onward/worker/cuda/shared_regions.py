@@ -25,7 +25,8 @@ class RegionAllocator(Protocol):
         ...
 
     def attach(self, fd: int, num_bytes: int) -> torch.Tensor:
-        """Memory that another process has created with this size. Closes `fd`: the mapping keeps the memory."""
+        """Memory that another process has created with this size. Closes `fd`: the mapping keeps the memory. Raises
+        `RuntimeError` if the driver refuses."""
         ...
 
 
@@ -33,16 +34,22 @@ class HostRegions:
     def create(self, num_bytes: int) -> SharedRegion:
         fd = os.memfd_create("onward-region", os.MFD_CLOEXEC)
         os.ftruncate(fd, num_bytes)
-        return SharedRegion(fd, self.attach(os.dup(fd), num_bytes))
+        return SharedRegion(fd, _map_file(fd, num_bytes))
 
     def attach(self, fd: int, num_bytes: int) -> torch.Tensor:
         assert os.fstat(fd).st_size == num_bytes, "the memory has the size that it was created with"
-        memory = mmap.mmap(fd, num_bytes)
+        memory = _map_file(fd, num_bytes)
         os.close(fd)
-        return torch.frombuffer(memory, dtype=torch.uint8)
+        return memory
+
+
+def _map_file(fd: int, num_bytes: int) -> torch.Tensor:
+    return torch.frombuffer(mmap.mmap(fd, num_bytes), dtype=torch.uint8)
 
 
 _PINNED_ALLOCATION, _FILE_DESCRIPTOR, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 1, 3
+_FILE_DESCRIPTORS_SUPPORTED = 103
+"""An attribute of a device."""
 _OUT_OF_MEMORY = 2
 
 
@@ -70,6 +77,16 @@ class _DeviceArray:
         self.__cuda_array_interface__ = {
             "shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 3,
         }  # fmt: skip
+
+
+def can_export() -> bool:
+    """Whether the present CUDA device can export memory as file descriptors; some virtual ones cannot."""
+    answer = ctypes.c_int()
+    torch.empty(1, device="cuda")  # initializes the driver
+    status = ctypes.CDLL("libcuda.so.1").cuDeviceGetAttribute(
+        ctypes.byref(answer), _FILE_DESCRIPTORS_SUPPORTED, torch.cuda.current_device()
+    )
+    return status == 0 and bool(answer.value)
 
 
 class CudaRegions:
@@ -100,8 +117,10 @@ class CudaRegions:
 
     def attach(self, fd: int, num_bytes: int) -> torch.Tensor:
         handle = ctypes.c_uint64()
-        self._call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(fd), _FILE_DESCRIPTOR)
-        os.close(fd)
+        try:
+            self._call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(fd), _FILE_DESCRIPTOR)
+        finally:
+            os.close(fd)
         return self._map(handle, self._padded(num_bytes))[:num_bytes]
 
     def _padded(self, num_bytes: int) -> int:

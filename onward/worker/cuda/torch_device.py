@@ -24,7 +24,7 @@ from onward.models.head_padding import PaddedTensors, padded_config
 from onward.models.layers.device.forward_layers import ActivationBuffers
 from onward.models.layers.device.model_weights import ModelWeights
 from onward.models.layers.device.weights_layout import WeightsLayout
-from onward.models.loader.device_weights import load_device_weights, load_device_weights_into
+from onward.models.loader.device_weights import copy_device_weights, fill_device_weights, load_device_weights
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.sampling_params import Pooling, SamplingParams
@@ -409,10 +409,16 @@ def _load_weights(
     layout = WeightsLayout(model, dtype)
     if (kept := memory.attach_weights(layout.num_bytes)) is not None:
         return layout.weights_in(kept)
-    placed = layout.weights_in(memory.create_weights(layout.num_bytes))
-    load_device_weights_into(placed, model, weights, dtype, device)
-    memory.keep_weights()
-    return placed
+    # Quantized weights are made of wide ones, which are gone again before the shared memory is allocated.
+    quantized = load_device_weights(model, weights, dtype, device) if model.quantization == "fp8" else None
+    region = memory.create_weights(layout.num_bytes)
+    device_weights = layout.weights_in(region.memory)
+    if quantized is None:
+        fill_device_weights(device_weights, model, weights, device)
+    else:
+        copy_device_weights(quantized, device_weights)
+    memory.keep_weights(region)
+    return device_weights
 
 
 def _dummy(num_slots: int, sampling: SamplingParams, length: int = 4) -> DummySteps:

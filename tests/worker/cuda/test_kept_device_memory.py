@@ -14,7 +14,8 @@ from onward.config import WorkerConfig
 from onward.kernels.torch_ops import TorchOps
 from onward.proto.control import DeviceKvAllocated, DeviceWeightsLoaded, KeptWeights
 from onward.proto.model import ModelConfig
-from onward.worker.cuda.kept_device_memory import KeptDeviceMemory
+from onward.worker.cuda import torch_device
+from onward.worker.cuda.kept_device_memory import DamagedWeights, KeptDeviceMemory
 from onward.worker.cuda.shared_regions import HostRegions, checksum
 from onward.worker.cuda.torch_device import TorchDevice
 from onward.worker.kept_memory import KeptMemory
@@ -120,30 +121,34 @@ def test_a_second_worker_reads_no_checkpoint_and_has_the_same_logits(variant: st
 
 def test_quantized_weights_are_kept_as_they_are() -> None:
     owner = Owner()
+    alone = DeviceDriver(quantization="fp8")
     first = KeptDriver(owner, random_weights(), quantization="fp8")
     second = KeptDriver(owner, Unreadable(), quantization="fp8")
-    assert logits(first) == logits(second)
+    assert logits(alone) == logits(first) == logits(second)
 
 
 @pytest.mark.parametrize("position", [0, 12_345, -1])
-def test_damaged_weights_are_loaded_again_and_kept_in_their_place(position: int) -> None:
+def test_a_worker_does_not_start_with_damaged_weights(position: int) -> None:
     owner = Owner()
-    expected = logits(KeptDriver(owner, random_weights()))
+    KeptDriver(owner, random_weights())
     assert owner.kept.weights is not None
     memory = HostRegions().attach(os.dup(owner.kept.weights.fd), owner.kept.weights.num_bytes)
     memory[position] ^= 1
-    assert logits(KeptDriver(owner, random_weights())) == expected
-    assert owner.num_loads == 2
-    assert logits(KeptDriver(owner, Unreadable())) == expected
+    with pytest.raises(DamagedWeights, match=owner.kept.weights.checksum):
+        KeptDriver(owner, random_weights())
+    assert owner.num_loads == 1, "it writes nothing: another worker may use them"
+    memory[position] ^= 1
+    KeptDriver(owner, Unreadable())
 
 
-def test_weights_of_another_size_are_not_attached() -> None:
-    owner = Owner()
-    KeptDriver(owner, random_weights())
-    smaller = msgspec.structs.replace(CONFIG, num_layers=1)
-    owner.kept.kv_bytes = 0  # such a worker gets other KV memory too
-    KeptDriver(owner, random_weights(smaller), smaller)
-    assert owner.num_loads == 2
+def test_quantized_weights_need_no_shared_memory_while_the_wide_ones_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device may not have room for both."""
+    order: list[str] = []
+    load, create = torch_device.load_device_weights, HostRegions.create
+    monkeypatch.setattr(torch_device, "load_device_weights", lambda *args: order.append("load") or load(*args))
+    monkeypatch.setattr(HostRegions, "create", lambda self, size: order.append("create") or create(self, size))
+    KeptDriver(Owner(), random_weights(), quantization="fp8")
+    assert order == ["load", "create", "create"], "weights, then the pool"
 
 
 def test_a_second_worker_changes_no_byte_of_a_block_that_may_be_handed_out() -> None:
