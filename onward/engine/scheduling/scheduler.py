@@ -225,7 +225,7 @@ class Scheduler:
 
     def publish_computed(self, request: Request) -> None:
         self.allocator.cache_computed_blocks(request)
-        self.allocator.free_blocks_before_window(request)  # those that have a name can still be found by it
+        self.allocator.free_blocks_before_window(request)  # those that have a hash can still be found by it
 
     def _newest_step(self) -> int | None:
         return self.steps_in_flight[-1].step if self.steps_in_flight else None
