@@ -101,10 +101,7 @@ TABLE = [
         "damaged-weights-used",
         "weights on a device that a crashed worker has damaged are used by the next one",
         _trust_weights,
-        [
-            WORKER + f"test_damaged_weights_are_loaded_again_and_kept_in_their_place[{place}]"
-            for place in (0, 12345, -1)
-        ],
+        [WORKER + f"test_a_worker_does_not_start_with_damaged_weights[{place}]" for place in (0, 12345, -1)],
     ),
     Sabotage(
         "device-warm-up-in-block-0",

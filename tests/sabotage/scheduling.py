@@ -93,11 +93,11 @@ def _forget_that_a_step_runs_alone(patch: Patches) -> None:
 
 
 def _charge_the_preempted(patch: Patches) -> None:
-    def renew(original: Callable, self: Scheduler, pool: BlockPool) -> list[Request]:
+    def in_flight(original: Callable, self: Scheduler) -> list[Request]:
         preempted = [request for step in self.steps_in_flight for request in step.preempts]
-        return [*original(self, pool), *preempted]
+        return [*original(self), *preempted]
 
-    patch.around(Scheduler, "reset", renew)
+    patch.around(Scheduler, "requests_in_flight", in_flight)
 
 
 def _preempt_without_enough_room(patch: Patches) -> None:
