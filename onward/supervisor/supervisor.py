@@ -351,6 +351,7 @@ class Supervisor:
             self._config,
             WorkerConfig,
             num_kv_blocks=self._num_kv_blocks,
+            keeps_pool_size=self._num_kv_blocks != self._config.num_kv_blocks,
             kv_backend=self._pd.kv_backend,
             kv_host=self._pd.kv_host,
         )

@@ -83,6 +83,10 @@ def choose_device_pool(
 
 
 def _usable_device_bytes(config: WorkerConfig, free: int, total: int) -> int:
+    """A pool of the size of an earlier one may use all that is free: other processes may have taken memory since that size
+    was chosen, and the engine expects as many blocks as before."""
+    if config.keeps_pool_size:
+        return free
     return int(total * config.gpu_memory_utilization) - (total - free) - GRAPH_RESERVE_BYTES
 
 

@@ -155,3 +155,14 @@ def test_memory_without_a_pool_ends_with_its_engine() -> None:
     with with_worker() as (supervisor, worker, _):
         supervisor._execute([RemoveProcess(worker)])
         assert supervisor._worker_start_message("worker-2").kv_memory == "memory-2"
+
+
+def test_a_later_worker_keeps_the_number_of_blocks_that_the_first_one_has_chosen() -> None:
+    with with_worker() as (supervisor, _, _):
+        first = supervisor._worker_start_message("worker-1").config
+        assert (first.num_kv_blocks, first.keeps_pool_size) == (None, False)
+        supervisor._num_kv_blocks = 123  # as its hello says
+        later = supervisor._worker_start_message("worker-2").config
+        assert (later.num_kv_blocks, later.keeps_pool_size) == (123, True)
+    with with_worker(ServeConfig(device="cuda", num_kv_blocks=123)) as (supervisor, _, _):
+        assert not supervisor._worker_start_message("worker-1").config.keeps_pool_size, "somebody has asked for it"

@@ -135,3 +135,15 @@ def test_a_standby_that_would_take_much_of_the_pool_is_only_there_if_it_is_asked
 def test_a_pool_whose_size_was_given_has_it_and_a_standby_only_what_is_left(left_gib: int, has_room: bool) -> None:
     num_blocks = (100 * 9 // 10 - 22 - 1 - left_gib) * GIB // DEVICE_BLOCK
     assert pool(num_kv_blocks=num_blocks) == (num_blocks, has_room)
+
+
+def test_a_pool_that_replaces_a_lost_one_needs_no_more_than_the_free_memory() -> None:
+    """Its size was chosen when the device had more free memory: a worker that refused it would never come back."""
+    config = WorkerConfig(num_kv_blocks=2000)
+    sizes = {"free": 4 * GIB, "total": 100 * GIB}
+    with pytest.raises(StartupError, match="--num-kv-blocks 2000"):
+        choose_num_device_blocks(config, DEVICE_BLOCK, 4096, **sizes)
+    kept = replace(config, keeps_pool_size=True)
+    assert choose_num_device_blocks(kept, DEVICE_BLOCK, 4096, **sizes) == 2000
+    with pytest.raises(StartupError, match="at most 2048 blocks fit"):
+        choose_num_device_blocks(replace(kept, num_kv_blocks=2049), DEVICE_BLOCK, 4096, **sizes)
