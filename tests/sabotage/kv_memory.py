@@ -220,10 +220,10 @@ def _count_existing_memory_against_free_memory(patch: Patches) -> None:
 
 
 def _keep_ended_memory_open(patch: Patches) -> None:
-    def close(original: Callable, self: KvMemoryOwner) -> None:
+    def close_kv(original: Callable, self: KvMemoryOwner) -> None:
         self._fds, self._name = None, ""
 
-    patch.around(KvMemoryOwner, "close", close)
+    patch.around(KvMemoryOwner, "_close_kv", close_kv)
 
 
 def _attach_one_memory_for_ever(patch: Patches) -> None:
