@@ -251,8 +251,9 @@ class WorkerNode:
             self._move_kv_later()
 
     def _write_last_step(self) -> None:
-        """The step in flight writes its KV before the process dies; its result is lost."""
-        if self._plans:
+        """The step in flight writes its KV before the process dies; its result is lost. Not at the end of a run: a plan
+        that violates an invariant cannot be executed."""
+        if self._plans and not self._context.is_over:
             with contextlib.suppress(WorkerPoisoned):
                 self.worker.step(self._plans.popleft())
 

@@ -66,7 +66,7 @@ class Simulation:
         self.trace = Trace(self.loop, keeps_lines, keeps_messages)
         self.active_faults = ActiveFaults(random.substream("weather"))
         self._pending = [fault for fault in scenario.faults if fault.trigger is not None]
-        context = SimContext(
+        self.sim_context = context = SimContext(
             self.loop,
             random,
             self.active_faults,
@@ -232,6 +232,7 @@ class Simulation:
         return not self._num_unanswered and self.active_faults.is_empty
 
     def _tear_down(self) -> None:
+        self.sim_context.is_over = True
         self.loop.num_events = 0
         for process in [*self._processes(), *(client.process for client in self.clients)]:
             process.kill()

@@ -102,7 +102,7 @@ class ActiveFaults:
         return False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class SimContext:
     """What all wires of a run share."""
 
@@ -113,6 +113,8 @@ class SimContext:
     delay_s: float
     watchers: list[Watcher]
     """Told of each message that is sent: the wire's name, and the message's kind."""
+    is_over: bool = False
+    """The run has ended: what its processes do while they are torn down is not judged."""
 
 
 class SimWire:
