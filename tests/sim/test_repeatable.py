@@ -35,6 +35,8 @@ for word in sys.argv[1:]:
 
 @pytest.mark.parametrize("shape", SEEDS)
 def test_a_seed_is_the_same_run_each_time(shape: Shape) -> None:
+    """In a process that has had a run before: runs share a text processor, whose first use may change the order of tasks."""
+    run_scenario(generate_scenario(SEEDS[shape][0], shape))
     for seed in SEEDS[shape]:
         first, second = (
             run_scenario(generate_scenario(seed, shape), keeps_lines=True, keeps_messages=True) for _ in range(2)
