@@ -35,7 +35,7 @@ for word in sys.argv[1:]:
 
 @pytest.mark.parametrize("shape", SEEDS)
 def test_a_seed_is_the_same_run_each_time(shape: Shape) -> None:
-    """In a process that has had a run before: runs share a text processor, whose first use may change the order of tasks."""
+    """In a process that has had a run before: runs share a text processor, and its first use changes the order of tasks."""
     run_scenario(generate_scenario(SEEDS[shape][0], shape))
     for seed in SEEDS[shape]:
         first, second = (
