@@ -271,7 +271,7 @@ class WorkerConfig:
     block_size: int = serve_default("block_size")
     num_kv_blocks: int | None = serve_default("num_kv_blocks")
     keeps_pool_size: bool = False
-    """`num_kv_blocks` is what an earlier worker has chosen, and not what somebody asked for."""
+    """Whether `num_kv_blocks` was chosen by an earlier worker. False: it comes from `--num-kv-blocks`."""
     max_model_len: int | None = serve_default("max_model_len")
     threads: int | None = serve_default("threads")
     device: Device = serve_default("device")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextvars import Context
@@ -44,11 +45,20 @@ def run_scenario(scenario: Scenario, *, keeps_lines: bool = False, keeps_message
 
 
 @cache
-def _prompts() -> TextProcessor:
-    def new_gate(text: TokenizerFiles, tokenizer: Tokenizer | None) -> GrammarValidator:
-        return GrammarValidator(text, tokenizer, vocabulary.grammars())
+def _shared_text_processor() -> TextProcessor:
+    return TextProcessor(vocabulary.model_text(), make_validator=_new_validator)
 
-    return TextProcessor(vocabulary.model_text(), make_validator=new_gate)
+
+def _new_validator(files: TokenizerFiles, tokenizer: Tokenizer | None) -> GrammarValidator:
+    return GrammarValidator(files, tokenizer, vocabulary.grammars())
+
+
+def _new_text_processor() -> TextProcessor:
+    """Shares what never changes. The validator remembers grammars and answers sooner for those, so each run has its own:
+    a run must not depend on runs before it."""
+    processor = copy.copy(_shared_text_processor())
+    processor.grammar_validator = _new_validator(vocabulary.model_text(), processor.prompt_tokenizer.tokenizer)
+    return processor
 
 
 @cache
@@ -113,7 +123,7 @@ class Simulation:
             addresses=SimAddresses(),
             kv_network=SimKvNetwork(),
             model=vocabulary.prepared_model(),
-            prompts=_prompts(),
+            prompts=_new_text_processor(),
             routers=() if scenario.uses_static_instances else tuple(router.url for router in self.routers.values()),
             prefill_peers=()
             if self.routers

@@ -1,9 +1,9 @@
-"""Holds the memory of an instance that outlives its processes: workers and engines map it, and nobody copies it.
+"""Holds the file descriptors of memory that outlives workers and engines. They map the memory; it is never copied.
 
-On a CPU: the KV pool, whose size the first worker sets, as anonymous memory. On a CUDA device: weights and KV pool, which a
-worker allocates and hands over as file descriptors; these alone keep the memory, without a CUDA context. In both cases: the
-table of block hashes, for engines. All is freed with the last process that has it mapped or open, so nothing is left after
-a SIGKILL of all.
+On a CPU this is the KV pool, as anonymous memory whose size the first worker sets. On a CUDA device it is the weights and the
+KV pool: a worker allocates them and sends their file descriptors, which keep the memory allocated without a CUDA context.
+On both it is also the table of block hashes, which engines map. The kernel frees the memory when the last process that maps
+it or has it open ends, so nothing is left after a SIGKILL of all processes.
 """
 
 import os

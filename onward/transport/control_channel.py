@@ -104,7 +104,7 @@ class ControlChannel:
         self._sock.close()
 
     def _close_fds(self) -> None:
-        """Those that nobody took."""
+        """Closes received file descriptors that `take_fds` has not returned."""
         for fd in self.take_fds():
             os.close(fd)
 

@@ -165,4 +165,4 @@ def test_a_later_worker_keeps_the_number_of_blocks_that_the_first_one_has_chosen
         later = supervisor._worker_start_message("worker-2").config
         assert (later.num_kv_blocks, later.keeps_pool_size) == (123, True)
     with with_worker(ServeConfig(device="cuda", num_kv_blocks=123)) as (supervisor, _, _):
-        assert not supervisor._worker_start_message("worker-1").config.keeps_pool_size, "somebody has asked for it"
+        assert not supervisor._worker_start_message("worker-1").config.keeps_pool_size, "the number comes from a flag"

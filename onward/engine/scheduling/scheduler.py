@@ -342,9 +342,9 @@ class Scheduler:
             peer do not pass it.
           * It needs logits of prompt rows, and this step has no such rows left (`prompt_logprob_budget`).
           * A peer computes the later one's prompt, and slots and blocks suffice for both (`leaves_room_for_earlier`).
-        A request that lacks a slot or blocks, and a suspect that must run alone, are passed in no other case. A request
-        whose prompt a peer computes is not in this queue; of those that lack blocks, only the first keeps its room from
-        later ones. The check is `MAX_OVERTAKEN` in `onward/sim/invariants.py`: how many later requests of the same priority
+        A request that lacks a slot or blocks, and a suspect that must run alone, are passed in no other case. Requests
+        whose prompts peers compute wait in another queue (`leases.awaiting_blocks`). If several of them lack blocks, blocks
+        are reserved for the first one only. The check is `MAX_OVERTAKEN` in `onward/sim/invariants.py`: how many later requests of the same priority
         may pass one."""
         blocked_incarnations: set[str] = set()
         """Peers that must first answer for an earlier prompt. They hold up nobody else's."""

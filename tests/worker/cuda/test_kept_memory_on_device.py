@@ -1,5 +1,5 @@
-"""Weights and KV on a real CUDA device outlive the worker: what is computed again after a kill, what is not used after a
-crash, and that all of it is free once nobody has it any more."""
+"""Weights and KV on a real CUDA device outlive the worker. The tests count the tokens that are computed again after a kill
+and after a crash, and check that the device's memory is free when all processes are dead."""
 
 import json
 import os
