@@ -344,8 +344,8 @@ class Scheduler:
           * A peer computes the later one's prompt, and slots and blocks suffice for both (`leaves_room_for_earlier`).
         A request that lacks a slot or blocks, and a suspect that must run alone, are passed in no other case. Requests
         whose prompts peers compute wait in another queue (`leases.awaiting_blocks`). If several of them lack blocks, blocks
-        are reserved for the first one only. The check is `MAX_OVERTAKEN` in `onward/sim/invariants.py`: how many later requests of the same priority
-        may pass one."""
+        are reserved for the first one only. The check is `MAX_OVERTAKEN` in `onward/sim/invariants.py`: how many later
+        requests of the same priority may pass one."""
         blocked_incarnations: set[str] = set()
         """Peers that must first answer for an earlier prompt. They hold up nobody else's."""
         while draft.token_budget and not draft.short_of_blocks and not draft.preempts:
