@@ -1,9 +1,9 @@
 """Holds the file descriptors of memory that outlives workers and engines. They map the memory; it is never copied.
 
 On a CPU this is the KV pool, as anonymous memory whose size the first worker sets. On a CUDA device it is the weights and
-the KV pool: a worker allocates them and sends their file descriptors, which keep the memory allocated without a CUDA context.
-On both it is also the table of block hashes, which engines map. The kernel frees the memory when the last process that maps
-it or has it open ends, so nothing is left after a SIGKILL of all processes.
+the KV pool: a worker allocates them and sends their file descriptors, which keep the memory allocated without a CUDA
+context. On both it is also the table of block hashes, which engines map. The kernel frees the memory when the last process
+that maps it or has it open ends, so nothing is left after a SIGKILL of all processes.
 """
 
 import os
