@@ -1,6 +1,6 @@
-"""Onward: an LLM inference server whose streams carry on.
+"""Onward: an LLM inference server with exact stream recovery.
 
-Importing the package costs nothing: every process of an instance imports it, and only the worker may pay for torch.
+Importing the package is cheap, because every process of an instance imports it. Only the worker may import torch.
 """
 
 from typing import TYPE_CHECKING

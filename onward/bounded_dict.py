@@ -1,4 +1,5 @@
-"""What is remembered of things that are over, so that a late message can be answered: a bounded number, oldest out."""
+"""A dictionary of bounded size that evicts its oldest entry. It keeps facts about things that have ended, so that a
+late message can be answered."""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar

@@ -1,6 +1,6 @@
-"""Time, passed in.
+"""The clock as a dependency.
 
-Pure code takes `now_s` as an argument; a process's rim owns one `Clock` and reads it. The simulator passes another.
+Pure code takes `now_s` as an argument; each process owns one `Clock` and reads it. The simulator passes its own.
 """
 
 import time
@@ -9,11 +9,11 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_s(self) -> float:
-        """Seconds that only go forward. Comparable within one process only."""
+        """Returns monotonic seconds, comparable within one process only."""
         ...
 
     def wall_s(self) -> float:
-        """Seconds since 1970, for what people and other machines read."""
+        """Returns seconds since 1970, for values that people and other machines read."""
         ...
 
 

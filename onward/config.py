@@ -1,7 +1,7 @@
 """Every setting, declared once with its help text; flags are generated from here. The environment is read only here.
 
-One frozen dataclass per process. `ServeConfig` is what a person says; the others are what each process is told, with the
-same defaults.
+There is one frozen dataclass per process. `ServeConfig` and `RouterConfig` hold command-line flags; `EngineConfig`,
+`WorkerConfig` and `ApiConfig` are derived from `ServeConfig` and have the same defaults.
 """
 
 import dataclasses
@@ -37,13 +37,16 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 API_KEY_VARIABLE = "ONWARD_API_KEY"
 SIMD_VARIABLE = "ONWARD_SIMD"
 BLOCK_MULTIPLE = 16
-"""What `--block-size` must be a multiple of."""
+"""`--block-size` must be a multiple of this."""
 
 
-def flag_field(default: Any, help: str, *, on_cuda: Any = None, alias: str | None = None) -> Any:
-    """A field that becomes a command-line flag. `on_cuda` is its default on such a device, if that is another one. `alias`
-    is an earlier name of the flag that is still accepted."""
-    metadata = {"help": help, "on_cuda": on_cuda, "alias": alias}
+def flag_field(
+    default: Any, help: str, *, on_cuda: Any = None, alias: str | None = None, nargs: str | None = None
+) -> Any:
+    """Declares a field that becomes a command-line flag. `on_cuda` is its default on a CUDA device, if it differs.
+    `alias` is an earlier name of the flag that is still accepted. `nargs` is argparse's, for a flag with several
+    values."""
+    metadata = {"help": help, "on_cuda": on_cuda, "alias": alias, "nargs": nargs}
     if isinstance(default, (list, tuple)):
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -51,155 +54,191 @@ def flag_field(default: Any, help: str, *, on_cuda: Any = None, alias: str | Non
 
 @dataclass(frozen=True, slots=True)
 class HttpServerConfig:
-    """What `onward serve` and `onward router` have in common: how they listen, who may call, logs and traces."""
+    """Settings that `onward serve` and `onward router` share: listening, access, logs and traces."""
 
     host: str = flag_field("127.0.0.1", "address to listen on")
-    drain_s: float = flag_field(5.0, "how long running streams may finish after SIGTERM")
-    detach_ttl_s: float = flag_field(60.0, "how long a stream whose client has gone can be continued by its id")
+    drain_s: float = flag_field(5.0, "time that running streams have to finish after SIGTERM")
+    detach_ttl_s: float = flag_field(60.0, "how long a stream can be resumed after its client has disconnected")
     api_key: tuple[str, ...] = flag_field(
-        (), "an admin's key, sent as a bearer token (may be given several times); a command line can be read by others"
+        (),
+        "an admin's API key, which clients send as a bearer token; other users of the machine can read a command line, so "
+        "prefer --api-key-file (may be given several times)",
     )
     api_key_file: str | None = flag_field(
-        None, "file whose first line is an admin's API key; ONWARD_API_KEY may have it too"
+        None, "file whose first line is an admin's API key (default: the variable ONWARD_API_KEY, if set)"
     )
-    api_keys: str | None = flag_field(None, "file with names, hashes, roles and limits of keys; see `onward keys`")
-    insecure: bool = flag_field(False, "listen beyond this machine although there are no API keys")
-    open_metrics: bool = flag_field(False, "whether /metrics is shown without a key")
+    api_keys: str | None = flag_field(None, "file of API keys with names, roles and limits; `onward keys` edits it")
+    insecure: bool = flag_field(False, "allow other machines to connect although there are no API keys")
+    open_metrics: bool = flag_field(False, "serve /metrics without an API key")
     demo: bool = flag_field(
         False,
-        "buttons in /ui that kill processes, to show that streams survive; loopback only, and with an admin's key",
+        "show buttons in /ui that kill processes, to demonstrate that streams survive; only on loopback and with an "
+        "admin's key",
     )
-    tls_cert: str | None = flag_field(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
-    tls_key: str | None = flag_field(None, "private key of --tls-cert, as PEM")
+    tls_cert: str | None = flag_field(None, "certificate chain (PEM) to serve HTTPS; requires --tls-key")
+    tls_key: str | None = flag_field(None, "private key (PEM) of --tls-cert")
     cluster_key_file: str | None = flag_field(
-        None, "the cluster's secret, made by `onward keygen`; needed beyond one host"
+        None,
+        "file with the cluster's secret, made by `onward keygen`; required on several machines, and for routers and "
+        "instances with API keys",
     )
-    cors_origin: tuple[str, ...] = flag_field((), "origin that browsers may call from (may be given several times)")
+    cors_origin: tuple[str, ...] = flag_field(
+        (), "web origin from which browsers may call (may be given several times)"
+    )
     allowed_host: tuple[str, ...] = flag_field(
         (),
-        "name that clients may call this server by, where it has no API keys; * for any (may be given several times)",
+        "additional host name under which clients may call a server without API keys; * for any (may be given several "
+        "times)",
     )
     default_max_tokens: int = flag_field(
-        16, "longest output of /v1/completions and /v1/generate where a request does not say (0: what fits)"
+        16, "max_tokens of requests to /v1/completions and /v1/generate that do not set it (0: as many as fit)"
     )
-    strict_fields: bool = flag_field(False, "refuse requests with unknown fields; else a response header names them")
-    max_body_bytes: int = flag_field(8 << 20, "largest request body")
-    max_connections: int = flag_field(4096, "connections with a request under way that one process has; more get a 503")
+    strict_fields: bool = flag_field(
+        False, "refuse requests with unknown fields, instead of naming the fields in a response header"
+    )
+    max_body_bytes: int = flag_field(8 << 20, "size limit of request bodies")
+    max_connections: int = flag_field(4096, "connections with a request in progress, per process; more get a 503")
+    batch_dir: str | None = flag_field(
+        None, "folder for the files and results of /v1/files and /v1/batches (default: these routes are off)"
+    )
+    batch_max_bytes: int = flag_field(1 << 30, "bytes that the files of one caller in --batch-dir may have")
+    batch_concurrency: int = flag_field(8, "requests of one caller's batches that run at the same time")
+    batch_ttl_s: float = flag_field(2_592_000.0, "how long files and ended batches are kept in --batch-dir")
     log_level: str = flag_field("info", "debug, info, warning or error")
-    log_format: LogFormat = flag_field("text", "text: key=value lines; json: one JSON object for each line")
+    log_format: LogFormat = flag_field("text", "text: key=value lines; json: one JSON object per line")
     otlp_endpoint: str | None = flag_field(
-        None, "URL of an OpenTelemetry collector that gets traces, over HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT)"
+        None,
+        "URL of the OpenTelemetry collector to which traces are sent, over HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT)",
     )
     trace_sample_ratio: float | None = flag_field(
-        None, "share of the requests that are traced, where clients do not decide (default: OTEL_TRACES_SAMPLER, or 1)"
+        None, "share of requests to trace, unless the client decides (default: OTEL_TRACES_SAMPLER, or 1)"
     )
     trace_url: str | None = flag_field(
-        None, "page of a trace, with {trace_id} in it: the live view of /ui links streams to it"
+        None, "address of a trace viewer, with {trace_id}, to which the live view of /ui links"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig(HttpServerConfig):
-    """`onward serve`."""
+    """Settings of `onward serve`."""
 
-    model: str = flag_field(DEFAULT_MODEL, "a Hugging Face id, a folder, a .gguf file, or the built-in default")
+    model: str = flag_field(DEFAULT_MODEL, "Hugging Face id, folder or .gguf file")
     revision: str | None = flag_field(None, "branch, tag or commit of a Hugging Face id (default: main)")
-    chat_template: str | None = flag_field(None, "file with a Jinja chat template, instead of the model's own")
-    served_model_name: str | None = flag_field(None, "the model id that clients use (default: from the model)")
+    chat_template: str | None = flag_field(None, "file with a Jinja chat template, used instead of the model's own")
+    served_model_name: tuple[str, ...] = flag_field(
+        (), "model names that clients may use; answers contain the first (default: derived from --model)", nargs="+"
+    )
+    model_alias: tuple[str, ...] = flag_field(
+        (), "further model name that clients may use (may be given several times)"
+    )
     port: int = flag_field(8000, "port to listen on (0: any free one)")
-    device: Device = flag_field("cpu", "where the model runs")
-    gpu_memory_utilization: float = flag_field(0.9, "share of a CUDA device's memory that may be used in all")
+    adopt: bool = flag_field(
+        False,
+        "replace the server on this port without refusing connections, and take over its KV cache if the formats match",
+    )
+    device: Device = flag_field("cpu", "device on which the model runs")
+    gpu_memory_utilization: float = flag_field(0.9, "share of the CUDA device's memory to use in total")
     deterministic: bool = flag_field(
         False,
-        "on CUDA, with bfloat16: a token's bits do not depend on its batch or on chunks, so that resumed streams are "
-        "bit-exact",
+        "on CUDA with bfloat16: compute each token independently of its batch, so that resumed streams are bit-exact",
         on_cuda=True,
     )
-    dtype: Dtype = flag_field("auto", "type of the weights that are not quantized; auto: float32, on CUDA bfloat16")
+    dtype: Dtype = flag_field("auto", "type of weights that are not quantized; auto: float32, on CUDA bfloat16")
     quantization: Quantization = flag_field(
-        "auto", "auto: on CPU int8 for checkpoints that are quantized already, else none; int8 is CPU's, fp8 CUDA's"
+        "auto", "int8 (CPU only), fp8 (CUDA only) or none; auto: int8 on the CPU for quantized checkpoints, else none"
     )
-    load_format: LoadFormat = flag_field("auto", "dummy: random weights from the model's config")
+    load_format: LoadFormat = flag_field("auto", "dummy: random weights, for benchmarks")
     generation_config: GenerationConfig = flag_field(
         "auto",
-        "auto: the checkpoint's generation_config.json says how to sample where requests do not; none: nobody does",
+        "sampling defaults of requests; auto: from the checkpoint's generation_config.json; none: Onward's own",
     )
-    max_model_len: int | None = flag_field(None, "longest prompt plus output, in tokens (default: the model's)")
+    max_model_len: int | None = flag_field(
+        None, "maximum length of prompt plus output, in tokens (default: the model's)"
+    )
     block_size: int = flag_field(16, "tokens per KV block")
-    num_kv_blocks: int | None = flag_field(None, "KV blocks in the pool (default: from free memory)")
-    max_num_seqs: int = flag_field(64, "requests that run at once", on_cuda=256)
+    num_kv_blocks: int | None = flag_field(None, "number of KV blocks (default: as many as free memory allows)")
+    max_num_seqs: int = flag_field(64, "maximum number of requests that run at the same time", on_cuda=256)
     max_num_batched_tokens: int = flag_field(
-        192, "tokens that one step computes at most; longer steps make streams stutter", on_cuda=8192
+        192, "maximum number of tokens per step; larger steps delay the next tokens of running streams", on_cuda=8192
     )
     speculative: str | None = flag_field(
-        None, "who guesses tokens that a step then verifies: ngram:4, draft:PATH:4, eagle:PATH:1 (default: nobody)"
+        None,
+        "speculative decoding, with the maximum number of draft tokens: ngram:4, draft:PATH:4 or eagle:PATH:1 (default: "
+        "off)",
     )
     standby_worker: StandbyWorker = flag_field(
         "auto",
-        "a second worker that takes over at once when the first one dies; auto: if there is memory for it",
+        "keep a second worker ready that takes over when the first one dies; auto: if there is memory for it",
     )
-    prefix_caching: bool = flag_field(True, "whether requests reuse KV blocks of the prefixes that they share")
-    output_caching: bool = flag_field(True, "whether full blocks of outputs join the prefix cache")
+    prefix_caching: bool = flag_field(True, "reuse the KV blocks of prompts with the same prefix")
+    output_caching: bool = flag_field(True, "also cache the KV blocks of outputs")
     internal_adapter: bool = flag_field(
-        False, "leave the token that ended the output out of the token ids that /v1/generate and return_token_ids show"
+        False, "omit the end token from the token ids of /v1/generate and return_token_ids"
     )
     tool_call_parser: ToolCallParser = flag_field(
-        "auto", "how the model writes tool calls; auto: as its chat template shows"
+        "auto", "format of the model's tool calls; auto: detected from its chat template"
     )
     reasoning_parser: ReasoningParser = flag_field(
-        "auto", "how the model marks its thinking; auto: as its chat template shows"
+        "auto", "tags of the model's reasoning; auto: detected from its chat template"
     )
-    max_queue: int = flag_field(1024, "requests that wait at most; more get a 429")
-    max_queue_tokens: int = flag_field(262_144, "prompt tokens of requests that wait, at most; more get a 429")
-    transport: Transport = flag_field("shm", "wire between engine and worker; shm is for one host")
+    max_queue: int = flag_field(1024, "maximum number of waiting requests; more get a 429")
+    max_queue_tokens: int = flag_field(262_144, "maximum number of prompt tokens of waiting requests; more get a 429")
+    transport: Transport = flag_field("shm", "how engine and worker exchange messages")
     role: Role = flag_field(
-        "mixed", "prefill: computes prompts for decode instances; decode: has them computed; mixed: both"
+        "mixed",
+        "prefill: compute prompts for decode instances; decode: generate, with prompts computed by prefill instances; "
+        "mixed: both",
     )
     handoff_port: int | None = flag_field(
         None,
-        "port where decode instances ask for prefills (0: any free one; default: 0 with --role prefill, else none)",
+        "port for requests of decode instances (0: any free one; default: 0 with --role prefill, else none)",
     )
     prefill_peers: str = flag_field("", "handoff addresses of prefill instances, tcp://HOST:PORT, separated by commas")
-    local_prefill: bool = flag_field(True, "whether a decode instance computes prompts itself when no peer does")
+    local_prefill: bool = flag_field(True, "let a decode instance compute prompts itself if no peer does")
     local_prefill_tokens: int = flag_field(
-        16, "a decode instance computes so many uncached tokens itself without asking a peer"
+        16, "a decode instance computes prompts with at most this many uncached tokens itself"
     )
     kv_backend: KvBackend = flag_field(
-        "auto", "how KV comes to a decode instance; auto: shm from local peers, else tcp"
+        "auto", "how KV is transferred to a decode instance; auto: shm if all peers are on this machine, else tcp"
     )
-    kv_checksums: KvChecksums = flag_field("auto", "whether each KV block is checked after a transfer; auto: over tcp")
-    kv_port: int = flag_field(0, "port where prefill instances write KV over tcp (0: any free one)")
-    lease_s: float = flag_field(5.0, "how long a peer that has fallen silent keeps the blocks it was granted")
+    kv_checksums: KvChecksums = flag_field("auto", "verify each KV block after a transfer; auto: on over tcp")
+    kv_port: int = flag_field(0, "port to which prefill instances send KV over tcp and nixl (0: any free one)")
+    lease_s: float = flag_field(5.0, "how long a silent peer keeps the blocks that it was granted")
     offer_hold_s: float = flag_field(0.5, "how long a peer's offer may wait for free blocks before it is refused")
     handoff_timeout_s: float = flag_field(
-        60.0, "how long one peer may take for one prefill, its queue included", alias="--handover-timeout-s"
+        60.0, "how long one peer may take for one prompt, including its queue", alias="--handover-timeout-s"
     )
     router: str = flag_field("", "URLs of routers to register with, separated by commas")
     instance_name: str = flag_field(
-        "instance", "how this instance's id begins, in `onward status`, /info and routers' logs"
+        "instance", "prefix of this instance's id, as shown by `onward status`, /info and routers' logs"
     )
-    advertise_url: str | None = flag_field(
-        None, "the URL that routers reach this instance at (default: http://HOST:PORT)"
+    instance_generation: int = flag_field(
+        0, "routers keep only the highest generation of an --instance-name (0: several instances may share a name)"
     )
-    response_ttl_s: float = flag_field(3600.0, "how long a stored response can be asked for by its id")
-    threads: int | None = flag_field(None, "threads of the worker (default: the number of cores)")
-    api_processes: int = flag_field(1, "processes that serve HTTP")
-    metrics_names: MetricsNames = flag_field(
-        "onward", "vllm: /metrics also shows the names that vLLM's dashboards and autoscalers read"
+    node_name: str = flag_field("", "machine that `onward status` shows for this instance")
+    advertise_url: str | None = flag_field(None, "URL at which routers reach this instance (default: http://HOST:PORT)")
+    response_ttl_s: float = flag_field(3600.0, "how long a stored response can be retrieved")
+    threads: int | None = flag_field(
+        None, "threads of the worker, or of each of its ranks (default: the number of cores, divided among the ranks)"
     )
-    pooling: Pooling = flag_field("mean", "how /v1/embeddings makes a vector of a text, where a request does not say")
+    tensor_parallel: int = flag_field(
+        1, "number of processes (ranks) that compute each step together; only on the CPU with int8 weights"
+    )
+    api_processes: int = flag_field(1, "number of processes that serve HTTP")
+    metrics_names: MetricsNames = flag_field("onward", "vllm: also export metrics under the names of vLLM")
+    pooling: Pooling = flag_field(
+        "mean", "how the token vectors of a text are combined (embeddings, scores), unless the request sets it"
+    )
     trust_request_chat_template: bool = flag_field(
-        False, "whether requests may bring a chat_template of their own, which is rendered in a jailed process"
+        False, "allow a chat_template in requests; it is rendered in a sandboxed process"
     )
-    stall_timeout_s: float = flag_field(120.0, "a worker that has work and completes no step for so long is killed")
-    log_interval_s: float = flag_field(5.0, "time between two log lines of the scheduler; none while idle (0: never)")
-    step_log: str | None = flag_field(None, "file that gets one JSON line for each step")
-    record: str | None = flag_field(
-        None, "file that gets all that the engine is given and answers, for `onward replay`"
-    )
-    record_tokens: bool = flag_field(
-        False, "record the true token ids; else each recording maps them through a secret table"
-    )
+    tokenizer_info: bool = flag_field(False, "show special tokens and the chat template at /tokenizer_info")
+    stall_timeout_s: float = flag_field(120.0, "kill a worker that has work and completes no step for this long")
+    stopped_timeout_s: float = flag_field(5.0, "replace a process that was stopped by a signal (SIGSTOP) for this long")
+    log_interval_s: float = flag_field(5.0, "interval of the scheduler's log line; none while idle (0: never)")
+    step_log: str | None = flag_field(None, "file to which one JSON line per step is written")
+    record: str | None = flag_field(None, "file to which all messages of the engine are recorded, for `onward replay`")
+    record_tokens: bool = flag_field(False, "record the real token ids instead of anonymized ones")
 
 
 RoutingPolicy = Literal["round_robin", "random", "least_loaded", "power_of_two", "prefix", "session"]
@@ -207,31 +246,38 @@ RoutingPolicy = Literal["round_robin", "random", "least_loaded", "power_of_two",
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig(HttpServerConfig):
-    """`onward router`."""
+    """Settings of `onward router`."""
 
     port: int = flag_field(8080, "port to listen on (0: any free one)")
-    instances: str = flag_field("", "URLs of instances, separated by commas, where they do not register by themselves")
-    policy: RoutingPolicy = flag_field("least_loaded", "how an instance is chosen")
+    instances: str = flag_field("", "URLs of instances that do not register by themselves, separated by commas")
+    policy: RoutingPolicy = flag_field("least_loaded", "how the instance for a request is chosen")
     prefill_policy: RoutingPolicy | None = flag_field(None, "how a prefill instance is chosen (default: --policy)")
     decode_policy: RoutingPolicy | None = flag_field(None, "how a decode instance is chosen (default: --policy)")
-    preempt_retry_count: int = flag_field(3, "further attempts after one that failed, since the last delivered token")
-    preempt_retry_exclude_decode: bool = flag_field(False, "keep the last decode instance out of the next attempt")
+    preempt_retry_count: int = flag_field(3, "retries of a stream after its last delivered token")
+    preempt_retry_exclude_decode: bool = flag_field(
+        False, "do not retry at the decode instance that failed last, if there is another"
+    )
     retry_budget: float = flag_field(
-        0.2, "attempts without progress, as a share of their caller's requests of the last minute"
+        0.2, "retries without progress, as a share of the caller's requests of the last minute"
     )
-    stall_timeout_s: float = flag_field(15.0, "a stream of which nothing moves for so long is carried on elsewhere")
+    stall_timeout_s: float = flag_field(15.0, "move a stream that makes no progress for this long to another instance")
     restart_grace_s: float = flag_field(
-        5.0, "how long an instance that restarts a process may take before its streams move"
+        5.0, "how long an instance may take to restart a process before its streams move"
     )
-    max_queue: int = flag_field(1024, "requests that wait at most for an instance; more get a 429")
-    request_timeout_s: float | None = flag_field(None, "a deadline for requests that bring none")
+    max_queue: int = flag_field(1024, "maximum number of requests that wait for an instance; more get a 429")
+    request_timeout_s: float | None = flag_field(None, "deadline of requests without deadline_ms")
+    route: tuple[str, ...] = flag_field(
+        (),
+        "NAME=MODEL:SHARE,MODEL:SHARE: requests for NAME go to these models, by shares that add up to 1; "
+        "NAME=MODEL is an alias (may be given several times)",
+    )
     report_resumes: bool = flag_field(
-        False, "end each stream with a comment that says how often it was resumed", alias="--tell-resumes"
+        False, "end each stream with a comment that contains the number of its resumes", alias="--tell-resumes"
     )
 
 
 def serve_default(name: str) -> Any:
-    """A field with the default of `ServeConfig`'s field of this name."""
+    """Declares a field with the default of the `ServeConfig` field of this name."""
     declared = ServeConfig.__dataclass_fields__[name]
     return field(default=declared.default, default_factory=declared.default_factory)  # type: ignore[call-overload]
 
@@ -274,18 +320,19 @@ class WorkerConfig:
     """Whether `num_kv_blocks` was chosen by an earlier worker. False: it comes from `--num-kv-blocks`."""
     max_model_len: int | None = serve_default("max_model_len")
     threads: int | None = serve_default("threads")
+    tensor_parallel: int = serve_default("tensor_parallel")
     device: Device = serve_default("device")
     gpu_memory_utilization: float = serve_default("gpu_memory_utilization")
     deterministic: bool = serve_default("deterministic")
     kv_backend: KvBackend | None = None
     """How peers write KV into this worker; never `auto`. None: no peer does."""
     kv_host: str = "127.0.0.1"
-    """Where they reach it, for backends that need a network."""
+    """Host under which peers reach this worker, for backends that need a network."""
     kv_port: int = serve_default("kv_port")
     speculative: str | None = serve_default("speculative")
-    """Who drafts, as `proto.speculative_config` reads it. None: nobody."""
+    """How draft tokens are proposed, in the form that `proto.speculative_config` parses. None: drafting is off."""
     standby_worker: StandbyWorker = serve_default("standby_worker")
-    """Whether the pool on a CUDA device leaves room for one."""
+    """Whether the KV pool on a CUDA device leaves room for a standby worker."""
     log_level: str = serve_default("log_level")
     log_format: LogFormat = serve_default("log_format")
 
@@ -297,10 +344,15 @@ class ApiConfig:
     allowed_host: tuple[str, ...] = serve_default("allowed_host")
     max_body_bytes: int = serve_default("max_body_bytes")
     max_connections: int = serve_default("max_connections")
+    batch_dir: str | None = serve_default("batch_dir")
+    batch_max_bytes: int = serve_default("batch_max_bytes")
+    batch_concurrency: int = serve_default("batch_concurrency")
+    batch_ttl_s: float = serve_default("batch_ttl_s")
     max_choices: int = 16
     default_max_tokens: int = serve_default("default_max_tokens")
     strict_fields: bool = serve_default("strict_fields")
     trust_request_chat_template: bool = serve_default("trust_request_chat_template")
+    tokenizer_info: bool = serve_default("tokenizer_info")
     pooling: Pooling = serve_default("pooling")
     default_deadline_s: float | None = None
     internal_adapter: bool = serve_default("internal_adapter")
@@ -309,7 +361,10 @@ class ApiConfig:
     role: Role = serve_default("role")
     routers: tuple[str, ...] = ()
     url: str = ""
-    """As routers reach this instance."""
+    """URL under which routers reach this instance."""
+    instance_name: str = serve_default("instance_name")
+    instance_generation: int = serve_default("instance_generation")
+    node_name: str = serve_default("node_name")
     handoff_address: str = ""
     cluster_key: str = ""
     detach_ttl_s: float = serve_default("detach_ttl_s")
@@ -329,13 +384,13 @@ class ApiConfig:
 
 
 def derive_config(source: Any, target: type[Any], **overrides: Any) -> Any:
-    """Builds a process's config from the fields it shares with `source`, and those given."""
+    """Builds a process's config from the fields that it shares with `source`, and from `overrides`."""
     shared = {f.name for f in dataclasses.fields(target)} & {f.name for f in dataclasses.fields(source)}
     return target(**({name: getattr(source, name) for name in shared} | overrides))
 
 
 def with_defaults(config: type[Any], given: dict[str, Any]) -> Any:
-    """The config with the given values; other fields have their default, on a CUDA device that device's."""
+    """Returns the config with the given values. Other fields have their defaults, on a CUDA device those for CUDA."""
     is_cuda = given.get("device") == "cuda"
     device_defaults = {
         f.name: f.metadata["on_cuda"] for f in dataclasses.fields(config) if is_cuda and f.metadata.get("on_cuda")
@@ -346,14 +401,16 @@ def with_defaults(config: type[Any], given: dict[str, Any]) -> Any:
 
 
 def cache_dir() -> Path:
-    """Where converted models and compiled kernels live: `ONWARD_CACHE`, else `onward` in the user's cache folder."""
+    """Returns the folder of converted models and compiled kernels: `ONWARD_CACHE`, else `onward` in the user's cache
+    folder."""
     if path := os.environ.get("ONWARD_CACHE"):
         return Path(path)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onward"
 
 
 def simd_level() -> SimdLevel:
-    """The level that `ONWARD_SIMD` names; `native` where it is not set. Raises `StartupError` for any other word."""
+    """Returns the level that `ONWARD_SIMD` names, or `native` if it is not set. Raises `StartupError` for an unknown
+    level."""
     level = os.environ.get(SIMD_VARIABLE) or "native"
     if level not in get_args(SimdLevel):
         raise StartupError(f"{SIMD_VARIABLE} is {level!r}; it may be {', '.join(get_args(SimdLevel))}, or not set")
@@ -372,7 +429,7 @@ class OtelSettings:
     """The whole URL, with the path for traces."""
     sample_ratio: float = 1.0
     is_parent_based: bool = True
-    """Whether a client's own decision holds."""
+    """Whether a client's own sampling decision is followed."""
 
 
 TRACES_PATH = "/v1/traces"
@@ -388,8 +445,8 @@ _SAMPLERS = {
 
 
 def otel_settings(endpoint: str | None, sample_ratio: float | None) -> OtelSettings | None:
-    """From the flags, and from OpenTelemetry's own variables where a flag is not given. None: nothing is traced. Raises
-    `StartupError` for a value that cannot be used."""
+    """Returns the settings of the flags, and of OpenTelemetry's own variables for flags that are not given. Returns
+    None if nothing is traced. Raises `StartupError` for an invalid value."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     url = traces_url(endpoint) if endpoint else _traces_url_in_environment()
@@ -400,7 +457,7 @@ def otel_settings(endpoint: str | None, sample_ratio: float | None) -> OtelSetti
 
 
 def traces_url(endpoint: str) -> str:
-    """The collector's URL with the path for traces, unless it has that already."""
+    """Returns the collector's URL, with the path for traces appended if it is missing."""
     base = endpoint.rstrip("/")
     return base if base.endswith(TRACES_PATH) else base + TRACES_PATH
 
@@ -431,17 +488,39 @@ def _sampler_in_environment() -> tuple[bool, float]:
 
 
 def environment_with(overrides: dict[str, str]) -> dict[str, str]:
-    """For a process that we start."""
+    """Returns a copy of this process's environment with `overrides`, for a child process."""
     return os.environ | overrides
 
 
+def environment_outside_of_ray(overrides: dict[str, str]) -> dict[str, str]:
+    """Returns the environment for a child of a Ray worker: without Ray's own variables, among them its secrets, and without
+    the number of threads that Ray sets for its workers."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name != "OMP_NUM_THREADS"
+    }
+    return kept | overrides
+
+
+def raylet_pid() -> int:
+    """Returns the process id of the raylet that has started this Ray worker."""
+    return int(os.environ.get("RAY_RAYLET_PID") or os.getppid())
+
+
+def set_ray_variables(*, token: str | None) -> None:
+    """Prepares the environment for Ray: it sends no usage statistics. With `token` a new Ray cluster admits only processes
+    that have it."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if token is not None:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+
+
 def terminal_is_dumb() -> bool:
-    """It understands no escape sequences."""
+    """Returns whether the terminal understands no escape sequences."""
     return os.environ.get("TERM", "dumb") == "dumb"
 
 
 def wants_no_color() -> bool:
-    """As https://no-color.org defines it."""
+    """Returns whether `NO_COLOR` is set, as https://no-color.org defines it."""
     return bool(os.environ.get("NO_COLOR"))
 
 
@@ -450,7 +529,8 @@ def hub_endpoint() -> str | None:
 
 
 def hub_cache_dir() -> Path:
-    """Where Hugging Face's programs keep models: `HF_HUB_CACHE`, else `hub` in `HF_HOME` or in the user's cache folder."""
+    """Returns the folder in which Hugging Face's programs keep models: `HF_HUB_CACHE`, else `hub` in `HF_HOME` or in
+    the user's cache folder."""
     if path := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(path).expanduser()
     if home := os.environ.get("HF_HOME"):
@@ -459,12 +539,13 @@ def hub_cache_dir() -> Path:
 
 
 def hub_is_offline() -> bool:
-    """`HF_HUB_OFFLINE`: nothing may be fetched."""
+    """Returns whether `HF_HUB_OFFLINE` forbids downloads."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def set_triton_cache() -> Path:
-    """Triton keeps what it compiles in a folder that it takes from the environment alone. Ours, unless a person set one."""
+    """Sets the folder of Triton's compiled kernels to one in our cache, unless the environment names one, and returns
+    it. Triton reads it only from the environment."""
     return Path(os.environ.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton")))
 
 
@@ -475,13 +556,13 @@ def quiet_torch() -> None:
 
 
 def set_ucx_environment() -> str:
-    """UCX and nixl take their settings from the environment alone, when they are loaded. Sets those that a person has
-    not, and returns the transports that UCX may use.
+    """Sets the settings of UCX and nixl that the environment does not have yet, and returns the transports that UCX may
+    use. Both read their settings only from the environment, when they are loaded.
     """
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
-    # Else UCX takes the signals of crashes, and SIGHUP, from the process it is loaded into.
+    # Otherwise UCX installs its own handlers for crash signals and SIGHUP in the process that loads it.
     os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
     os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
     return os.environ.setdefault("UCX_TLS", "^shm,cuda_ipc")

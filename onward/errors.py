@@ -1,4 +1,4 @@
-"""Every fault that a user can be told about, each with its HTTP status and a code for machines.
+"""Every error that is reported to a user, each with its HTTP status and a machine-readable code.
 
     OnwardError
     ├── ClientError                 the request is wrong; sending it again will not help
@@ -7,20 +7,20 @@
     │   ├── Conflict         409    the label is in use
     │   └── TooLarge         413    the body is over the limit
     ├── ServerError                 the request may be fine
-    │   ├── Overloaded       429    the queue is full (`retry_after_s` says when to come back)
+    │   ├── Overloaded       429    the queue is full (`retry_after_s` says when to retry)
     │   ├── RateLimited      429    the caller's own limit is reached (likewise)
-    │   ├── Unavailable      503    the engine is not there, or not yet
+    │   ├── Unavailable      503    the engine is not running, or not ready yet
     │   ├── DeadlineExceeded 504    the request's own deadline has passed
-    │   ├── CrashedWorker    500    the request has brought the worker down three times
+    │   ├── CrashedWorker    500    the request has crashed the worker three times
     │   ├── PdError          503    a handoff between instances failed (`stage` says where)
-    │   └── InternalError    500    our fault
+    │   └── InternalError    500    a fault of the server
     └── StartupError                the server cannot start; the message says why and what to do
 
-Faults of ours (broken invariants) are asserts, not these.
+Broken invariants are bugs of Onward. They are asserts, and have no class here.
 """
 
 RETRY_SOON_S = 1.0
-"""`retry_after_s` where nothing tells when the request could succeed: a process restarts, or a short queue is full."""
+"""`retry_after_s` if the time of recovery cannot be estimated: a process restarts, or a short queue is full."""
 
 
 class OnwardError(Exception):
@@ -105,7 +105,7 @@ class CrashedWorker(ServerError):
 
 
 class PdError(ServerError):
-    """Of the family between prefill and decode instances: code and stage are for machines."""
+    """A failure between prefill and decode instances. `code` and `stage` are machine-readable."""
 
     status = 503
     code = "pd_prefill_failed"

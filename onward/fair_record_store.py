@@ -1,7 +1,8 @@
 """Records by id, each with a caller, a size and an expiry time, within bounds on their number and their bytes.
 
-Where a bound is exceeded, the caller that uses most of it loses its oldest record. So a caller that uses less than an equal
-share of a bound never loses a record to another caller, and a caller alone may use all of it. Takes the time; does no I/O.
+If a bound is exceeded, the caller that uses most of it loses its oldest record. So a caller that uses less than an
+equal share of a bound never loses a record to another caller, and a single caller may use all of it. The time is passed
+in, and there is no I/O.
 """
 
 import math
@@ -29,7 +30,7 @@ class _StoredRecord(Generic[T]):
 
 @dataclass(slots=True)
 class _CallerUsage:
-    """Of one caller."""
+    """The records of one caller, and their total size."""
 
     ids: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
     """Oldest first."""

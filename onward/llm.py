@@ -1,10 +1,12 @@
-"""`onward.LLM`: a model in this process, without a server. The same engine core, worker and text pipeline as a server's.
+"""`onward.LLM` runs a model in this process, without a server. It uses the engine core, worker and text pipeline of the
+server.
 
     with LLM() as llm:
         for completion in llm.chat([{"role": "user", "content": "Say hello."}]):
             print(completion.text)
 
-One thread at a time. Streams and batches may be open side by side: whoever asks for its next token moves them all.
+Only one thread may use an `LLM` at a time. Several streams and a batch may be in progress at once: each engine step
+advances all of them, whichever of them asked for it.
 """
 
 import gc
@@ -57,8 +59,10 @@ class LLM:
         progress: Callable[[str, float | None], None] = lambda message, fraction: None,
         **llm_args: Any,
     ) -> None:
-        """`model` and `llm_args` are flags of `onward serve` (`offline.inputs.LLM_ARGS` lists them).
-        `progress(message, fraction)` is called during download, conversion and warm-up."""
+        """Loads a model; may first download and convert it. `model` and `llm_args` are flags of `onward serve`
+        (`offline.inputs.LLM_ARGS`). Raises `InvalidRequest` for wrong arguments, and `StartupError` for a model that
+        cannot be served. `progress(message, fraction)` is called meanwhile; the fraction is None if unknown. On CUDA,
+        all objects of the process are then exempt from garbage collection (`gc.freeze`)."""
         config = build_config(model, llm_args)
         from onward.models.loader import cuda_probe, model_store
 
@@ -88,13 +92,14 @@ class LLM:
         runner = open_runner(prepared, worker_config, progress)
         self._start(prepared, OfflineEngine.from_async_runner(runner, engine_config))
         if config.device == "cuda":
-            # What is here now stays: looking through all of torch for garbage costs more than planning the steps.
+            # The objects that exist now are permanent, so the collector skips them from here on: traversing all of
+            # torch costs more than planning the steps.
             gc.collect()
             gc.freeze()
 
     @classmethod
     def from_runner(cls, model: PreparedModel, runner: SyncOfflineRunner, config: EngineConfig | None = None) -> Self:
-        """Over a runner that is built already."""
+        """Creates an `LLM` with an existing runner."""
         llm = cls.__new__(cls)
         llm._start(model, OfflineEngine(runner, config or EngineConfig()))
         return llm
@@ -102,7 +107,8 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling: Options = None, *, show_progress: bool = False
     ) -> list[Completion]:
-        """Completes each prompt: a text or its token ids. One completion for each, in their order."""
+        """Completes each prompt, a text or a list of token ids. Returns one completion per prompt, in the same
+        order."""
         token_lists = {path: self._encode(prompt, path) for path, prompt in list_prompts(prompts)}
         return self._complete(token_lists, sampling, show_progress)
 
@@ -120,14 +126,14 @@ class LLM:
         return self._complete(token_lists, sampling, show_progress)
 
     def stream(self, prompt: Prompt, sampling: SamplingOptions | None = None) -> Iterator[CompletionChunk]:
-        """One completion, piece by piece. Closing the iterator ends it."""
+        """Yields one completion in chunks. Closing the iterator aborts the request."""
         return self._stream(self._encode(prompt, "prompts"), "prompts", sampling)
 
     def stream_chat(self, messages: Conversation, sampling: SamplingOptions | None = None) -> Iterator[CompletionChunk]:
         return self._stream(self._encode_chat(messages, "messages"), "messages", sampling)
 
     def close(self) -> None:
-        """Gives the model's memory back. Nothing can be asked of it afterwards."""
+        """Releases the model's memory. Later calls raise `Unavailable`."""
         self._engine_or_none = None
 
     def __enter__(self) -> Self:
@@ -212,7 +218,8 @@ class LLM:
     def _stream(
         self, prompt_token_ids: list[int], param: str, sampling: SamplingOptions | None
     ) -> Iterator[CompletionChunk]:
-        """Not a generator itself, so that bad input is refused at once and not at the first piece."""
+        """Checks the request, and returns an iterator that submits it at the first chunk. This is not a generator
+        itself, so that invalid input is refused at once and not at the first chunk."""
         request = self._create_request(prompt_token_ids, param, sampling or SamplingOptions())
         return self._chunks(self._engine, request)
 

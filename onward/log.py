@@ -2,7 +2,7 @@
 token.
 
 Values come from clients and peers too (labels, names of instances, error texts). Quotes, line breaks and control characters
-are escaped, so that no value can end its field, begin a line or command a terminal.
+are escaped, so that no value can end its field, begin a line or control a terminal.
 """
 
 import json
@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 from onward.config import LogFormat, terminal_is_dumb, wants_no_color
 
 CONTINUATION_INDENT = "    "
-"""In front of every line but the first one of an event, such as those of a traceback. No event begins so."""
+"""Prefix of all lines of an event but the first, such as the lines of a traceback. No event begins with it."""
 
 
 ERASE_LINE = "\r\x1b[2K"
-"""On a terminal another process may have a progress bar in the line of the cursor. It is drawn again below the event."""
+"""Written before each event on a terminal, because another process may have a progress bar in the line of the cursor.
+That process draws the bar again below the event."""
 
 LEVEL_COLORS = {"WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[1;31m"}
 DIM, RESET = "\x1b[2m", "\x1b[0m"
@@ -36,7 +37,7 @@ class LogEvent(str):
 
 
 class LineFormatter(logging.Formatter):
-    """Escapes what other libraries and exceptions bring, and marks every further line as one."""
+    """Escapes the texts of other libraries and of exceptions, and indents every line but the first."""
 
     def format(self, record: logging.LogRecord) -> str:
         lines = super().format(record).splitlines()
@@ -44,7 +45,8 @@ class LineFormatter(logging.Formatter):
 
 
 class TerminalFormatter(logging.Formatter):
-    """Short lines for a person: the time of day, the process, the event; a level only where it is not INFO, in colour."""
+    """Formats short lines for people: time of day, process and event. A level other than INFO is shown too, in
+    colour."""
 
     def __init__(self, process: str, *, color: bool) -> None:
         super().__init__("%(message)s")
@@ -64,7 +66,8 @@ class TerminalFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object for each event. Numbers and booleans stay what they are; everything else is text."""
+    """Formats each event as one JSON object. Numbers, booleans, lists and None keep their types; other values become
+    text."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -95,6 +98,8 @@ def configure(process: str, level: str = "INFO", format: LogFormat = "text") -> 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # It warns of each form that is not valid, which a client may send without end; the client is told anyway.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 def _formatter(process: str, format: LogFormat) -> logging.Formatter:
@@ -106,14 +111,16 @@ def _formatter(process: str, format: LogFormat) -> logging.Formatter:
 
 
 def event(name: str, **fields: object) -> LogEvent:
-    """`event("worker lost", pid=3, cause="signal 9")` -> `worker lost pid=3 cause="signal 9"`."""
+    """Returns a log message with this name and these fields, which JSON logs keep apart. In text logs,
+    `event("worker lost", pid=3, cause="signal 9")` is `worker lost pid=3 cause="signal 9"`."""
     line = LogEvent(" ".join([name, *(f"{key}={_quoted(value)}" for key, value in fields.items())]))
     line.name, line.fields = name, fields
     return line
 
 
 def request_fields(request_id: str, label: str) -> dict[str, str]:
-    """The fields of every event about one request: its id, and the client's own name for it if it has one."""
+    """Returns the fields of every event about one request: its id, and as `label` the client request id if there is
+    one."""
     return {"id": request_id, "label": label} if label else {"id": request_id}
 
 
@@ -135,7 +142,7 @@ def _quoted(value: object) -> str:
 
 
 def _printable(text: str) -> str:
-    """`text` with control characters, line breaks and other invisible characters as Python escapes."""
+    """Returns `text` with control characters, line breaks and other invisible characters as Python escapes."""
     if text.isprintable():
         return text
     return "".join(

@@ -1,6 +1,6 @@
-"""Where an output ends by its tokens alone: what fits, and whether a list of tokens has ended already.
+"""Limits on the length of an output, and the check whether a list of tokens is already a complete output.
 
-The api process and `onward.LLM` check what a client asks for; the engine checks what it is given, by the same rule.
+The api process and `onward.LLM` check clients' requests; the engine checks submitted requests by the same rule.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ def output_limit(
     max_tokens_param: str = "max_tokens",
     default: int = 0,
 ) -> int:
-    """How many tokens the output may have. Raises as `check_output_fits` does. `default`: where no limit was asked for; 0:
-    what fits. It refuses nothing."""
+    """Returns how many tokens the output may have. Raises as `check_output_fits` does. `default` applies if
+    `max_tokens` is None; 0 means as many as fit. A `default` that does not fit is lowered and causes no error."""
     check_output_fits(num_prompt_tokens, max_tokens, min_tokens, worker, prompt_param, max_tokens_param)
     if max_tokens is not None:
         return max_tokens
@@ -36,7 +36,8 @@ def check_output_fits(
     prompt_param: str,
     max_tokens_param: str = "max_tokens",
 ) -> None:
-    """Refuses what can never fit, before any work is done. The error names the field of the prompt or of the limit."""
+    """Raises `InvalidRequest` if prompt and output can never fit, before any work is done. The error names the field of
+    the prompt or of the limit."""
     max_len = worker.max_request_tokens
     limit_name = "the context" if max_len == worker.max_model_len else "the KV pool"
     if num_prompt_tokens >= max_len:
@@ -60,7 +61,7 @@ def check_output_fits(
 
 
 def check_fits(num_tokens: int, worker: WorkerHello, param: str) -> None:
-    """A text of which nothing is generated may fill all there is."""
+    """Raises `InvalidRequest` if a text does not fit. Nothing is generated from it, so it may use all positions."""
     max_len = worker.max_request_tokens
     if num_tokens > max_len:
         raise _too_long(
@@ -71,8 +72,8 @@ def check_fits(num_tokens: int, worker: WorkerHello, param: str) -> None:
 def find_end(
     token_ids: Sequence[int], sampling: SamplingParams, grammar_completed_at: int | None = None
 ) -> tuple[int, str] | None:
-    """If these tokens have ended an output: how many of them belong to it, and why it ended. `grammar_completed_at` of them
-    complete its grammar."""
+    """Returns how many of these tokens belong to the output and its finish reason, or None if the output has not ended.
+    The first `grammar_completed_at` tokens complete its grammar."""
     for position, token_id in enumerate(token_ids):
         if position >= sampling.min_tokens and token_id in sampling.end_token_ids:
             return position + 1, "stop"

@@ -1,16 +1,16 @@
-"""Randomness, passed in, as the clock is: ids that nobody can guess, and seeds. The simulator passes another."""
+"""Randomness as a dependency, like the clock: unguessable ids, and seeds. The simulator passes its own source."""
 
 import random
 import secrets
 from typing import Protocol
 
 SEED_BITS = 53
-"""Of a seed that we choose: a client that reads it from JSON as a double sends back the same one."""
+"""Bits of a seed that the server chooses: a client that reads it from JSON as a double sends back the same seed."""
 
 
 class RandomSource(Protocol):
     def hex_token(self) -> str:
-        """128 bits, as hex."""
+        """Returns 128 random bits as hex."""
         ...
 
     def bits(self, count: int) -> int: ...

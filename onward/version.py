@@ -1,3 +1,3 @@
 """This release's number, where every process can read it without importing anything else."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

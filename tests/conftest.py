@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 LONGEST_FIRST = (
+    "e2e/test_rollout.py",
+    "e2e/test_installed_wheel.py",
     "e2e/test_chaos.py",
+    "docs/test_commands.py",
     "engine/test_core_properties.py",
     "e2e/test_pd_crashes.py",
     "sim/test_seeds.py",
@@ -24,9 +27,11 @@ LONGEST_FIRST = (
     "api/test_attempts.py",
     "api/responses/test_behind_router.py",
     "e2e/test_drafts_of_models.py",
+    "e2e/test_kept_memory_of_peers.py",
+    "e2e/test_nothing_remains.py",
     "engine/test_admission_properties.py",
 )
-"""Whoever comes to one of them last does it alone: a file is one process's. All others are short, and come in any order."""
+"""The process that begins one of them last runs it alone: one process runs a whole file. All other files are short."""
 
 _PLACES = {Path(__file__).parent.joinpath(name).resolve(strict=True): place for place, name in enumerate(LONGEST_FIRST)}
 

@@ -87,7 +87,7 @@ class StreamCost(msgspec.Struct, frozen=True):
 
     @property
     def zmq_us_per_token(self) -> float:
-        """Of the above, in the wire's own thread."""
+        """The part of the above that is spent in the wire's own thread."""
         long, short = self.long, self.short
         added = long.used.zmq_s / long.num_requests - short.used.zmq_s / short.num_requests
         return 1e6 * added / (long.tokens_each - short.tokens_each)

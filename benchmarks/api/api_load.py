@@ -1,6 +1,6 @@
 """A load on one api process that costs little to make: answers are kept as bytes, and looked at when they are whole.
 
-Run as a process of its own, so that its time is nobody else's. Every answer is checked to have all its tokens.
+Run as a process of its own, so that its time is not counted for another one. Every answer must have all its tokens.
 
     python -m benchmarks.api.api_load --port 8000 --model NAME --connections 256 --requests-each 1 --max-tokens 512 --stream
 """

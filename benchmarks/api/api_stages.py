@@ -44,7 +44,7 @@ def stage_of(file: str) -> str:
 
 
 def shares(samples: Sequence[FunctionSamples]) -> dict[str, float]:
-    """Of each stage, largest first."""
+    """Returns the share of each stage, largest first."""
     found: dict[str, int] = {}
     for one in samples:
         stage = stage_of(one.file)

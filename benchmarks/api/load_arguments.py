@@ -3,7 +3,7 @@
 import argparse
 
 SHORT_TOKENS = 16
-"""Of a short stream."""
+"""Length of a short stream."""
 
 
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:

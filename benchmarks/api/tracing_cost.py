@@ -48,7 +48,7 @@ class TracingCostRow(msgspec.Struct, frozen=True):
     ms_per_request: float
     token_ratios: list[float]
     request_ratios: list[float]
-    """Of each round, to the side `off`."""
+    """Ratio of each round to the side `off`."""
 
 
 class CollectorSink:

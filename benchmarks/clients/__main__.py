@@ -6,8 +6,8 @@ Each FILE is the program's executable, in a virtual environment of its own. The 
 model and FLAGS, or with `--paced` one that computes nothing and keeps to a timetable. The server has one half of the cores
 and the load generators the other: a program that takes processor time from the server measures another server.
 
-A machine's speed moves from minute to minute, so each run of another program has one of ours beside it, before or after
-it in turn, and what counts is the median of the pairs' ratios. Exits with 1 where a median is more than 10 % from 1.
+A machine's speed changes from minute to minute, so each run of another program is paired with a run of ours, before or
+after it in turn. The result is the median of the pairs' ratios. Exits with 1 where a median is more than 10 % from 1.
 """
 
 import argparse

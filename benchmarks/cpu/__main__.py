@@ -1,7 +1,7 @@
 """`make bench-cpu`: Onward, over HTTP, beside OpenVINO GenAI, offline, from the same GGUF file, in alternation.
 
-Both sides are loaded once and sleep while the other is measured. They get the same prompts, which nobody has seen before.
-A machine's speed moves from minute to minute, so what counts is the median of the pairs' ratios; absolute figures stand
+Both sides are loaded once and sleep while the other is measured. They get the same prompts, which no cache has.
+A machine's speed changes from minute to minute, so the result is the median of the pairs' ratios. Absolute figures stand
 beside a calibration line taken before and after each pair, and what other programs took meanwhile. Before anything is
 measured both sides must answer a simple question: a fast model that talks nonsense is not fast.
 """

@@ -30,7 +30,7 @@ _PRODUCTS = ("qkv", "o", "gate/up", "down", "head")
 
 @dataclass(slots=True)
 class StepCost:
-    """Of one burst: time per step, and the cycles of each kind of work."""
+    """Cost of one burst: time per step, and the cycles of each kind of work."""
 
     step_ms: float
     cycles: dict[str, int]

@@ -52,7 +52,7 @@ class StageFigures(msgspec.Struct, frozen=True):
     us_per_token: dict[str, dict[str, float]]
     """By wire, then by the number of slots."""
     round_trip_us: dict[str, dict[str, float]]
-    """Of an empty step, by wire: p50 and p99."""
+    """Round trip of an empty step, by wire: p50 and p99."""
     rounds: int
     machine: dict[str, Any]
 

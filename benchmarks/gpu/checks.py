@@ -45,8 +45,8 @@ DECODE_PLANS = [
 def decode_error(
     heads: Heads, block_size: int, lengths: Sequence[int], plan: DecodePlan, *, normed: bool, overlap: bool = False
 ) -> float:
-    """Of outputs and of what is written to the pages. `lengths` count the new token, whose place is still poisoned; rows of
-    length 0 are padding."""
+    """Returns the largest error of outputs and of what is written to the pages. `lengths` count the new token, whose place
+    is still poisoned; rows of length 0 are padding."""
     tables, num_blocks = block_tables(lengths, block_size)
     kv = filled_pages([max(0, n - 1) for n in lengths], tables, num_blocks, heads, block_size)
     num_finite = int(torch.isfinite(kv).sum())

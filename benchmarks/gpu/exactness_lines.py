@@ -145,10 +145,11 @@ async def run_killed(run: ComparisonRun, role: str) -> ComparisonResult:
     num_running = 0
 
     async def kill() -> None:
+        # While its worker is stopped, no request can end before the kill, however long `/info` takes.
         nonlocal num_running
-        info = await run.info()
-        num_running = sum(info["requests"].values())
-        [pid] = info["pids"][role]
+        [worker_pid], [pid] = before["pids"]["worker"], before["pids"][role]
+        os.kill(worker_pid, signal.SIGSTOP)
+        num_running = sum((await run.info())["requests"].values())
         os.kill(pid, signal.SIGKILL)
 
     outputs = await read_all(run.client, run.bodies(f"{role} killed"), kill)

@@ -12,7 +12,7 @@ MIXED: tuple[dict[str, Any], ...] = (
     {"logprobs": 5},
     {"frequency_penalty": 0.5, "presence_penalty": 0.3, "repetition_penalty": 1.1},
 )
-"""Of the mixed streams, a third has each of these."""
+"""Options of the mixed streams. A third of the streams has each."""
 
 _PERSON = {
     "type": "array", "minItems": 200,

@@ -56,7 +56,7 @@ def block_tables(lengths: Sequence[int], block_size: int) -> tuple[torch.Tensor,
 def filled_pages(
     lengths: Sequence[int], tables: torch.Tensor, num_blocks: int, heads: Heads, block_size: int
 ) -> torch.Tensor:
-    """Random keys and values; NaN behind the end of each history and in the block that nobody has."""
+    """Random keys and values; NaN behind the end of each history and in the block that no row has."""
     kv = random(num_blocks, 2, heads.num_kv_heads, block_size, heads.dim)
     is_used = torch.zeros(num_blocks, dtype=torch.bool, device=DEVICE)
     for row, length in enumerate(lengths):

@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def workload_lengths(num_streams: int) -> list[int]:
-    """Of the streams of workload "256" that are left as soon as there are at most so many."""
+    """Returns the lengths of the streams of workload "256" that are left when at most `num_streams` are."""
     requests = workload_256()
     ends = sorted(request.num_output_tokens for request in requests)
     done = ends[-num_streams - 1] if num_streams < len(ends) else 0

@@ -69,7 +69,7 @@ class RepeatedStream:
 class StreamDifference:
     stream: int
     index: int
-    """Of the first token that is another one, is missing, or has other logprobs."""
+    """Index of the first token that differs, is missing, or has other logprobs."""
     what: str
     note: str = ""
 

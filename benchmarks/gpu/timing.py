@@ -34,7 +34,7 @@ def replay_ms(graph: torch.cuda.CUDAGraph, repeats: int = 10) -> float:
 
 
 def time_ms(variants: Sequence[Callable[[], object]], rounds: int = 1, repeats: int = 10) -> float:
-    """Of one call. `variants` do the same on different data, so that the cache does not hold it already."""
+    """Returns the time of one call. `variants` do the same on different data, so that it is not in the cache."""
 
     def work() -> None:
         for _ in range(rounds):

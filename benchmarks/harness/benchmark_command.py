@@ -32,7 +32,7 @@ def begin(folder: Path) -> None:
 
 
 def console(*, output_is_json: bool = False) -> Console:
-    """For whoever watches."""
+    """Returns the console for progress."""
     return Console(highlight=False, soft_wrap=True, stderr=output_is_json)
 
 

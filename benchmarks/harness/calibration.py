@@ -20,7 +20,7 @@ _PASSES = 5
 class Calibration(msgspec.Struct, frozen=True):
     read_gb_per_s: float
     int_mm_ms: dict[str, float]
-    """Of one 576 to 3072 product, by the number of rows."""
+    """Time of one 576 to 3072 product, by the number of rows."""
 
     def line(self) -> str:
         products = ", ".join(f"{ms:.3f} ms at {rows} rows" for rows, ms in self.int_mm_ms.items())

@@ -292,7 +292,7 @@ class OverloadBenchmark:
     # The server.
 
     def wait_idle(self) -> None:
-        """Nothing runs, and nobody is connected but who asks."""
+        """Waits until nothing runs and the only connection is our own."""
         _wait_for("nothing to be left", lambda: not self._held())
         time.sleep(FENCES_S)
 
@@ -302,7 +302,7 @@ class OverloadBenchmark:
         return {**held, **({"connections": connections} if connections else {})}
 
     def metrics(self, name: str) -> dict[str, float]:
-        """Of one family, by labels."""
+        """Returns the values of one family, by labels."""
         values = parse_metrics(self._server.get("/metrics").decode())
         return {key.removeprefix(name): value for key, value in values.items() if key.partition("{")[0] == name}
 

@@ -1,10 +1,10 @@
-"""Connections that mean no good, in a process of their own.
+"""Hostile connections, in a process of their own.
 
     python -m benchmarks.isolation.hostile_connections PORT MODEL COUNT SEED KEY…
 
 Some send a head or a body a byte a second, some ask for a stream and do not read it, some ask and vanish, some say nothing
 at all. Those that are ended come again. A line on the input is answered with a line of JSON that tells what has happened;
-from any line but `go on` nobody comes again, and nobody goes of its own will. At the end of the input the process ends.
+after any line but `go on` no connection is opened again or closed. At the end of the input the process ends.
 
 There are two keys: those that do not read ask once, with the first; those that vanish ask all the time, with the second.
 """
@@ -24,7 +24,7 @@ import uvloop
 from onward.bench.prompts import random_words
 
 KINDS = {"slow_head": 175, "slow_body": 175, "unread": 400, "vanishing": 200, "silent": 50}
-"""Of a thousand."""
+"""Number of each kind in a thousand."""
 BYTE_EVERY_S = 1.0
 AGAIN_S = 0.2
 VANISHES_AFTER_S = (2.0, 20.0)

@@ -24,7 +24,7 @@ MAX_TOKENS = 96
 CUT_AFTER = 4
 """Events of a stream, before its client goes away."""
 NUM_TOOLS, DESCRIPTION_CHARS = 60, 16_000
-"""Of a stored response: a megabyte of tools that must not be called, of which the model reads nothing."""
+"""The tools of a stored response: a megabyte of tools that must not be called, of which the model reads nothing."""
 
 _SLOW_TEMPLATE = "{% set l = range(99999)|list %}{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}"
 

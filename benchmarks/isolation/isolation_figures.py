@@ -10,9 +10,9 @@ from benchmarks.isolation.lean_streams import MeasuredStream
 from onward.bench.report import Percentiles, percentiles
 
 LEAST_RATIO = 0.9
-"""Of the throughput of others, and of goodput under overload: within a tenth."""
+"""Smallest ratio of the throughput of others, and of goodput under overload."""
 MOST_GROWTH = 1.1
-"""Of a process's memory while a load stays the same."""
+"""Largest growth of a process's memory while a load stays the same."""
 
 
 class HostilePair(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class HostilePair(msgspec.Struct, frozen=True):
 
 
 class MemorySample(msgspec.Struct, frozen=True):
-    """Of every process, by its role, in MB."""
+    """Memory of every process, by its role, in MB."""
 
     at_s: float
     mb: dict[str, float]
@@ -92,7 +92,7 @@ def ttft(streams: Sequence[MeasuredStream]) -> Percentiles | None:
 
 
 def durations(streams: Sequence[MeasuredStream], *, whole: bool) -> Percentiles | None:
-    """Of those that came to their end, or of those that were refused."""
+    """Returns the durations of complete streams, or of refused ones."""
     chosen = [one for one in streams if one.ended_s is not None and one.is_whole == whole and one.status != 0]
     return percentiles([one.ended_s - one.started_s for one in chosen if one.ended_s is not None])
 

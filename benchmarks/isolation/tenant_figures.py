@@ -7,19 +7,19 @@ import msgspec
 from onward.bench.report import Percentiles
 
 MOST_P99_RATIO = 2.0
-"""Of the small requests of the other tenant, with and without the attack."""
+"""Largest ratio of the p99 of the other tenant's small requests with and without the attack."""
 MOST_API_GROWTH_MB = 512.0
-"""Of each api process, beyond what it had before the attack."""
+"""Largest growth of each api process beyond what it had before the attack."""
 
 
 class TenantRound(msgspec.Struct, frozen=True):
     kind: str
-    """Of the attack."""
+    """The kind of attack."""
     calm: Percentiles
     """Seconds that the other tenant's requests took without it."""
     attacked: Percentiles
     num_requests: int
-    """Of the other tenant, during the attack."""
+    """Requests of the other tenant, during the attack."""
     api_before_mb: float
     api_most_mb: float
     """During the attack, of the largest api process."""

@@ -82,7 +82,7 @@ class PdDeployment:
         return sum(server.cpu_s() for server in self.servers)
 
     def metrics(self, *names: str) -> dict[str, float]:
-        """Of the server that takes requests: those of these names, by name and labels."""
+        """Returns metrics with these names of the server that takes requests, by name and labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10.0) as response:
             values = parse_metrics(response.read().decode())
         return {key: value for key, value in values.items() if key.partition("{")[0] in names}
@@ -102,7 +102,7 @@ class PairConditions(msgspec.Struct, frozen=True):
     before: Calibration
     after: Calibration
     idle_cpu_s: dict[str, float]
-    """Of each side, while the other was measured."""
+    """Processor time of each side while the other was measured."""
     other_programs_cores: float
     handed_over: dict[str, float]
     """What the decode instance counted, handoffs by outcome and prompts that it computed itself."""
@@ -208,7 +208,7 @@ def _figures(measured: PdRound) -> dict[str, Any]:
 
 
 def _all_gaps(pairs: list[PdPair]) -> list[tuple[str, str, list[float]]]:
-    """Of all rounds of a side together."""
+    """Returns the gaps of all rounds of a side together."""
     split, mixed = [pair.split for pair in pairs], [pair.mixed for pair in pairs]
     return [
         *((rounds[0].side, "long prompts coming", [s for r in rounds for s in r.gaps_s]) for rounds in (split, mixed)),

@@ -34,7 +34,7 @@ class PdRound(msgspec.Struct, frozen=True):
     gaps_s: list[float]
     """While long prompts came."""
     ttft_s: list[float]
-    """Of the long prompts."""
+    """Times to the first token of the long prompts."""
     stream_tokens_per_s: float
     """All streams together, while long prompts came."""
     prompt_tokens: int
@@ -88,7 +88,7 @@ def quantiles_ms(values: Sequence[float]) -> dict[str, float]:
 
 
 def serve_flags(role: str, threads: int, common: Sequence[str], handoff_port: int | None = None) -> list[str]:
-    """Of one instance. All have the same flags but for their part in the handoff and their share of the cores."""
+    """Returns the flags of one instance: all are equal except those of its role and its share of the cores."""
     flags = ["--role", role, "--threads", str(threads), *common]
     match role:
         case "prefill":

@@ -70,7 +70,7 @@ class _TransferCommand(msgspec.Struct, frozen=True):
 
 
 class TransferTiming(msgspec.Struct, frozen=True):
-    """Of one transfer, and of the plain copy right after it."""
+    """Durations of one transfer, and of the plain copy right after it."""
 
     seconds: float
     copy_s: float

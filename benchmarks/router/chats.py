@@ -33,17 +33,17 @@ class ChatLoad:
 
 class ChatTurn(msgspec.Struct, frozen=True):
     number: int
-    """Of the chat, from 0."""
+    """Number of the turn in the chat, from 0."""
     ttft_s: float
     prompt_tokens: int
     cached_tokens: int
 
 
 class ChatFigures(msgspec.Struct, frozen=True):
-    """Of the turns after the first, which nobody can have cached."""
+    """Figures of the turns after the first, which no instance can have cached."""
 
     hit_rate: float
-    """Of the tokens of all prompts, those that were cached."""
+    """Share of the tokens of all prompts that were cached."""
     ttft_p50_s: float
     ttft_p90_s: float
     num_turns: int

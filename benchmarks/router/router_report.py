@@ -25,7 +25,7 @@ class RouterReportRow(msgspec.Struct, frozen=True):
     values: dict[str, float]
     """Medians by side."""
     ratio: float | None = None
-    """Of costs: what is judged to nginx; of chats: `prefix` to `round_robin`."""
+    """For costs: the judged proxy to nginx. For chats: `prefix` to `round_robin`."""
     bar: float | None = None
     """The most that the judged side may have."""
 

@@ -19,7 +19,6 @@ from typing import cast
 import msgspec
 import uvloop
 
-from onward.config import DEFAULT_MODEL
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor
 from onward.proto.model import TokenizerFiles
@@ -34,6 +33,7 @@ from onward.proto.router import (
 )
 from onward.text.prompt_tokenizer import tokenizer_hash
 
+MODEL = "stand-in"
 MAX_EVENTS = 1 << 16
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 100
@@ -173,7 +173,7 @@ class StubInstanceConnection(asyncio.Protocol):
 
 
 def _plain_attempt(path: str, body: bytes) -> Attempt:
-    """Of a request that came without a router."""
+    """Returns the attempt of a request that came without a router."""
     return Attempt(schema_version=SCHEMA_VERSION, path=path, body=body, request_id="0" * 32, attempt_epoch=1, seed=1,
                    created_s=0)  # fmt: skip
 
@@ -196,7 +196,7 @@ def _whole(kind: bytes, body: bytes) -> bytes:
 
 def registration(url: str, its_text_hash: str = "") -> Registration:
     return Registration(
-        schema_version=SCHEMA_VERSION, instance="stand-in", url=url, role="mixed", state="ready", model=DEFAULT_MODEL,
+        schema_version=SCHEMA_VERSION, instance="stand-in", url=url, role="mixed", state="ready", model=MODEL,
         fingerprint="stand-in", kv_layout=None, max_tokens=1 << 20, block_size=BLOCK_SIZE, engine="stand-in",
         load=InstanceLoad(max_running=64, free_blocks=1000, num_blocks=1000), tokenizer_hash=its_text_hash,
     )  # fmt: skip

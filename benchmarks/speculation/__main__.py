@@ -1,6 +1,6 @@
 """`make bench-spec`: a server that drafts beside one that does not, over HTTP, in alternation.
 
-Both have the same model and sleep while the other is measured. They get the same prompts, which nobody has seen before:
+Both have the same model and sleep while the other is measured. They get the same prompts, which no cache has:
 text to copy (lists to repeat, code to echo with a name changed), greedily, and free text, sampled. A machine's speed moves
 from minute to minute, so what counts is the median of the pairs' ratios, beside a calibration line.
 """
@@ -25,7 +25,7 @@ from onward.models.loader import model_store
 TEXTS = {"copying": (copying_prompt, 0.0), "free": (free_prompt, 0.8)}
 COPYING_GOAL, BAR = 1.5, 0.95
 REQUESTS = {1: 3, 8: 2, 32: 1}
-"""Of each stream, one after the other: a single short answer is over too soon to be measured."""
+"""Requests of each stream, one after the other: a single short answer is too short to be measured."""
 
 
 class SpeculationPair(msgspec.Struct, frozen=True):

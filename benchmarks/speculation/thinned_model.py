@@ -16,6 +16,7 @@ from typing import Any
 
 from onward.config import cache_dir
 from onward.models.families.registry import BY_ARCHITECTURE
+from onward.models.loader.model_sources import OpenedWeights
 from onward.models.loader.model_store import resolve_source
 from onward.models.loader.weight_conversion import write_weights
 from onward.models.thinned import ThinnedTensors, all_but_every_nth, every_nth, thinned_config
@@ -33,8 +34,9 @@ def write_thinned(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_hf_config(config), indent=1))
     opened.write_tokenizer(folder)
-    tensors = ThinnedTensors(opened.open_tensors(), kept)
-    write_weights(folder, config, tensors, quantization="none", dtype=dtype, progress=_silent)
+    tensors = ThinnedTensors(opened.open_weights().tensors, kept)
+    weights = OpenedWeights(tensors, {}, model)
+    write_weights(folder, config, weights, quantization="none", dtype=dtype, progress=_silent)
     return config
 
 

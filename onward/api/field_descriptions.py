@@ -1,4 +1,4 @@
-"""The sentence that stands below a field of a struct in its source, as a description for readers of the API."""
+"""Reads the string below each field of a struct from its source code, as the field's description in `/openapi.json`."""
 
 import ast
 import inspect
@@ -8,7 +8,7 @@ import msgspec
 
 
 def field_descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """By the name of the field, also of those that the struct inherits. Raises `OSError` where there is no source."""
+    """Returns descriptions by field name, inherited fields included. Raises `OSError` if there is no source code."""
     found: dict[str, str] = {}
     for base in reversed(struct.__mro__):
         if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:

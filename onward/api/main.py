@@ -1,6 +1,6 @@
 """An api process: `python -m onward.api.main --control-fd N`, started by the supervisor and never by hand.
 
-The rim around `process`: the event loop, the listening socket, the way out.
+Provides what `process` gets passed in: the event loop, the listening socket, process exit.
 """
 
 import asyncio
@@ -36,10 +36,11 @@ from onward.web.server.http_server import HttpServer, tls_files
 from onward.web.template_sandbox import TemplateSandboxPool
 
 M_MMAP_THRESHOLD = -3
-"""As `malloc.h` has it."""
+"""The constant's value in `malloc.h`."""
 LARGE_BYTES = 1 << 20
 _THREAD_SWITCH_INTERVAL_S = 0.0005
-"""How long the event loop waits for a thread that decodes or tokenizes. Python's default of 5 ms would delay each token."""
+"""How long the event loop waits for the GIL while a thread decodes or tokenizes. Python's default of 5 ms would delay each
+token."""
 
 
 async def _serve(
@@ -62,6 +63,8 @@ async def _serve(
     loop = asyncio.get_running_loop()
     loop.add_reader(channel.fileno(), api.read_control)
     try:
+        if start.awaits_turn:
+            await api.wait_for_turn()
         await server.serve([socket.socket(fileno=start.listen_fd)])
     finally:
         loop.remove_reader(channel.fileno())
@@ -74,8 +77,9 @@ def _exit_now() -> None:
 
 
 def _return_large_buffers() -> None:
-    """Bodies of megabytes go back to the operating system when they are freed. By default glibc raises this threshold to
-    the largest buffer that it has seen, and each thread's heap then keeps such buffers."""
+    """Makes malloc return large buffers, such as bodies of megabytes, to the operating system when they are freed. By
+    default glibc raises this threshold to the largest buffer that it has seen, and each thread's heap then keeps such
+    buffers."""
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
@@ -101,7 +105,8 @@ def main() -> None:
         import_exporter()
     _return_large_buffers()
     sys.setswitchinterval(_THREAD_SWITCH_INTERVAL_S)
-    # What is here now stays: a look for garbage among the tokenizer's tables would hold up every stream.
+    # The objects that exist now are never freed. A garbage collection that traverses the tokenizer's tables would delay
+    # every stream.
     gc.collect()
     gc.freeze()
     uvloop.run(_serve(start, channel, text_processor, otel))

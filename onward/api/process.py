@@ -1,6 +1,6 @@
-"""All parts of an api process, joined; but for its rim: the event loop, the sockets, the threads and the way out.
+"""Builds an api process from its parts. The event loop, sockets, threads and process exit are passed in (`Runtime`).
 
-`main` brings the real ones, the simulator others.
+`main` passes the real ones, the simulator its own.
 """
 
 import asyncio
@@ -18,13 +18,14 @@ from onward.api.engine_link.engine_client import EngineClient, EngineTransport, 
 from onward.api.engine_link.request_tracker import RequestTracker
 from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.lifecycle.request_metrics import RequestLatencyMetrics
-from onward.api.lifecycle.stream_registry import StreamRegistry
+from onward.api.lifecycle.stream_registry import REPLACED_BY_NEW_SERVER, StreamRegistry
 from onward.api.lifecycle.stream_store_client import StreamStoreClient, StreamStoreTransport
 from onward.api.requests.preprocessing_executors import ExecutorFactory, make_executors
 from onward.api.requests.text_processor import TextProcessor
 from onward.api.requests.unsupported_fields import UnknownFieldReporter
 from onward.api.router_registration import InstanceDescription, OtherInstanceCounts, RouterRegistrar
 from onward.api.supervisor_client import SupervisorChannel, SupervisorClient
+from onward.batches.batch_routes import make_service
 from onward.clock import Clock
 from onward.config import OtelSettings
 from onward.obs.metrics import Registry
@@ -35,6 +36,7 @@ from onward.proto.control import (
     EngineGone,
     EngineUp,
     StartApi,
+    StartListening,
     StopChild,
     StreamStoreGone,
     StreamStoreUp,
@@ -54,30 +56,31 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What an api process must not make for itself."""
+    """The clock, randomness, sockets, threads and exit of an api process, which must not create them itself."""
 
     clock: Clock
     random: RandomSource
     connect_engine: Callable[[str], EngineTransport]
-    """To the engine at this address."""
+    """Connects to the engine at this address."""
     connect_stream_store: Callable[[str], StreamStoreTransport]
     new_session: Callable[[], aiohttp.ClientSession]
     new_executor: ExecutorFactory
     stop_server: Callable[[float, Callable[[], object]], None]
-    """No new connections; what is under way has the grace, and at its end somebody is called."""
+    """Closes the listening sockets. Open requests have this grace period, then the callback is called."""
     exit_now: Callable[[], None]
-    """For when nothing can be put right from here. The supervisor, if there is one, starts another."""
+    """Exits after an unrecoverable fault. The supervisor, if it is alive, starts another api process."""
     otel: OtelSettings | None = None
-    """None: nothing is traced."""
+    """None: tracing is off."""
 
 
 class ApiProcess:
-    """Needs a running event loop."""
+    """One api process with all its parts. The constructor needs a running event loop."""
 
     def __init__(
         self, start: StartApi, channel: SupervisorChannel, text_processor: TextProcessor, runtime: Runtime
     ) -> None:
         self._channel, self._runtime = channel, runtime
+        self._may_listen = asyncio.Event()
         self.registry = registry = Registry()
         self._supervisor = SupervisorClient(channel, registry.snapshot)
         self._client = EngineClient(RequestTracker(registry), runtime.clock, runtime.connect_engine, runtime.exit_now)
@@ -109,17 +112,20 @@ class ApiProcess:
         )
         admin = AdminEndpoints(services, self._supervisor, self._streams)
         self._other_instances = other_instances = OtherInstanceCounts(runtime.clock)
-        registry.gauge("onward_live_streams", "Streams that run", ["origin"], self._streams.counts)
+        registry.gauge("onward_live_streams", "Running streams, by origin", ["origin"], self._streams.counts)
         registry.gauge(
             "onward_other_instances",
-            "Other instances that could take over streams, as each router has said",
+            "Other instances that could take over streams, as each router has reported",
             ["router"],
             other_instances.by_router,
         )
         instance_description = InstanceDescription(services, self._supervisor, self._streams, other_instances)
         self._active_keys = ActiveKeys(ApiKeyTable(start.keys))
-        watch = InstanceLiveView(start.config, self._client, self._supervisor, self._streams, runtime.clock)
+        watch = InstanceLiveView(
+            start.config, start.model.name, self._client, self._supervisor, self._streams, runtime.clock
+        )
         self._live_feed = LiveFeed(watch.look, runtime.clock)
+        self._batches = make_service(start.config, self._active_keys, runtime.clock)
         self.app = build_app(
             services,
             admin,
@@ -129,8 +135,9 @@ class ApiProcess:
             self._active_keys,
             self._live_feed,
             self._supervisor,
+            self._batches,
         )
-        # Of several processes one speaks for all.
+        # Only one of several api processes registers the instance.
         registers = start.index == 0
         self._registrar = (
             RouterRegistrar(start.config, instance_description, runtime.clock, runtime.new_session)
@@ -140,17 +147,26 @@ class ApiProcess:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that are not over."""
+        """Zero if and only if no request is live: neither in the engine client nor in the stream registry. A request that
+        runs counts in both."""
         return self._client.num_open + self._streams.num_live
 
+    async def wait_for_turn(self) -> None:
+        """Waits until this server may accept connections on the listening socket. Everything else is ready."""
+        self._send(ChildReady())
+        await self._may_listen.wait()
+
     def on_listening(self) -> None:
-        """Connections are taken."""
+        """Reports to the supervisor that connections are accepted, and starts the registration with routers and the
+        batches."""
         self._send(ChildReady())
         if self._registrar is not None:
             self._registrar.start()
+        if self._batches is not None:
+            self._batches.start()
 
     def read_control(self) -> None:
-        """The supervisor has said something."""
+        """Handles all messages that have arrived from the supervisor. Exits if the supervisor is gone."""
         try:
             while (message := self._supervisor.receive()) is not None:
                 self._on_control_message(message)
@@ -165,6 +181,8 @@ class ApiProcess:
         self._live_feed.close()
         if self._registrar is not None:
             await self._registrar.close()
+        if self._batches is not None:
+            await self._batches.close()
         await self._tasks.close()
         await self._client.close()
         await self._stream_store.close()
@@ -188,20 +206,27 @@ class ApiProcess:
                 self._notify_routers()
             case UpdateApiKeys():
                 self._active_keys.keys = ApiKeyTable(message.keys)
+            case StartListening():
+                self._may_listen.set()
             case StopChild():
-                self._stop(message.grace_s)
+                self._stop(message.grace_s, is_replaced=message.is_replaced)
             case _:
                 raise AssertionError(f"not a message for an api process: {type(message).__name__}")
 
-    def _stop(self, grace_s: float) -> None:
-        """No new connections. Streams of a router go on elsewhere at once, or, where no other instance can take them, have
-        the grace, as clients' own streams do."""
+    def _stop(self, grace_s: float, *, is_replaced: bool) -> None:
+        """Stops accepting connections. Routed streams end at once, and their router continues them at another instance,
+        or, if this server is replaced, at the new one. If no other instance can take them, they have the grace period,
+        as direct streams do."""
         self._streams.stop()
         self._live_feed.close()
-        if not self._other_instances.is_only_instance:
+        if self._batches is not None:
+            self._batches.stop()
+        if is_replaced:
+            self._streams.end_routed_streams(REPLACED_BY_NEW_SERVER)
+        elif not self._other_instances.is_only_instance:
             self._streams.end_routed_streams()
         if self._registrar is not None:
-            self._registrar.deregister()
+            self._registrar.deregister(is_replaced=is_replaced)
         self._runtime.stop_server(grace_s, self._end_streams)
 
     def _end_streams(self) -> None:

@@ -1,7 +1,7 @@
-"""Tells routers about this instance, each of them each second, and that it leaves.
+"""Sends registrations of this instance to each of its routers, once a second, and deregisters it when it stops.
 
-The routers are told side by side: one that hangs or is away holds up nobody else, and is tried again for ever. What the
-engine's cache has learnt goes along as `kv_events`, to each router whose last answer wants them, from where it says.
+Each router has a task of its own, so a router that hangs or is unreachable delays no other one. It is retried for ever. A
+registration carries the changes of the engine's prefix cache as `kv_events` if the router's last reply asked for them.
 """
 
 import asyncio
@@ -34,34 +34,40 @@ from onward.text.prompt_tokenizer import read_tokenizer_files, tokenizer_hash
 from onward.transport.cluster_signature import sign_request
 
 POST_TIMEOUT_S = 2.0
+REPLACED_TIMEOUT_S = 1.0
+"""How long the last registration of an instance may take if a new server replaces it. The new server serves after this
+process has ended, and registers by itself."""
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
 MIN_AGAIN_S, MAX_AGAIN_S = 0.1, 10.0
 MAX_VIEW_AGE_S = 0.3
-"""So that several routers share one look at the instance."""
+"""How long a view of the instance is reused, so that several routers share one query of the supervisor."""
 FREE_BLOCKS = ("free", "cached")
 RUNNING = ("running", "preempting")
+RESTARTING = "restarting"
 RETRYABLE_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, Unavailable, msgspec.MsgspecError)
-"""Of telling a router: it is tried again."""
+"""Errors of a registration that is tried again."""
 PATIENCE_S = 15.0
-"""How long a router that has answered before may be silent until that is worth a warning: longer than one that stops takes
-by default (`drain_s` and its last words), and than a restart. Whoever stops a cluster stops the router first."""
+"""How long a router that has answered before may be silent before a warning is logged. It is longer than a router takes by
+default to stop (`drain_s` and its last messages), and than a restart. An operator who stops a cluster stops the router
+first."""
 MAX_COUNT_AGE_S = 10.0
-"""The number of other instances that a router has said is forgotten after so long."""
+"""How long a router's report of the number of other instances is valid."""
 MAX_COUNTED_ROUTERS = 64
 
 _logger = logging.getLogger(__name__)
 
 
 class OtherInstanceCounts:
-    """Whether other instances could take over this one's streams, as its routers have said last."""
+    """The number of other instances that could take over this one's streams, as each router has last reported."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._counts: dict[str, tuple[int, float]] = {}
 
     def record(self, router: str, num_others: int) -> None:
-        """`router`: its incarnation. A negative number says nothing: the router does not know the field."""
+        """Records a router's report. `router` is its incarnation. A negative number means that the router does not know
+        the field, and removes its earlier report."""
         self._counts.pop(router, None)
         while len(self._counts) >= MAX_COUNTED_ROUTERS:
             del self._counts[next(iter(self._counts))]
@@ -78,13 +84,13 @@ class OtherInstanceCounts:
 
     @property
     def is_only_instance(self) -> bool:
-        """Every router that was heard lately knows no instance but this one. False where none was heard."""
+        """Whether all recent reports say that there is no other instance. False without a recent report."""
         counts = self.by_router().values()
         return bool(counts) and not any(counts)
 
 
 class RegistrationLog:
-    """How an instance stands with one router: a log line when it is not taken, and one when it is again."""
+    """Logs when one router stops accepting the registration of this instance, and when it accepts it again."""
 
     def __init__(self, router_url: str, clock: Clock) -> None:
         self._url = router_url
@@ -99,12 +105,12 @@ class RegistrationLog:
             _logger.info(log.event("registered", url=self._url))
 
     def refused(self, cause: str) -> None:
-        """It has answered, and said no."""
+        """Records that the router has answered with a refusal."""
         self._answered_at_s = self._clock.now_s()
         self._warn(cause)
 
     def unreachable(self, cause: str) -> None:
-        """It has not answered. One that never did may have another address."""
+        """Records that the router has not answered. Warns at once if it never has, since its address may be wrong."""
         if self._answered_at_s is None or self._clock.now_s() - self._answered_at_s > PATIENCE_S:
             self._warn(cause)
 
@@ -115,7 +121,7 @@ class RegistrationLog:
 
 
 class InstanceDescription:
-    """What this instance says of itself."""
+    """Builds the registrations of this instance."""
 
     def __init__(
         self,
@@ -135,9 +141,10 @@ class InstanceDescription:
     async def registration(
         self, last_reply: RegistrationReply | None = None, *, is_leaving: bool = False
     ) -> Registration:
-        """`last_reply`: what the router that hears it has said last."""
+        """Returns the message that registers the instance with a router. `last_reply`: the last reply of that router;
+        None: the registration has no KV events."""
         view = await self._instance()
-        # The last to be waited for, so that they and what is said of the engine below belong together.
+        # Awaited last, so that the events and the engine's incarnation below belong together.
         kv_events = None if last_reply is None else await self._kv_events(last_reply)
         stats, worker = view.engine, self._client.worker
         return Registration(
@@ -161,6 +168,10 @@ class InstanceDescription:
             pids_by_role=pids_by_role(view),
             oom_kills=view.oom_kills,
             tokenizer_hash=self._text_hash,
+            model_aliases=list(self._model.aliases),
+            name=self._config.instance_name,
+            generation=self._config.instance_generation,
+            node=self._config.node_name,
         )
 
     async def _kv_events(self, last_reply: RegistrationReply) -> KvEvents | None:
@@ -179,7 +190,7 @@ class InstanceDescription:
 
 
 class RouterRegistrar:
-    """The task that does it, for as long as the process runs."""
+    """Runs one task for each router, which sends registrations for as long as the process runs."""
 
     def __init__(
         self,
@@ -200,14 +211,15 @@ class RouterRegistrar:
         self._tasks = [asyncio.create_task(self._register_loop(url)) for url in self._config.routers]
 
     def register_now(self) -> None:
-        """Something has changed that routers act on."""
+        """Sends a registration to all routers at once, after a change that they act on."""
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def deregister(self) -> None:
-        """Says so once; routers that do not hear it will notice by the silence."""
+    def deregister(self, *, is_replaced: bool = False) -> None:
+        """Sends one last registration with the state `leaving`. A router that does not receive it notices the silence.
+        An instance that is replaced sends `restarting` instead, since the new one registers at the same URL."""
         if self._tasks and self._leaving is None:
-            self._leaving = asyncio.create_task(self._deregister())
+            self._leaving = asyncio.create_task(self._deregister(is_replaced=is_replaced))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -216,12 +228,15 @@ class RouterRegistrar:
         if tasks:
             await asyncio.wait(tasks, timeout=2 * POST_TIMEOUT_S)
 
-    async def _deregister(self) -> None:
+    async def _deregister(self, *, is_replaced: bool) -> None:
         for task in self._tasks:
             task.cancel()
+        timeout_s = REPLACED_TIMEOUT_S if is_replaced else 2 * POST_TIMEOUT_S
         with contextlib.suppress(Unavailable, TimeoutError):
-            message = await asyncio.wait_for(self._description.registration(is_leaving=True), POST_TIMEOUT_S)
-            async with self._new_session() as session:
+            async with asyncio.timeout(timeout_s), self._new_session() as session:
+                message = await asyncio.wait_for(self._description.registration(is_leaving=True), POST_TIMEOUT_S)
+                if is_replaced:
+                    message = msgspec.structs.replace(message, state=RESTARTING)
                 posts = [self._post(session, url, message) for url in self._config.routers]
                 await asyncio.gather(*posts, return_exceptions=True)
 
@@ -255,7 +270,7 @@ class RouterRegistrar:
 
 
 class ProbeEndpoint:
-    """The same for a router that has a list of its instances, and asks."""
+    """Returns the registration to a router that probes its instances itself."""
 
     def __init__(self, description: InstanceDescription, cluster_auth: ClusterAuth) -> None:
         self._description = description

@@ -1,4 +1,4 @@
-"""An api process's conversation with its supervisor: who serves, what the whole instance looks like, when to leave."""
+"""An api process's client of its supervisor: receives control messages, queries the instance, requests drains."""
 
 import asyncio
 import itertools
@@ -35,7 +35,8 @@ class SupervisorClient:
         self._live_queries: dict[int, asyncio.Future[LiveView]] = {}
 
     def receive(self) -> ToChild | None:
-        """The next message for others than this client. The channel raises when the supervisor has died."""
+        """Returns the next message that this client does not handle itself, or None. Raises `ChannelClosed` when the
+        supervisor has died."""
         while (message := self._channel.receive()) is not None:
             match message:
                 case QueryMetrics():
@@ -49,7 +50,8 @@ class SupervisorClient:
         return None
 
     def request_drain(self) -> None:
-        """For the whole instance: the supervisor tells every api process."""
+        """Asks the supervisor to drain the whole instance; the supervisor informs every api process. Raises
+        `Unavailable` if the supervisor does not read its messages."""
         if not self._channel.send(RequestDrain()):
             raise Unavailable("the supervisor does not read", retry_after_s=RETRY_SOON_S)
 
@@ -62,11 +64,11 @@ class SupervisorClient:
             raise Unavailable("the supervisor does not read", retry_after_s=RETRY_SOON_S)
 
     async def query_instance(self) -> InstanceView:
-        """The whole instance, as of now."""
+        """Returns the current view of the whole instance."""
         return await self._ask(QueryInstance(next(self._query_ids)), self._queries)
 
     async def query_live(self) -> LiveView:
-        """What the processes and the engine are doing now."""
+        """Returns the current activity of the processes and the engine, for the live view."""
         return await self._ask(QueryLive(next(self._query_ids)), self._live_queries)
 
     async def _ask(self, query: QueryInstance | QueryLive, queries: dict[int, asyncio.Future[_View]]) -> _View:

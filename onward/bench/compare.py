@@ -1,7 +1,7 @@
-"""`onward bench --compare`: two servers measured in turn, A B A B …, and what the pairs say. Pure arithmetic.
+"""The arithmetic of `onward bench --compare`, which measures two servers in turn, A B A B ….
 
-What else the machine does concerns both servers of a pair, so a ratio within a pair says more than two figures that were
-measured at different times. The median of the ratios is the result, and their range says how far it can be trusted.
+Other load of the machine affects both servers of a pair, so a ratio within a pair is more reliable than two figures
+that were measured at different times. The median of the ratios is the result, and their range shows its reliability.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ class FigureComparison(msgspec.Struct, frozen=True):
 
 
 def compare(pairs: Sequence[SummaryPair]) -> list[FigureComparison]:
-    """One row for each figure that all runs have. A figure that is 0 has no ratio."""
+    """Returns one row for each figure that all runs have. A figure of 0 has no ratio."""
     rows: list[FigureComparison] = []
     for name, figure in FIGURES.items():
         values = [(a, b) for pair in pairs if (a := figure(pair.first)) and (b := figure(pair.second))]
@@ -72,7 +72,8 @@ def compare(pairs: Sequence[SummaryPair]) -> list[FigureComparison]:
 
 
 def median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    """Not the ratio of the medians: those are of runs that did not follow each other."""
+    """Returns the median of the ratios of the pairs. The ratio of the medians would compare runs that did not follow
+    each other."""
     return median(a / b for a, b in pairs)
 
 

@@ -1,4 +1,4 @@
-"""Loads an OpenAI server with streams and writes down when each piece of text came. Says nothing about what it means."""
+"""Loads an OpenAI server with streams and records when each piece of text came. `report` evaluates the records."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ class BenchTarget:
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request: a text, or whole chat messages, and how much to answer."""
+    """A request: a text or chat messages, and the number of tokens to generate."""
 
     prompt: str | list[dict[str, str]]
     max_tokens: int
@@ -38,7 +38,7 @@ class BenchRequest:
 
 @dataclass(slots=True)
 class RequestTiming:
-    """One request's times, on this process's clock."""
+    """Times of one request, on this process's clock."""
 
     started_s: float
     text_at_s: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ class RequestTiming:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far a run is, while it runs."""
+    """The progress of a run."""
 
     num_done: int
     num_failed: int
@@ -71,7 +71,7 @@ def new_session(target: BenchTarget) -> aiohttp.ClientSession:
 
 
 async def first_model(session: aiohttp.ClientSession, url: str) -> str:
-    """The id of the first model that the server offers."""
+    """Returns the id of the first model that the server offers."""
     try:
         async with session.get(f"{url}/v1/models") as response:
             body = await response.read()
@@ -89,7 +89,8 @@ async def first_model(session: aiohttp.ClientSession, url: str) -> str:
 async def calibrate_prompt_words(
     session: aiohttp.ClientSession, target: BenchTarget, num_tokens: int, seed: str
 ) -> int:
-    """How many words make a prompt of about `num_tokens`, by this server's count. Fails if the server does."""
+    """Returns how many words make a prompt of about `num_tokens`, by this server's count. Raises `ServerError` if the
+    server fails."""
     counts: list[int] = []
     for num_words in _PROBE_WORDS:
         record = await send_request(
@@ -108,7 +109,7 @@ async def run(
     num_streams: int,
     on_progress: Callable[[LoadProgress], None] = lambda snapshot: None,
 ) -> list[RequestTiming]:
-    """Works the jobs off, `num_streams` at a time; each stream begins its next one when the last has ended."""
+    """Runs the jobs, `num_streams` at a time. Each stream begins its next job when its last one has ended."""
     records: list[RequestTiming] = []
     remaining = iter(jobs)
 
@@ -131,7 +132,8 @@ async def run(
 async def send_request(
     session: aiohttp.ClientSession, target: BenchTarget, job: BenchRequest, record: RequestTiming | None = None
 ) -> RequestTiming:
-    """One request to its end. A fault is written into the record, not raised: others are being measured."""
+    """Sends a request and reads its answer. A fault is recorded, not raised, because other requests are being
+    measured."""
     record = record or RequestTiming(time.perf_counter())
     try:
         async for chunk in _chunks(session, target, job):

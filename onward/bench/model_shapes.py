@@ -1,4 +1,4 @@
-"""Shapes of known models, as the `config.json` that Hugging Face has for them, and checkpoints of random numbers."""
+"""Shapes of known models, in the form of their `config.json` on Hugging Face, and checkpoints of random numbers."""
 
 import json
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from onward.models.families.registry import tensor_sources
 from onward.models.loader.config_parser import from_hf
 from onward.models.loader.safetensors_file import BFloat16Bits, write_file
-from onward.models.tensor_names import expected_tensors
 
 _QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151_936, "num_key_value_heads": 8,
@@ -27,19 +27,27 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12_288,
         "tie_word_embeddings": False,
     },
+    "qwen3-30b-a3b": _QWEN3
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "intermediate_size": 6144,
+        "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 _SHARD_BYTES = 2 << 30
 _WRITTEN_AT_ONCE = 8
 
 
 def write_config(folder: Path, shape: str) -> None:
-    """All that a model with `--load-format dummy` needs."""
+    """Writes `config.json`, which is all that a model with `--load-format dummy` needs."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=1))
 
 
 def write_checkpoint(folder: Path, shape: str) -> None:
-    """Random bfloat16 weights, in shards: what a start is measured with. Repeats one stretch of noise, for speed."""
+    """Writes random bfloat16 weights in shards, to measure how long a start takes. Repeats one stretch of noise, for
+    speed."""
     write_config(folder, shape)
     noise = np.random.default_rng(0).standard_normal(1 << 24, dtype=np.float32)
 
@@ -49,11 +57,18 @@ def write_checkpoint(folder: Path, shape: str) -> None:
         write_file(folder / f"model-{number:05d}.safetensors", tensors)
 
     with ThreadPoolExecutor(_WRITTEN_AT_ONCE) as threads:
-        list(threads.map(write, enumerate(_shards(expected_tensors(from_hf(SHAPES[shape]))))))
+        list(threads.map(write, enumerate(_shards(stored_shapes(shape)))))
+
+
+def stored_shapes(shape: str) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each tensor, by its name in the family's checkpoints."""
+    sources = tensor_sources(from_hf(SHAPES[shape]), ()).values()
+    assert all(source.pick is None for source in sources), "checkpoints of these families store each tensor by itself"
+    return {source.name: source.shape for source in sources}
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Bytes and made-up words, so that any token has a text: for measuring a server that sends it."""
+    """Writes a tokenizer of bytes and made-up words, to measure a server that sends text. Every token has a text."""
     visible = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))]
     hidden = [chr(256 + index) for index in range(256 - len(visible))]
     words = [f"\u0120w{number}" for number in range(vocab_size - 256)]

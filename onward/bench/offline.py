@@ -1,8 +1,8 @@
-"""What a model in this process reaches without HTTP: the engine core, the worker and the text pipeline of a server.
+"""Throughput of a model in this process without HTTP: the engine core, the worker and the text pipeline of a server.
 
-    "256"      256 requests at once: prompts of 100 to 1024 random ids, outputs of 100 to 1024 tokens, temperature 0.6
-    "single"   one request: milliseconds from token to token
-    "prompt"   one long prompt: seconds to its first token
+    "256"     256 requests at once: prompts of 100 to 1024 random ids, outputs of 100 to 1024 tokens, temperature 0.6
+    "single"  one request: milliseconds from token to token
+    "prompt"  one long prompt: seconds to its first token
 
 Each run has prompts of its own, so that no run finds another one's in the prefix cache.
 """
@@ -32,22 +32,22 @@ class OfflineFigures:
     num_output_tokens: int
     runs_s: list[float]
     tokens_per_s: float
-    """Of the median run; output tokens alone."""
+    """Output tokens per second of the median run."""
     ms_per_token: float | None = None
-    """Of a single stream, from its first token to its last; the median run's."""
+    """Milliseconds per token of a single stream, from its first token to its last, in the median run."""
     first_token_s: float | None = None
-    """Of a long prompt; the median run's."""
+    """Seconds to the first token of a long prompt, in the median run."""
 
 
 def workload_256(count: int = 256, low: int = 100, high: int = 1024) -> list[OfflineBenchRequest]:
-    """The anchors' workload, token for token."""
+    """Returns the workload of the reference engines' measurements, token for token."""
     generator = random.Random(0)
     prompts = [[generator.randint(0, _HIGHEST_ID) for _ in range(generator.randint(low, high))] for _ in range(count)]
     return [OfflineBenchRequest(prompt, generator.randint(low, high)) for prompt in prompts]
 
 
 def shifted(requests: list[OfflineBenchRequest], by: int, vocab_size: int) -> list[OfflineBenchRequest]:
-    """Of the same lengths, with other tokens."""
+    """Returns requests of the same lengths with other tokens."""
     limit = min(_HIGHEST_ID + 1, vocab_size)
     return [
         OfflineBenchRequest([(token + by) % limit for token in one.prompt], one.num_output_tokens) for one in requests
@@ -57,7 +57,7 @@ def shifted(requests: list[OfflineBenchRequest], by: int, vocab_size: int) -> li
 def measure_batch(
     llm: LLM, requests: list[OfflineBenchRequest], *, num_runs: int, temperature: float = 0.6
 ) -> OfflineFigures:
-    """After one run that is not counted."""
+    """Measures `num_runs` runs, after one run that is not counted."""
     vocab_size = llm.model.config.vocab_size
     runs_s = [
         _run_batch(llm, shifted(requests, number + 1, vocab_size), temperature) for number in range(num_runs + 1)
@@ -119,6 +119,6 @@ def measure_prompt(llm: LLM, *, num_runs: int, prompt_tokens: int) -> OfflineFig
 
 
 def process_age_s() -> float:
-    """How long ago this process was started, imports and all."""
+    """Returns how long ago this process was started, imports included."""
     started = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     return float(Path("/proc/uptime").read_text().split()[0]) - started

@@ -1,4 +1,4 @@
-"""What a benchmark and a chat need of OpenAI's answers: text, token counts, errors. Everything else is passed over."""
+"""Reads text, token counts and errors from OpenAI's answers, for benchmarks and the chat command. Ignores all else."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ class Delta(msgspec.Struct, frozen=True):
 
 class ChunkChoice(msgspec.Struct, frozen=True):
     delta: Delta | None = None
-    """Chat."""
+    """Set in chunks of chat completions."""
     text: str | None = None
-    """Completions."""
+    """Set in chunks of completions."""
     finish_reason: str | None = None
 
 
@@ -47,7 +47,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
     @property
     def has_output(self) -> bool:
-        """True where the model wrote something: text of the answer or of its reasoning."""
+        """Whether the model wrote something: text of the answer or of its reasoning."""
         return bool(self.text) or any(
             c.delta.reasoning_content or c.delta.reasoning for c in self.choices if c.delta is not None
         )
@@ -57,18 +57,18 @@ _decoder = msgspec.json.Decoder(Chunk)
 
 
 def decode_chunk(data: bytes) -> Chunk:
-    """A chunk, or the error that the server sent in its place."""
+    """Returns a chunk. Raises `ServerError` for an error that the server sent in its place, or an invalid event."""
     try:
         chunk = _decoder.decode(data)
     except msgspec.DecodeError as fault:
-        raise ServerError(f"the server sent an event that is no chunk: {fault}") from None
+        raise ServerError(f"the server sent an event that is not a chunk: {fault}") from None
     if chunk.error is not None:
         raise ServerError(error_message(data))
     return chunk
 
 
 def error_message(body: bytes) -> str:
-    """What an error answer says, in OpenAI's form or not."""
+    """Returns the message of an error answer, in OpenAI's form or any other."""
     try:
         error = msgspec.json.decode(body)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

@@ -20,7 +20,7 @@ Runs = Sequence[Sequence[RequestTiming]]
 
 
 def charts_of(runs_by_name: Mapping[str, Runs]) -> list[Chart]:
-    """By the name of each server."""
+    """Returns the charts of the runs, which are given by the name of their server."""
     return [
         _distribution("time to first token", {name: _first_token_ms(runs) for name, runs in runs_by_name.items()}),
         _distribution("between tokens", {name: _between_tokens_ms(runs) for name, runs in runs_by_name.items()}),
@@ -34,7 +34,7 @@ def charts_of(runs_by_name: Mapping[str, Runs]) -> list[Chart]:
 
 
 def render_file(suffix: str, title: str, runs_by_name: Mapping[str, Runs], lines: Sequence[str]) -> str:
-    """The contents of a file. `suffix`: `.svg`, or `.html` for a page that has `lines` below the charts."""
+    """Returns the contents of a file. `suffix` is `.svg`, or `.html` for a page with `lines` below the charts."""
     image = svg_chart.render(charts_of(runs_by_name), title)
     if suffix == ".svg":
         return image
@@ -50,13 +50,13 @@ def render_file(suffix: str, title: str, runs_by_name: Mapping[str, Runs], lines
 
 
 def distribution(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Each value, and the share of all values that are not above it."""
+    """Returns each value, and the share of all values that are not above it."""
     return [(value, (index + 1) / len(values)) for index, value in enumerate(sorted(values))]
 
 
 def tokens_per_s(runs: Runs) -> list[tuple[float, float]]:
-    """Tokens per second in bins of equal length, from the first request of a run on; the mean of all runs. A server may put
-    several tokens into an event: a request's tokens are shared out evenly among its events."""
+    """Returns tokens per second in bins of equal length, from the first request of a run on, as the mean of all runs. A
+    request's tokens are divided evenly among its events, because a server may put several tokens into one event."""
     moments = [moment for run in runs for moment in _token_moments(run)]
     if not moments:
         return []

@@ -1,4 +1,4 @@
-"""Prompts of about a given length that have nothing in common, so that no prefix cache can help anybody."""
+"""Prompts of about a given length without common prefixes, so that no prefix cache can help."""
 
 import random
 
@@ -13,12 +13,13 @@ _COMMON = (
 
 
 def random_words(count: int, seed: str) -> str:
-    """So many common words, each about a token. Equal seeds give equal words; others differ from the first words on."""
+    """Returns `count` common words, each about a token. Equal seeds give equal words; different seeds differ from the
+    first words on."""
     return " ".join(random.Random(seed).choices(_COMMON.split(), k=max(1, count)))
 
 
 def words_for_tokens(num_tokens: int, probes: tuple[tuple[int, int], tuple[int, int]]) -> int:
-    """How many words make a prompt of so many tokens, if two probes of (words, tokens) are on the same line."""
+    """Returns how many words make a prompt of `num_tokens`, by a line through two probes of (words, tokens)."""
     (words_a, tokens_a), (words_b, tokens_b) = probes
     tokens_per_word = (tokens_b - tokens_a) / (words_b - words_a)
     if tokens_per_word <= 0:

@@ -1,8 +1,9 @@
-"""What a run's records come to: rates, percentiles, and how they are shown and written down. Pure arithmetic.
+"""Figures of a benchmark run: rates and percentiles, and how they are printed and written. Pure arithmetic.
 
-Tokens are what the server reports as usage. `tpot_s` has one value for each request: its mean time per output token after
-the first. `inter_token_s` has one value for each pair of successive events with text; where a server puts several tokens
-into an event, `tokens_per_event` says so. docs/benchmarking.md compares these definitions with those of other programs.
+Token counts are those that the server reports as usage. `tpot_s` has one value for each request: its mean time per
+output token after the first. `inter_token_s` has one value for each pair of successive events with text. If a server
+puts several tokens into an event, `tokens_per_event` shows it. docs/benchmarking.md compares these definitions with
+those of other programs.
 """
 
 import math
@@ -41,7 +42,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least so many per cent of the values do not exceed (nearest rank)."""
+    """Returns the smallest value that at least `percent` per cent of the values do not exceed (nearest rank)."""
     assert values and 0 < percent <= 100
     return sorted(values)[math.ceil(len(values) * percent / 100) - 1]
 
@@ -54,7 +55,8 @@ def percentiles(values: Sequence[float]) -> Percentiles | None:
 
 
 def summarize(records: Sequence[RequestTiming]) -> Summary:
-    """Rates count whole answers only, over the time from the first request to the last end."""
+    """Returns the figures of a run. Rates count complete answers only, over the time from the first request to the last
+    end."""
     good = [record for record in records if record.is_ok]
     usages = [record.usage for record in good if record.usage is not None]
     duration_s = max((r.ended_s for r in records), default=0.0) - min((r.started_s for r in records), default=0.0)
@@ -79,7 +81,8 @@ def summarize(records: Sequence[RequestTiming]) -> Summary:
 
 
 def time_per_output_token_s(record: RequestTiming) -> float | None:
-    """Mean time between tokens of one request, by the server's count of them; None where there is no time between two."""
+    """Returns the mean time between tokens of one request, by the server's count of tokens. None with fewer than two
+    tokens or fewer than two events."""
     if record.usage is None or record.usage.completion_tokens < 2 or len(record.text_at_s) < 2:
         return None
     return (record.text_at_s[-1] - record.text_at_s[0]) / (record.usage.completion_tokens - 1)

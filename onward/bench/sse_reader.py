@@ -1,4 +1,4 @@
-"""The data of server-sent events, from bytes as they arrive. No sockets: whoever reads them feeds this."""
+"""Parses server-sent events from bytes as they arrive. Does no I/O."""
 
 from onward.errors import ServerError
 
@@ -7,7 +7,8 @@ DONE = b"[DONE]"
 
 
 class SseReader:
-    """Takes bytes cut at any place; gives the data of each whole event. Other fields and comments are passed over."""
+    """Takes bytes cut at any place, and returns the data of each complete event. Other fields and comments are
+    ignored."""
 
     def __init__(self) -> None:
         self._rest = b""

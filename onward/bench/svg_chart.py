@@ -1,6 +1,6 @@
 """Charts as SVG, written by hand: lines over a linear or logarithmic axis. Readable in light and dark, without scripts.
 
-Takes numbers and returns text. Whatever text it is given is escaped.
+Takes numbers and returns text. All text in the input is escaped.
 """
 
 import math
@@ -11,12 +11,12 @@ from html import escape
 
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 40, 44
-"""Around the area of the lines: room for numbers and titles."""
+"""Margins around the area of the lines, for numbers and titles."""
 MAX_POINTS = 400
-"""Of one line. More cannot be seen, and make a large file."""
+"""Points of one line. More could not be distinguished, and would make a large file."""
 MAX_TICKS = 8
 MAX_TITLE_CHARS, TITLE_LINE = 84, 18
-"""Of the whole image: characters of one line, and the height of one."""
+"""Title of the whole image: characters per line, and the height of a line."""
 
 STYLE = """
 svg { color-scheme: light dark; --back: #ffffff; --text: #1f2328; --dim: #59636e; --grid: #d8dee4;
@@ -36,7 +36,7 @@ svg { color-scheme: light dark; --back: #ffffff; --text: #1f2328; --dim: #59636e
 class ChartLine:
     name: str
     points: Sequence[tuple[float, float]]
-    """In the order of x."""
+    """Sorted by x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class Chart:
     lines: Sequence[ChartLine]
     is_log_x: bool = False
     y_max: float | None = None
-    """None: from the lines."""
+    """None: the maximum of all lines."""
     y_marks: Sequence[tuple[float, str]] = field(default_factory=tuple)
     """Dashed lines across the chart, each with its name."""
 
 
 def render(charts: Sequence[Chart], title: str) -> str:
-    """One SVG with the charts below each other."""
+    """Returns one SVG image with the charts below each other."""
     assert charts, "an image has at least one chart"
     title_lines = textwrap.wrap(title, MAX_TITLE_CHARS) or [""]
     head = 18 + TITLE_LINE * len(title_lines)
@@ -116,7 +116,7 @@ def _legend(index: int, name: str) -> str:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most `MAX_POINTS`, with the first and the last."""
+    """Returns at most `MAX_POINTS` of the points, with the first and the last."""
     if len(points) <= MAX_POINTS:
         return list(points)
     step = (len(points) - 1) / (MAX_POINTS - 1)
@@ -137,7 +137,7 @@ class _LinearAxis:
     high: float
 
     def share(self, value: float) -> float:
-        """0 at the low end, 1 at the high end."""
+        """Returns the position of a value on the axis: 0 at the low end, 1 at the high end."""
         return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
 
     def ticks(self) -> list[float]:
@@ -149,7 +149,7 @@ class _LinearAxis:
 
 
 def _round_step(at_least: float) -> float:
-    """1, 2 or 5 times a power of ten."""
+    """Returns the smallest number from `at_least` on that is 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(at_least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= at_least * (1 - 1e-9))
 
@@ -161,7 +161,7 @@ class _LogAxis:
 
     @classmethod
     def over(cls, values: Sequence[float]) -> "_LogAxis":
-        """From a round number below the values to one above them."""
+        """Returns an axis from a round number below the values to one above them."""
         assert min(values) > 0, "a logarithmic axis has no zero"
         numbers = _log_numbers(min(values) / 10, max(values) * 10)
         low = max(number for number in numbers if number <= min(values))
@@ -177,7 +177,7 @@ class _LogAxis:
 
 
 def _log_numbers(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times each power of ten, within the ends."""
+    """Returns 1, 2 and 5 times each power of ten, from `low` to `high`."""
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     numbers = (float(f"{factor}e{power}") for power in powers for factor in (1, 2, 5))
     return [number for number in numbers if low * (1 - 1e-9) <= number <= high * (1 + 1e-9)]

@@ -1,6 +1,6 @@
-"""Short questions of the command line to a running server: one request, one JSON answer, and errors in one line.
+"""HTTP client of commands for a running server: one request, one JSON answer, and errors in one line.
 
-Knows nothing of what is asked. A cluster's key and a client's key are shown where they were given.
+It does not know what requests mean. It authenticates with a cluster key and an API key, if they were given.
 """
 
 import argparse
@@ -31,6 +31,8 @@ class AdminClient:
     url: str
     api_key: str | None = None
     cluster_key: str = ""
+    timeout_s: float = TIMEOUT_S
+    """Limit of each wait for the server."""
 
     def get(self, path: str) -> Any:
         return self._call("GET", path)
@@ -39,31 +41,32 @@ class AdminClient:
         return self._call("POST", path)
 
     def _call(self, method: str, path: str) -> Any:
-        """Raises `Unavailable` if nobody answers, `NotFound` if there is no such route, else `ServerError`."""
+        """Returns the JSON of the answer. Raises `Unavailable` if no server answers, `NotFound` if there is no such
+        route, else `ServerError`."""
         parts = urlsplit(self.url)
-        with closing(_connect(parts)) as connection:
+        with closing(_connect(parts, self.timeout_s)) as connection:
             try:
-                # Closed after the answer: some servers are about to leave.
+                # The connection is closed after the answer, because some servers are about to stop.
                 connection.request(
                     method, parts.path + path, headers=self._headers(method, path) | {"Connection": "close"}
                 )
                 response = connection.getresponse()
                 body = response.read(MAX_ANSWER_BYTES)
             except (OSError, http.client.HTTPException) as fault:
-                raise Unavailable(f"no server answers at {self.url}: {_why(fault)}") from None
+                raise Unavailable(f"no server answers at {self.url}: {self._why(fault)}") from None
         if response.status >= 300:
             raise self._error(response.status, path, body)
         try:
             return msgspec.json.decode(body) if body else None
         except msgspec.DecodeError:
             raise ServerError(
-                f"{self.url}{path} answers with something other than JSON; is it a server of ours?"
+                f"{self.url}{path} answers with something other than JSON; is it an Onward server?"
             ) from None
 
     def events(self, path: str) -> Iterator[Any]:
-        """The JSON of each server-sent event, until the server ends the stream. Raises as `get` does."""
+        """Yields the JSON of each server-sent event, until the server ends the stream. Raises as `get` does."""
         parts = urlsplit(self.url)
-        with closing(_connect(parts)) as connection:
+        with closing(_connect(parts, self.timeout_s)) as connection:
             try:
                 connection.request("GET", parts.path + path, headers=self._headers("GET", path))
                 response = connection.getresponse()
@@ -73,12 +76,17 @@ class AdminClient:
                     if line.startswith(b"data:"):
                         yield msgspec.json.decode(line[5:])
             except (OSError, http.client.HTTPException, msgspec.DecodeError) as fault:
-                raise Unavailable(f"{self.url} does not send events any more: {_why(fault)}") from None
+                raise Unavailable(f"{self.url} does not send events any more: {self._why(fault)}") from None
 
     def _error(self, status: int, path: str, body: bytes) -> OnwardError:
         error_class = NotFound if status == 404 else ServerError
         hint = "; show one with --cluster-key-file or --api-key" if status in (401, 403) else ""
         return error_class(f"{self.url}{path} answers {status}: {error_message(body)}{hint}")
+
+    def _why(self, fault: Exception) -> str:
+        if isinstance(fault, TimeoutError):
+            return f"no answer within {self.timeout_s:g} s"
+        return describe_error(fault)
 
     def _headers(self, method: str, path: str) -> dict[str, str]:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
@@ -88,10 +96,10 @@ class AdminClient:
 
 
 def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("url", metavar="URL", help=f"{what}, such as http://127.0.0.1:8000")
-    parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    parser.add_argument("url", metavar="URL", help=f"{what}, for example http://127.0.0.1:8000")
+    parser.add_argument("--api-key", metavar="KEY", help="API key of the server")
     add_api_key_file(parser)
-    parser.add_argument("--cluster-key-file", metavar="FILE", help="the cluster's secret, where there is one")
+    parser.add_argument("--cluster-key-file", metavar="FILE", help="file with the cluster's secret, if there is one")
 
 
 def admin_client_from_args(args: argparse.Namespace) -> AdminClient:
@@ -99,13 +107,7 @@ def admin_client_from_args(args: argparse.Namespace) -> AdminClient:
     return AdminClient(checked_url(url, "URL:"), api_key_from_args(args), read_key(args.cluster_key_file))
 
 
-def _connect(parts: SplitResult) -> http.client.HTTPConnection:
+def _connect(parts: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
     connection_class = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     assert parts.hostname is not None, "checked before"
-    return connection_class(parts.hostname, parts.port, timeout=TIMEOUT_S)
-
-
-def _why(fault: Exception) -> str:
-    if isinstance(fault, TimeoutError):
-        return f"no answer within {TIMEOUT_S:.0f} s"
-    return describe_error(fault)
+    return connection_class(parts.hostname, parts.port, timeout=timeout_s)

@@ -1,4 +1,5 @@
-"""`onward bench`: loads any OpenAI server with streams and says how fast it is. `onward bench offline` has no server."""
+"""`onward bench`: loads any OpenAI server with streams and measures how fast it is. `onward bench offline` has no
+server."""
 
 import argparse
 import asyncio
@@ -37,59 +38,70 @@ _AT_LEAST_ONE = ("streams", "requests", "prompt_tokens", "output_tokens")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [options]\n       %(prog)s offline MODEL [options]"
     parser.description = (
-        "Alone, it loads the server at --url with streams, by the options below. With the word offline it measures "
-        "a model in this process instead, without a server: see `%(prog)s offline --help`."
+        "Sends load to the server at --url and prints how fast it is. `%(prog)s offline MODEL` measures a model in this "
+        "process instead, without a server; see `%(prog)s offline --help`."
     )
     modes = parser.add_subparsers(dest="bench", metavar="offline", title="without a server", prog=parser.prog)
-    without_server = modes.add_parser(
-        "offline", help="measure a model, or a shape with random weights, in this process"
-    )
+    without_server = modes.add_parser("offline", help="measure a model in this process, without a server")
     bench_offline.add_arguments(without_server)
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server [%(default)s]")
-    parser.add_argument("--model", metavar="ID", help="the model to ask for (default: the first one offered)")
-    parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server [%(default)s]")
+    parser.add_argument("--model", metavar="ID", help="model name (default: the first one of the server)")
+    parser.add_argument("--api-key", metavar="KEY", help="API key of the server")
     add_api_key_file(parser)
-    parser.add_argument("--endpoint", choices=tuple(load.PATHS), default="chat", help="[%(default)s]")
-    parser.add_argument("--streams", type=int, default=8, metavar="N", help="requests at once [%(default)s]")
-    parser.add_argument("--requests", type=int, metavar="N", help="requests in all (default: four for each stream)")
-    parser.add_argument("--prompt-tokens", type=int, default=110, metavar="N", help="about [%(default)s]")
-    parser.add_argument("--output-tokens", type=int, default=128, metavar="N", help="per request [%(default)s]")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="[%(default)s]")
+    parser.add_argument("--endpoint", choices=tuple(load.PATHS), default="chat", help="which API to use [%(default)s]")
+    parser.add_argument(
+        "--streams", type=int, default=8, metavar="N", help="number of requests at the same time [%(default)s]"
+    )
+    parser.add_argument("--requests", type=int, metavar="N", help="total number of requests (default: four per stream)")
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=110, metavar="N", help="approximate length of a prompt [%(default)s]"
+    )
+    parser.add_argument("--output-tokens", type=int, default=128, metavar="N", help="length of an output [%(default)s]")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="sampling temperature [%(default)s]"
+    )
     parser.add_argument(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="go on to the full length; servers that do not know the field need --no-ignore-eos",
+        help="generate the full length; use --no-ignore-eos for servers that do not support the field",
     )
     parser.add_argument(
         "--seed",
         metavar="TEXT",
-        help="chooses the prompts (default: another one for each run, so that none finds its prompts in a prefix cache)",
+        help="seed of the prompts (default: another one for each run, so that no prompt is in a prefix cache)",
     )
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="per request [%(default)s]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes all figures there")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="SECONDS", help="time limit of a request [%(default)s]"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file to which all figures are written")
     parser.add_argument(
         "--plot",
         type=Path,
         metavar="FILE",
-        help="draws distributions and tokens per second there, as FILE.svg or as a page FILE.html",
+        help="file for a drawing of distributions and tokens per second: FILE.svg, or a page FILE.html",
     )
     parser.add_argument(
         "--compare",
         metavar="URL",
-        help="a second server, B: measured in turn with --url, A B A B …; prints the ratios of the pairs and their range",
+        help="second server (B), measured in turn with --url (A B A B …); prints the ratios of the pairs and their range",
     )
     parser.add_argument(
-        "--pairs", type=int, metavar="N", help=f"with --compare: pairs of runs, at least {MIN_PAIRS} [{MIN_PAIRS}]"
+        "--pairs",
+        type=int,
+        metavar="N",
+        help=f"with --compare: number of pairs of runs, at least {MIN_PAIRS} [{MIN_PAIRS}]",
     )
     parser.add_argument(
-        "--compare-model", metavar="ID", help="with --compare: B's model (default: the first one offered)"
+        "--compare-model", metavar="ID", help="with --compare: model name at B (default: the first one)"
     )
-    parser.add_argument("--compare-api-key", metavar="KEY", help="with --compare: B's key; A's key is not sent to B")
+    parser.add_argument(
+        "--compare-api-key", metavar="KEY", help="with --compare: API key of B; A's key is not sent to B"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 if any request failed, so that scripts notice."""
+    """Returns 1 if any request failed, so that scripts notice."""
     if args.bench == "offline":
         return bench_offline.run(args)
     args.requests = args.requests if args.requests is not None else 4 * args.streams
@@ -133,7 +145,8 @@ def _run_alone(target: BenchTarget, args: argparse.Namespace) -> int:
 
 
 def _run_comparison(first: BenchTarget, args: argparse.Namespace) -> int:
-    """Both servers of a pair get the same prompts; each pair has prompts of its own, which no prefix cache has."""
+    """Compares two servers: measures both with the same prompts, pair by pair, and prints the figures. Each pair has
+    prompts of its own, so that no prefix cache has them. Returns the exit status."""
     console = Console()
     second = replace(
         first,
@@ -169,7 +182,7 @@ def _run_comparison(first: BenchTarget, args: argparse.Namespace) -> int:
 
 
 def make_folder_of(file: Path, flag: str = "--json") -> None:
-    """Before anything is measured, so that the figures have somewhere to go."""
+    """Creates the folder of a file. Called before anything is measured, so that the figures can be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as fault:

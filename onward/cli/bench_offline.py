@@ -1,4 +1,5 @@
-"""`onward bench offline`: how fast a model is in this process, without a server, and how long it takes to be ready."""
+"""`onward bench offline`: measures how fast a model is in this process, without a server, and how long it takes to be
+ready."""
 
 import argparse
 import dataclasses
@@ -25,20 +26,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model_argument",
         metavar="MODEL",
-        help=f"a model, or a shape with random weights: {', '.join(SHAPES)}",
+        help=f"a model, or one of these shapes with random weights: {', '.join(SHAPES)}",
     )
     parser.add_argument(
         "--workload",
         choices=WORKLOADS,
         action="append",
-        help=f"several may be given [{' and '.join(DEFAULT_WORKLOADS)}]",
+        help=f"what to measure (may be given several times) [{' and '.join(DEFAULT_WORKLOADS)}]",
     )
-    parser.add_argument("--requests", type=int, default=256, metavar="N", help='of the workload "256" [%(default)s]')
     parser.add_argument(
-        "--prompt-tokens", type=int, default=32_768, metavar="N", help='of the workload "prompt" [%(default)s]'
+        "--requests", type=int, default=256, metavar="N", help='number of requests of the workload "256" [%(default)s]'
     )
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="counted, after one that is not [%(default)s]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes all figures there")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        default=32_768,
+        metavar="N",
+        help='length of the prompt of the workload "prompt" [%(default)s]',
+    )
+    parser.add_argument(
+        "--runs", type=int, default=3, metavar="N", help="number of runs, after a warm-up run [%(default)s]"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file to which all figures are written")
     skipped = tuple(f.name for f in dataclasses.fields(ServeConfig) if f.name not in LLM_ARGS)
     add_flags(parser, ServeConfig, skip=skipped)
 

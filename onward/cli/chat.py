@@ -1,6 +1,6 @@
 """`onward chat`: a conversation in the terminal, with a server or with a model in this process.
 
-Where standard input is no terminal, each line is a question, and nothing but the answers goes to standard output.
+If standard input is not a terminal, each line is a question, and only the answers go to standard output.
 """
 
 import argparse
@@ -19,23 +19,32 @@ from onward.errors import OnwardError
 
 HELP = "/clear forgets the conversation, /system TEXT sets the system prompt, /quit leaves; Ctrl-C stops an answer"
 MIN_TOKENS_FOR_A_RATE = 8
-"""Of fewer, some come in one piece and one ends the answer unseen: what is left is no speed."""
-# What a model writes must not move the cursor or recolour the terminal.
+"""No rate is shown for fewer tokens: some come in one piece, and the end token is not shown, so too few are left to
+measure."""
+# The text of a model must not move the cursor or recolour the terminal.
 _HARMLESS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 ReadLine = Callable[[], str | None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server [%(default)s]")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server [%(default)s]")
     parser.add_argument("--offline", action="store_true", help="load the model into this process; no server is needed")
-    parser.add_argument("--model", metavar="MODEL", help="the server's model id, or with --offline the model to load")
-    parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="model name at the server, or with --offline the model to load"
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="API key of the server")
     add_api_key_file(parser)
-    parser.add_argument("--system", metavar="TEXT", help="a system prompt")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: what fits)")
-    parser.add_argument("--temperature", type=float, default=0.3, metavar="T", help="0 is greedy [0.3]")
-    parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answers")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="maximum length of an answer (default: as many tokens as fit)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.3, metavar="T", help="sampling temperature; 0 is greedy [0.3]"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="seed of the sampling; the same seed gives the same answers"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,7 +70,7 @@ def _offline(model: str | None, options: ChatOptions, console: Console) -> ChatB
 
 
 class ChatSession:
-    """The conversation so far, and what a line of the user does to it."""
+    """The conversation so far. Handles the lines that the user enters."""
 
     def __init__(self, backend: ChatBackend, out: TextIO, console: Console, system: str | None = None) -> None:
         self._backend, self._out, self._console = backend, out, console
@@ -70,7 +79,7 @@ class ChatSession:
         self._num_failed = 0
 
     def run(self, read_line: ReadLine) -> int:
-        """Until the user leaves. 1 if any question was left without an answer."""
+        """Runs until the user leaves. Returns 1 if any question was left without an answer."""
         while True:
             try:
                 line = read_line()
@@ -116,7 +125,7 @@ class ChatSession:
 
 
 class StreamedReply:
-    """One answer while it comes: shown at once, and timed."""
+    """Prints one answer as it arrives, and measures its time."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -140,7 +149,7 @@ class StreamedReply:
                 print(delta.text.translate(_HARMLESS), end="", file=self._out, flush=True)
 
     def speed(self) -> str | None:
-        """None if the number of tokens is not known."""
+        """Returns the speed as text, or None if the number of tokens is not known."""
         if self._num_tokens is None or self._first_s is None:
             return None
         plural = "" if self._num_tokens == 1 else "s"

@@ -1,4 +1,4 @@
-"""Where `onward chat` gets its answers: a server over HTTP, or a model in this process. Both answer piece by piece.
+"""The backends of `onward chat`: a server over HTTP, or a model in this process. Both yield an answer piece by piece.
 
 Closing the iterator, or an exception thrown while it waits, stops the answer: the connection closes, or the request ends.
 """
@@ -20,14 +20,14 @@ from onward.offline.sampling_options import SamplingOptions
 
 Messages = list[dict[str, str]]
 _TIMEOUT_S = 120.0
-"""Between two pieces of an answer."""
+"""Longest time between two pieces of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyDelta:
     text: str
     num_tokens: int | None = None
-    """Of the whole answer so far, where that is known."""
+    """Tokens of the whole answer so far, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,8 @@ class ServerChatBackend:
     def _request(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | None = None
     ) -> http.client.HTTPResponse:
-        """The answer's beginning. A server that is not there, or refuses, is an error that says so."""
+        """Returns the response before its body is read. Raises `Unavailable` if no server answers, and `ServerError` if
+        it refuses the request."""
         try:
             connection.request(
                 method,

@@ -1,7 +1,7 @@
 """`onward drain URL`: an instance takes no more requests; its streams move to other instances, or end where they are.
 
-Exit status 0: nothing runs there any more, and it is safe to stop. 1: it could not be asked. 3: something still ran when
-the time was over; the instance stays drained.
+Exit status 0: nothing runs there any more, and it is safe to stop the instance. 1: the command failed. 3:
+requests still ran at the timeout; the instance stays drained.
 """
 
 import argparse
@@ -24,10 +24,10 @@ TIMED_OUT = 3
 
 @dataclass(frozen=True, slots=True)
 class RemainingWork:
-    """What an instance has yet."""
+    """The work that an instance still has."""
 
     num_requests: int
-    """Also prompts that were computed for peers which have not read them yet."""
+    """Includes prompts that were computed for peers which have not read them yet."""
     num_moving: int
     """Streams that a router will continue at another instance."""
     num_ending_here: int
@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
 def wait_until_drained(
     server: AdminClient, timeout_s: float, progress: ProgressDisplay, clock: Clock
 ) -> RemainingWork | None:
-    """What is left when nothing is, or when the time is over; None if the instance could not say at the end."""
+    """Waits until nothing runs or the time is over, and returns what is left. Returns None if the instance could not
+    report it at the end."""
     deadline_s = clock.now_s() + timeout_s
     max_requests = 1
     while True:
@@ -94,7 +95,7 @@ def wait_until_drained(
 
 
 def _fetch_remaining(server: AdminClient) -> RemainingWork | None:
-    """None if there is no answer: one of its processes may be restarting."""
+    """Returns the remaining work, or None if there is no answer: one of the instance's processes may be restarting."""
     try:
         return remaining_work_of(server.get("/info"))
     except (Unavailable, ServerError, NotFound):
@@ -102,7 +103,8 @@ def _fetch_remaining(server: AdminClient) -> RemainingWork | None:
 
 
 def remaining_work_of(info: dict[str, Any]) -> RemainingWork | None:
-    """None if the instance does not know: without an engine the api processes hold what will be submitted again."""
+    """Returns the remaining work, or None if the instance does not know it: without an engine, api processes hold
+    requests that they will submit again."""
     if not info.get("engine"):
         return None
     sending = info.get("kv_blocks", {}).get("sending", 0)

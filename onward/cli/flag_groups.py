@@ -1,11 +1,11 @@
-"""In which order `--help` shows the flags of a server: first those that most people need, then the others by topic."""
+"""The order in which `--help` shows the flags of a server: first the common ones, then the others by topic."""
 
 from collections.abc import Mapping
 
 Groups = Mapping[str, tuple[str, ...]]
 
 SERVE: Groups = {
-    "the flags that most people need": (
+    "common flags": (
         "model",
         "served_model_name",
         "host",
@@ -18,6 +18,7 @@ SERVE: Groups = {
         "api_key_file",
     ),
     "model": (
+        "model_alias",
         "revision",
         "chat_template",
         "dtype",
@@ -39,6 +40,7 @@ SERVE: Groups = {
         "prefix_caching",
         "output_caching",
         "standby_worker",
+        "tensor_parallel",
         "transport",
     ),
     "keys and TLS": (
@@ -56,6 +58,7 @@ SERVE: Groups = {
         "default_max_tokens",
         "strict_fields",
         "trust_request_chat_template",
+        "tokenizer_info",
         "internal_adapter",
         "detach_ttl_s",
         "response_ttl_s",
@@ -63,7 +66,15 @@ SERVE: Groups = {
         "max_body_bytes",
         "max_connections",
     ),
-    "behind a router": ("router", "instance_name", "advertise_url", "cluster_key_file"),
+    "files and batches": ("batch_dir", "batch_max_bytes", "batch_concurrency", "batch_ttl_s"),
+    "behind a router": (
+        "router",
+        "instance_name",
+        "instance_generation",
+        "node_name",
+        "advertise_url",
+        "cluster_key_file",
+    ),
     "prefill and decode on separate instances": (
         "role",
         "handoff_port",
@@ -79,7 +90,9 @@ SERVE: Groups = {
     ),
     "stopping, logs and recordings": (
         "drain_s",
+        "adopt",
         "stall_timeout_s",
+        "stopped_timeout_s",
         "log_level",
         "log_format",
         "log_interval_s",
@@ -93,7 +106,7 @@ SERVE: Groups = {
     ),
 }
 ROUTER: Groups = {
-    "the flags that most people need": (
+    "common flags": (
         "host",
         "port",
         "instances",
@@ -104,7 +117,7 @@ ROUTER: Groups = {
         "log_level",
         "log_format",
     ),
-    "routing": ("prefill_policy", "decode_policy", "max_queue", "request_timeout_s"),
+    "routing": ("route", "prefill_policy", "decode_policy", "max_queue", "request_timeout_s"),
     "resuming streams": (
         "preempt_retry_count",
         "preempt_retry_exclude_decode",
@@ -126,6 +139,7 @@ ROUTER: Groups = {
         "allowed_host",
     ),
     "requests and connections": ("default_max_tokens", "strict_fields", "max_body_bytes", "max_connections"),
+    "files and batches": ("batch_dir", "batch_max_bytes", "batch_concurrency", "batch_ttl_s"),
     "traces": ("otlp_endpoint", "trace_sample_ratio", "trace_url"),
 }
 OTHERS = "other flags"

@@ -10,7 +10,11 @@ from onward.cli.flag_groups import OTHERS, Groups
 from onward.config import with_defaults
 
 
-def add_flags(parser: argparse._ActionsContainer, config: type[Any], skip: tuple[str, ...] = ()) -> None:
+def add_flags(
+    parser: argparse._ActionsContainer, config: type[Any], skip: tuple[str, ...] = (), *, one_value_each: bool = False
+) -> None:
+    """Adds a flag for each field of `config`. With `one_value_each` no flag takes several values at once, so that
+    positional arguments may follow any flag."""
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         if field.name in skip:
@@ -18,18 +22,30 @@ def add_flags(parser: argparse._ActionsContainer, config: type[Any], skip: tuple
         default = field.default if field.default is not dataclasses.MISSING else None
         help_text = field.metadata["help"].replace("%", "%%")
         on_cuda = field.metadata.get("on_cuda")
-        known = f"{default}; on CUDA {on_cuda}" if on_cuda is not None else default
-        shown = f"{help_text} [{known}]" if default is not None else help_text
+        known = f"{_shown(default)}; on CUDA {_shown(on_cuda)}" if on_cuda is not None else _shown(default)
+        shown = f"{help_text} [{known}]" if default not in (None, "") else help_text
         names = ["--" + field.name.replace("_", "-"), *filter(None, [field.metadata["alias"]])]
-        parser.add_argument(
-            *names, default=None, help=shown, dest=field.name, **_kind_of(hints[field.name], field.name)
-        )
+        kind = _kind_of(hints[field.name], field.name)
+        if field.metadata["nargs"] is not None and not one_value_each:
+            kind |= {"action": "extend", "nargs": field.metadata["nargs"]}
+        parser.add_argument(*names, default=None, help=shown, dest=field.name, **kind)
+
+
+def _shown(default: Any) -> str:
+    """Returns a default as `--help` shows it."""
+    return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
 
 
 def add_grouped_flags(
-    parser: argparse.ArgumentParser, config: type[Any], groups: Groups, skip: tuple[str, ...] = ()
+    parser: argparse.ArgumentParser,
+    config: type[Any],
+    groups: Groups,
+    skip: tuple[str, ...] = (),
+    *,
+    one_value_each: bool = False,
 ) -> None:
-    """The same, in the order and under the titles of `groups`."""
+    """Adds flags like `add_flags`, in the order and under the titles of `groups`. Fields that are in no group follow
+    under `OTHERS`."""
     names = [field.name for field in dataclasses.fields(config)]
     named = {name for group in groups.values() for name in group}
     for title, group in {**groups, OTHERS: tuple(name for name in names if name not in named)}.items():
@@ -37,17 +53,18 @@ def add_grouped_flags(
         if shown:
             section = parser.add_argument_group(title)
             for name in shown:
-                add_flags(section, config, skip=tuple(other for other in names if other != name))
+                others = tuple(other for other in names if other != name)
+                add_flags(section, config, skip=others, one_value_each=one_value_each)
 
 
 def from_args(args: argparse.Namespace, config: type[Any]) -> Any:
-    """The config with the values given on the command line; other fields keep their defaults."""
+    """Returns the config with the values given on the command line. Other fields have their defaults."""
     given = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(config)}
     return with_defaults(config, {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None})
 
 
 def format_flags(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
-    """The given flags among `names`, as command-line arguments."""
+    """Returns the given flags among `names`, as command-line arguments."""
     flags: list[str] = []
     for name in names:
         value, flag = getattr(args, name, None), name.replace("_", "-")

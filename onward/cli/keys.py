@@ -1,5 +1,5 @@
 """`onward keys`: makes, removes and shows the keys of a file for `--api-keys`. A key is shown once, when it is made; the
-file has its hash.
+file has only its hash.
 """
 
 import argparse
@@ -17,24 +17,24 @@ from onward.web.auth.api_key_table import HASH_PREFIX, LIMITS, check_limit, chec
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add = actions.add_parser("add", help="make a key, print it once, and add its hash to the file")
-    add.add_argument("file", type=Path, metavar="FILE")
-    add.add_argument("name", metavar="NAME", help="who will use it; shown in logs")
-    add.add_argument("--role", choices=("user", "admin"), default="user", help="[%(default)s]")
+    add = actions.add_parser("add", help="create a key, print it once, and add its hash to the file")
+    add.add_argument("file", type=Path, metavar="FILE", help="file of API keys")
+    add.add_argument("name", metavar="NAME", help="name of the caller that will use the key; shown in logs")
+    add.add_argument("--role", choices=("user", "admin"), default="user", help="what the key may do [%(default)s]")
     for limit in LIMITS:
         add.add_argument("--" + limit.replace("_", "-"), type=int, metavar="N", help=_HELP[limit])
-    remove = actions.add_parser("remove", help="take a key out of the file")
-    remove.add_argument("file", type=Path, metavar="FILE")
-    remove.add_argument("name", metavar="NAME", help="whose key")
+    remove = actions.add_parser("remove", help="remove a key from the file")
+    remove.add_argument("file", type=Path, metavar="FILE", help="file of API keys")
+    remove.add_argument("name", metavar="NAME", help="name of the key")
     shown = actions.add_parser("list", help="show the names and limits of a file's keys")
-    shown.add_argument("file", type=Path, metavar="FILE")
+    shown.add_argument("file", type=Path, metavar="FILE", help="file of API keys")
 
 
 _HELP = {
-    "max_in_flight": "requests that may be under way at once",
-    "tokens_per_minute": "prompt and output tokens together",
-    "priority": "the best that its requests may ask for; smaller is served first",
-    "max_connections": "HTTP exchanges that a server process holds open for it at once",
+    "max_in_flight": "maximum number of requests in progress",
+    "tokens_per_minute": "maximum number of prompt and output tokens per minute",
+    "priority": "best priority that its requests may ask for; smaller is served first",
+    "max_connections": "maximum number of open HTTP requests, per server process",
 }
 
 
@@ -58,7 +58,7 @@ def _add(args: argparse.Namespace) -> int:
     print(key)
     print(
         f"This is the key of {args.name}, and it is not shown again: {args.file} has only its hash.\n"
-        f"Servers with --api-keys {args.file} take it once they are started, or told by SIGHUP.",
+        f"Servers with --api-keys {args.file} accept it after their next start, or after SIGHUP.",
         file=sys.stderr,
     )
     return 0
@@ -67,7 +67,7 @@ def _add(args: argparse.Namespace) -> int:
 def _remove(file: Path, name: str) -> int:
     remove_entry(file, name)
     print(
-        f"Servers with --api-keys {file} refuse the key of {name} once they are started again, or told by SIGHUP.",
+        f"Servers with --api-keys {file} refuse the key of {name} after their next start, or after SIGHUP.",
         file=sys.stderr,
     )
     return 0

@@ -1,4 +1,4 @@
-"""`onward models`: what is cached for models, how large it is, and removing it."""
+"""`onward models`: lists, shows and removes cached models."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from rich.table import Table
 from onward.config import cache_dir, hub_cache_dir
 from onward.errors import OnwardError, StartupError
 from onward.models.loader import cached_models
-from onward.models.loader.cached_models import CachedModel
+from onward.models.loader.cached_models import ModelCacheEntry
 from onward.obs.tables import print_table
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -19,14 +19,16 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     shown = actions.add_parser("list", help="list models and their sizes (the default)")
-    shown.add_argument("--json", action="store_true", help="as JSON, for scripts")
-    show = actions.add_parser("show", help="show a model's place, revisions and files")
-    show.add_argument("name", metavar="NAME", help="as listed, or a beginning of it")
+    shown.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    show = actions.add_parser("show", help="show a model's path, revisions and files")
+    show.add_argument("name", metavar="NAME", help="name as listed, or a prefix of it")
     prune = actions.add_parser(
-        "prune", help="remove the named models; without names, converted ones that no server uses"
+        "prune", help="remove the named models; without names, all converted models that no server uses"
     )
-    prune.add_argument("names", nargs="*", metavar="NAME", help="as listed; models of the hub are removed only by name")
-    prune.add_argument("--yes", action="store_true", help="do not ask")
+    prune.add_argument(
+        "names", nargs="*", metavar="NAME", help="names as listed; models of the hub are removed only by name"
+    )
+    prune.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def list_all(console: Console, models: list[CachedModel]) -> None:
+def list_all(console: Console, models: list[ModelCacheEntry]) -> None:
     if not models:
         console.print(f"nothing is cached in {cache_dir()} and {hub_cache_dir()}", soft_wrap=True)
         return
@@ -59,7 +61,7 @@ def list_all(console: Console, models: list[CachedModel]) -> None:
     console.print(f"{size_text(sum(model.size for model in models))} in all")
 
 
-def show(console: Console, model: CachedModel) -> None:
+def show(console: Console, model: ModelCacheEntry) -> None:
     rows = [
         ("name", model.name),
         ("kind", model.kind),
@@ -74,8 +76,9 @@ def show(console: Console, model: CachedModel) -> None:
         console.print(f"{size_text(size):>10}  {name}", soft_wrap=True, markup=False)
 
 
-def chosen(models: list[CachedModel], names: list[str]) -> list[CachedModel]:
-    """What shall be removed. A named model that is in use is an error, before anything is removed."""
+def chosen(models: list[ModelCacheEntry], names: list[str]) -> list[ModelCacheEntry]:
+    """Returns the models to remove. Raises `StartupError` for a named model that is in use, before anything is
+    removed."""
     if not names:
         return [model for model in models if model.is_pruned_by_default]
     named = list({model.path: model for name in names if (model := cached_models.find_model(models, name))}.values())
@@ -85,7 +88,7 @@ def chosen(models: list[CachedModel], names: list[str]) -> list[CachedModel]:
     return named
 
 
-def prune(console: Console, models: list[CachedModel], *, is_confirmed: bool) -> int:
+def prune(console: Console, models: list[ModelCacheEntry], *, is_confirmed: bool) -> int:
     if not models:
         console.print("there is nothing to remove")
         return 0

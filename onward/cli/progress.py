@@ -1,4 +1,4 @@
-"""What a person sees while things download, convert, load and warm up: a spinner in a terminal, plain lines in a file."""
+"""Shows the progress of downloads, conversions, loading and warm-up: a spinner in a terminal, plain lines in a file."""
 
 from types import TracebackType
 from typing import Self
@@ -9,14 +9,14 @@ from rich.table import Column
 
 
 class ProgressDisplay:
-    """Callable as `progress(message, fraction)`; a fraction of None means that nobody knows how long it takes."""
+    """Callable as `progress(message, fraction)`. A fraction of None means that the duration is unknown."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last = ""
         self._bar = Progress(
             SpinnerColumn(),
-            # One line, whatever it says: log lines replace the line of the bar, and would be lost in a higher one.
+            # The bar is always one line: log lines replace the line of the bar, and would be lost in a higher one.
             TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             BarColumn(bar_width=30),
             TaskProgressColumn(),
@@ -28,7 +28,7 @@ class ProgressDisplay:
 
     def __call__(self, message: str, fraction: float | None) -> None:
         if self._console.is_terminal:
-            if message != self._last:  # a bar of its own: one that was full would stand still, and its clock too
+            if message != self._last:  # starts a new bar: a full one would stand still, and its clock too
                 self._bar.reset(self._task)
             total = None if fraction is None else 1.0
             self._bar.update(self._task, description=message, total=total, completed=fraction or 0.0)

@@ -1,6 +1,7 @@
-"""What `onward serve` and `onward router` print when they are ready: where they are, and what to type next. `onward up`
-waits for it."""
+"""The message that `onward serve` and `onward router` print when they are ready: their URL, and what to type next.
+`onward up` waits for it."""
 
+import os
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from onward.supervisor.pd_config import PdConfig
 from onward.supervisor.registration_config import RegistrationConfig
 
 READY_LINE_PREFIX = "  Onward "
-"""How the first line begins, on standard output and only once the instance is ready."""
+"""Beginning of the first line. It is printed on standard output, and only once the instance is ready."""
 
 
 def print_ready(
@@ -26,7 +27,7 @@ def print_ready(
     *,
     needs_key: bool = False,
 ) -> None:
-    """`summary`: titles, and what they are about."""
+    """Prints the message of an instance. `summary` has titles and their texts."""
     greeting, *others = _lines(config, model, url, pd, routers, needs_key)
     summary_lines = [f"  {title:<10} {text}" for title, text in summary]
     for line in (greeting, *summary_lines, *([""] if summary_lines else []), *others):
@@ -74,7 +75,8 @@ def _prefill_lines(config: ServeConfig, model_name: str, url: str, pd: PdConfig)
 
 
 def print_router_ready(console: Console, config: RouterConfig, url: str) -> None:
-    """The first line is for `onward up` as well. A router has no model of its own to show a request for."""
+    """Prints the message of a router. `onward up` reads its first line too. There is no example request, because a
+    router has no model of its own."""
     policies = [config.policy]
     policies += [f"{role} by {own}" for role, own in _own_policies(config) if own is not None]
     key = f" --cluster-key-file {config.cluster_key_file}" if config.cluster_key_file else ""
@@ -95,9 +97,19 @@ def _look(url: str) -> list[str]:
     return [f"  Look at them with: onward status {url}\n"]
 
 
+def print_next_commands(
+    console: Console, model: PreparedModel, frontend_url: str, key_fd: int, *, needs_key: bool
+) -> None:
+    """Prints what to type next after `onward up`, whose cluster key this process has open as `key_fd`."""
+    # The key file has no name, but a user that may trace this process can read it, and that is only its owner.
+    key = f"--cluster-key-file /proc/{os.getpid()}/fd/{key_fd}"
+    console.print(f"\n  onward status {frontend_url} {key}", soft_wrap=True, markup=False)
+    console.print("\n" + curl_example(model, frontend_url, needs_key=needs_key), soft_wrap=True, markup=False)
+
+
 def curl_example(model: PreparedModel, url: str, *, needs_key: bool = False) -> str:
-    """A request that the model can answer: a chat, where it has a template for one."""
-    # A small model left to chance talks without end, so the first request that people try is kept short and calm.
+    """Returns a request that the model can answer: a chat if it has a chat template, else a completion."""
+    # A small model with default sampling may ramble without end, so the example has a low temperature and few tokens.
     if model.tokenizer is None:
         path, prompt = "/v1/completions", '"prompt": [1]'
     elif not model.chat_template:

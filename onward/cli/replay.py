@@ -14,7 +14,9 @@ from onward.engine.recording.replayer import ReplayResult, replay
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="what `onward serve --record FILE` has written")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="recording that `onward serve --record FILE` has written"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

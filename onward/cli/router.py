@@ -14,6 +14,7 @@ from onward.cli import flag_groups
 from onward.cli.api_keys import check_demo, check_exposure, exposure_warnings, key_source_from_config
 from onward.cli.flag_checks import (
     check_allowed_hosts,
+    check_batches,
     check_counts,
     check_log_level,
     check_not_empty,
@@ -28,6 +29,7 @@ from onward.cli.ready_message import print_router_ready
 from onward.cli.serve import listen
 from onward.config import RouterConfig
 from onward.errors import StartupError
+from onward.router.model_routing import parse_routes
 from onward.supervisor.cluster_key import read_key
 from onward.supervisor.registration_config import advertised_host, http_url, parse_host, parse_url_list
 from onward.transport.addresses import is_loopback
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     config: RouterConfig = from_args(args, RouterConfig)
     check(config)
     key_source = key_source_from_config(config)
-    # The keys are in their hashes from here on.
+    # From here on the config has no plain API keys.
     config, keys = replace(config, api_key=()), key_source.read()
     check_exposure(config, keys)
     check_demo(config, keys)
@@ -69,25 +71,29 @@ def _serve(config: RouterConfig, cluster_key: str, listening: socket.socket, key
 
 
 def check(config: RouterConfig) -> None:
-    """What can be seen to be wrong before anything is opened."""
+    """Checks all that can be checked before anything is opened."""
     check_port(config.port)
     check_not_empty(config, "host")
     check_counts(config, "max_queue", "max_body_bytes", "max_connections")
+    parse_routes(config.route)
     if config.preempt_retry_count < 0:
-        raise StartupError("--preempt-retry-count must not be negative; 0 means that no stream is carried on")
+        raise StartupError(
+            "--preempt-retry-count must not be negative; with 0, streams move only when their instance is drained"
+        )
     check_not_negative(config, "default_max_tokens", "retry_budget", "restart_grace_s", "detach_ttl_s", "drain_s")
     check_positive_seconds(config, "stall_timeout_s", "request_timeout_s")
     check_log_level(config.log_level)
     check_tracing(config)
     check_origins(config.cors_origin)
     check_allowed_hosts(config.allowed_host)
+    check_batches(config)
     if (tls := tls_files(config)) is not None:
         check_tls(tls)
     _check_reach(config)
 
 
 def _check_reach(config: RouterConfig) -> None:
-    """Whoever can reach beyond this machine needs the cluster's secret."""
+    """Checks that a router that communicates with other machines has a cluster key."""
     secret = (
         "so router and instances need a common secret: make one with `onward keygen FILE`, copy it to every machine, "
         "and give it to each with --cluster-key-file FILE"

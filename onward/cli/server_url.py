@@ -1,4 +1,4 @@
-"""The address of a server as a person gives it, and why nobody answers there. Opens nothing."""
+"""Checks the address of a server as a user gives it, and describes why no server answers there. Opens nothing."""
 
 from urllib.parse import urlsplit
 
@@ -6,17 +6,18 @@ from onward.errors import InvalidRequest
 
 
 def checked_url(text: str, name: str) -> str:
-    """Without a slash at its end. `name` is the flag, or the place on the command line."""
+    """Returns the URL without a slash at its end. Raises `InvalidRequest` with `name`, the flag or the place on the
+    command line, if it is malformed."""
     try:
         parts = urlsplit(text)
         well_formed = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         well_formed = False
     if not well_formed:
-        raise InvalidRequest(f"{name} {text!r} is no address such as http://127.0.0.1:8000", param="url")
+        raise InvalidRequest(f"{name} {text!r} is not an address such as http://127.0.0.1:8000", param="url")
     return text.rstrip("/")
 
 
 def describe_error(fault: BaseException) -> str:
-    """A refused connection, a name that nobody knows, a certificate that is not trusted: in few words."""
+    """Returns a connection error in few words: a refused connection, an unknown host name, an untrusted certificate."""
     return getattr(fault, "strerror", None) or str(fault) or type(fault).__name__

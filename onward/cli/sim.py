@@ -1,7 +1,7 @@
 """`onward sim`: whole clusters under faults, in one thread and virtual time; the same seed is always the same run.
 
-Exit status 0: all is well. 1: an invariant is violated. 3: a fault that was asked for never struck. 4: the simulator
-itself failed.
+Exit status 0: all is well. 1: an invariant is violated. 3: a requested fault never took effect. 4: the simulator itself
+failed.
 """
 
 import argparse
@@ -27,41 +27,51 @@ DEFAULT_RUNS = 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     run_choice = parser.add_mutually_exclusive_group()
-    run_choice.add_argument("--seed", type=int, metavar="N", help="one run, with a trace of what happened")
-    run_choice.add_argument("--runs", type=int, metavar="K", help=f"many runs, each of another seed [{DEFAULT_RUNS}]")
+    run_choice.add_argument("--seed", type=int, metavar="N", help="one run of this seed, with a trace")
     run_choice.add_argument(
-        "--replay", type=Path, metavar="FILE", help="one run of a scenario in a file, as --save writes it"
+        "--runs", type=int, metavar="K", help=f"number of runs, each with another seed [{DEFAULT_RUNS}]"
     )
-    run_choice.add_argument("--scenario", metavar="NAME", help="one run of a scenario of the catalogue, as F20")
-    run_choice.add_argument("--list-scenarios", action="store_true", help="the catalogue")
-    run_choice.add_argument("--list-faults", action="store_true", help="the kinds of faults")
+    run_choice.add_argument("--replay", type=Path, metavar="FILE", help="one run of a scenario that --save has written")
+    run_choice.add_argument("--scenario", metavar="NAME", help="one run of a scenario of the catalogue, such as F20")
+    run_choice.add_argument("--list-scenarios", action="store_true", help="list the catalogue of scenarios")
+    run_choice.add_argument("--list-faults", action="store_true", help="list the kinds of faults")
     parser.add_argument(
         "--shape",
         choices=(*SHAPES, "all"),
-        help="an instance; decode and prefill; a router and its instances (default: engine with --seed, else all)",
+        help="engine: one instance; pd: decode and prefill; cluster: with routers (default: engine with --seed, else all)",
     )
     parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed of --runs [%(default)s]")
-    parser.add_argument("--messages", action="store_true", help="every message in the trace")
-    parser.add_argument("--only", action="append", default=[], metavar="KIND", help="no other faults; may be repeated")
+    parser.add_argument("--messages", action="store_true", help="show every message in the trace")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="KIND", help="inject only this kind of fault; may be repeated"
+    )
     parser.add_argument(
         "--fault",
         action="append",
         default=[],
         metavar="KIND=RATE",
-        help="how likely a kind is, beside 1; may be repeated",
+        help="relative frequency of a kind of fault, by default 1; may be repeated",
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes for --runs (default: one for each core)")
-    parser.add_argument("--keep-going", action="store_true", help="behind a violation: collects all and groups them")
-    parser.add_argument("--state", type=Path, metavar="FILE", help="keeps what is done, so that the next call goes on")
-    parser.add_argument("--any-code", action="store_true", help="keeps ranges in --state that other code has run")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="where the scenario of a violation is written")
+    parser.add_argument("--jobs", type=int, metavar="N", help="number of processes for --runs (default: one per core)")
+    parser.add_argument(
+        "--keep-going", action="store_true", help="continue after a violation, and group all violations"
+    )
+    parser.add_argument(
+        "--state", type=Path, metavar="FILE", help="file for the progress of --runs, from which the next call continues"
+    )
+    parser.add_argument(
+        "--any-code", action="store_true", help="also count runs in --state that were made with other code"
+    )
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="file to which the scenario of a violation is written"
+    )
     parser.add_argument(
         "--shrink",
         action=argparse.BooleanOptionalAction,
-        help="look for a smaller scenario with the same violation (default: with --runs)",
+        help="shrink the scenario of a violation (default: with --runs)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the figures of --runs there")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="and here, as tables")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file to which the figures of --runs are written")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to which they are written as tables")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,7 +102,7 @@ def batch_args(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-# What may go wrong.
+# Selection of faults.
 
 
 def choice_of(only: list[str], rates: list[str]) -> FaultSelection:
@@ -116,7 +126,7 @@ def _check_kind(kind: str, param: str) -> str:
 
 
 def shapes_of(shape_name: str, selection: FaultSelection) -> list[Shape]:
-    """Those in which the faults that were asked for can happen."""
+    """Returns the shapes in which any of the requested faults can happen."""
     named = [*(selection.kinds or ()), *selection.rates]
     shapes: list[Shape] = [shape for shape in SHAPES if shape_name in (shape, "all")]
     matching_shapes: list[Shape] = [

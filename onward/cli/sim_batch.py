@@ -1,4 +1,4 @@
-"""`onward sim --runs`: a batch with its progress, what it keeps, and what is shown of it at its end."""
+"""`onward sim --runs`: runs a batch with a progress bar, saves its state, and shows its result at the end."""
 
 import argparse
 import contextlib
@@ -32,7 +32,8 @@ MAX_LINES_SHOWN = 400
 
 def run(console: Console, args: argparse.Namespace, shapes: list[Shape], selection: FaultSelection) -> int:
     seeds = batch.seeds_by_shape(shapes, args.start, args.runs)
-    code = batch_state.code_digest()
+    # Reading every module takes most of a second, and only these two files show the digest.
+    code = batch_state.code_digest() if args.state is not None or args.json is not None else ""
     state = batch_state.load(args.state, selection) if args.state is not None else BatchState(selection)
     _forget_other_code(console, state, code, args.any_code)
     jobs = batch.plan_ranges(seeds, state.ranges(), args.jobs, selection, args.keep_going)
@@ -201,7 +202,8 @@ class _BatchRun:
 
 
 def show_smallest(console: Console, result: RunResult, path: Path | None, *, shrinks: bool = True) -> None:
-    """The smallest scenario with this violation that can be found: its trace, and how to run it again."""
+    """Shows and saves the smallest scenario with this violation that can be found: its trace, and how to run it
+    again."""
     scenario = result.scenario
     if shrinks:
         scenario = _shrunk(console, result)
@@ -244,7 +246,8 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def _interrupts_to(on_interrupt: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C lets what is under way finish; the second one does not."""
+    """Makes the first Ctrl-C in the context call `on_interrupt`, so that runs in progress finish. The second one
+    interrupts them."""
 
     def handle(_: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""What a start has come to, in a few lines: model, kernels, memory, limits, keys and addresses. Knows no console."""
+"""Summary of a start in a few lines: model, kernels, memory, limits, keys and addresses. Prints nothing itself."""
 
 from onward.config import ServeConfig
 from onward.proto.model import PreparedModel
@@ -17,9 +17,9 @@ def summary(
     *,
     num_keys: int,
 ) -> list[tuple[str, str]]:
-    """Titles and what they are about."""
+    """Returns titles and their texts."""
     return [
-        ("model", f"{model.name}: {model.config.architecture}, {model.config.num_layers} layers, {precision(model)}"),
+        ("model", f"{model.name}: {model.config.architecture}, {model.config.num_layers} layers, {model.precision}"),
         *([("chat", disabled)] if (disabled := chat_disabled(model)) else []),
         ("compute", f"{config.device}, {worker.kernels}" + (f", {worker.threads} threads" if worker.threads else "")),
         ("context", f"{worker.max_model_len:,} tokens"),
@@ -31,16 +31,12 @@ def summary(
 
 
 def chat_disabled(model: PreparedModel) -> str | None:
-    """Why requests with messages get a 400, if they do."""
+    """Returns why requests with messages get a 400, or None if they do not."""
     if model.tokenizer is None:
         return "disabled, and so is text: the model has no tokenizer; requests must send token ids"
     if not model.chat_template:
         return "disabled: the model has no chat template; --chat-template FILE gives it one"
     return None
-
-
-def precision(model: PreparedModel) -> str:
-    return model.dtype if model.quantization == "none" else model.quantization
 
 
 def pool(config: ServeConfig, worker: WorkerHello) -> str:
@@ -58,7 +54,8 @@ def pool(config: ServeConfig, worker: WorkerHello) -> str:
 
 
 def pool_warning(worker: WorkerHello) -> str | None:
-    """Requests that the context would allow are refused if the pool cannot hold one."""
+    """Returns a warning if the KV pool is smaller than the context. Requests that only the context would allow are then
+    refused."""
     tokens = worker.num_blocks * worker.block_size
     if tokens >= worker.max_model_len:
         return None
@@ -66,6 +63,18 @@ def pool_warning(worker: WorkerHello) -> str | None:
     return (
         f"the KV pool holds {tokens:,} tokens, less than the context of {worker.max_model_len:,}: longer requests are "
         f"refused; --num-kv-blocks {needed} holds one, and --max-model-len {tokens} says what fits"
+    )
+
+
+def threads_warning(config: ServeConfig, worker: WorkerHello, cores: int) -> str | None:
+    """Returns a warning if the ranks have more threads than this process may use cores: they then wait for each other."""
+    if config.tensor_parallel == 1 or worker.threads <= cores:
+        return None
+    each = worker.threads // config.tensor_parallel
+    fitting = f"--threads {cores // config.tensor_parallel}" if config.tensor_parallel <= cores else "fewer ranks"
+    return (
+        f"--tensor-parallel {config.tensor_parallel} with --threads {each}: {worker.threads} threads wait for each other "
+        f"on {cores} cores; start with {fitting}"
     )
 
 

@@ -1,6 +1,8 @@
-"""`onward status URL`: who is behind a router and how they are, or one instance by itself. `--json` is for scripts:
+"""`onward status URL`: shows the instances behind a router and their state, or one instance by itself. `--json` is for
+scripts:
 
-{"instances": [{id, role, state, url, incarnation, load, blocks, streams, pids}], "resumes": [...]}
+{"instances": [{id, name, node, role, model, model_aliases, state, url, incarnation, load, blocks, streams, pids}],
+ "resumes": [...], "waiting": {model: requests that wait for an instance}}
 """
 
 import argparse
@@ -28,6 +30,9 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     state: str
     url: str
     incarnation: str
+    model: str = ""
+    name: str = ""
+    node: str = ""
     load: Any = None
     blocks: Any = None
     streams: int = 0
@@ -42,7 +47,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     admin_client.add_arguments(parser, "a router or an instance")
-    parser.add_argument("--json", action="store_true", help="print it as it was answered")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,14 +77,18 @@ def fetch(server: AdminClient) -> Any:
 
 
 def document_of(url: str, info: Any) -> dict[str, Any]:
-    """An instance by itself, in the form that a router describes it in."""
+    """Returns the description of a single instance in the form that a router uses."""
     try:
         engine, requests = info["engine"], info["requests"]
         state = info.get("state") or ("ready" if engine and engine["worker_ready"] else "restarting")
         running, blocks = requests.get("running", 0), info["kv_blocks"]
         row = {
             "id": info["incarnation"],
+            "name": info.get("configuration", {}).get("instance_name", ""),
+            "node": info.get("configuration", {}).get("node_name", ""),
             "role": info["role"],
+            "model": info.get("model", {}).get("id", ""),
+            "model_aliases": info.get("model", {}).get("aliases", []),
             "state": state,
             "url": url,
             "incarnation": info["incarnation"],
@@ -90,8 +99,8 @@ def document_of(url: str, info: Any) -> dict[str, Any]:
             "oom_kills": info.get("oom_kills", {}),
         }
     except (KeyError, TypeError, AttributeError):
-        raise ServerError(f"{url}/info does not describe an instance; is it a server of ours?") from None
-    return {"instances": [row], "resumes": []}
+        raise ServerError(f"{url}/info does not describe an instance; is it an Onward server?") from None
+    return {"instances": [row], "resumes": [], "waiting": {}}
 
 
 def show(console: Console, status: ClusterStatus) -> None:
@@ -111,10 +120,13 @@ def show(console: Console, status: ClusterStatus) -> None:
 
 
 def _instances(instances: list[InstanceStatus]) -> Table:
-    table = _table("instance", "role", "state", "url", "load", "blocks", "streams", "pids")
+    node = ("node",) if any(instance.node for instance in instances) else ()
+    table = _table("instance", *node, "model", "role", "state", "url", "load", "blocks", "streams", "pids")
     for instance in instances:
         table.add_row(
             Text(instance.id),
+            *([Text(instance.node)] if node else []),
+            Text(instance.model),
             Text(instance.role),
             Text(instance.state, STYLES.get(instance.state, "")),
             Text(instance.url),
@@ -131,12 +143,12 @@ def _instances(instances: list[InstanceStatus]) -> Table:
 
 
 def _only(value: Any, *names: str) -> Any:
-    """What a table has room for."""
+    """Returns the named fields only, since a table has no room for more."""
     return {name: value[name] for name in names if name in value} if isinstance(value, dict) else value
 
 
 def _resumes(resumes: list[dict[str, Any]]) -> Table:
-    """Their columns are the router's to name."""
+    """Returns the table of resumes. The names in the router's answer are its columns."""
     columns = list(dict.fromkeys(name for resume in resumes for name in resume))
     table = _table(*(name.removesuffix("_s") for name in columns))
     for resume in resumes:
@@ -152,7 +164,8 @@ def _table(*titles: str) -> Table:
 
 
 def format_value(value: Any, *, names_first: bool = False) -> str:
-    """`{"running": 2, "waiting": 0}` -> `2 running`: what is zero says nothing, unless all is."""
+    """Returns a value as text: `{"running": 2, "waiting": 0}` -> `2 running`. Zeros are left out, unless all are
+    zero."""
     if isinstance(value, dict):
         parts = {name: format_value(part) for name, part in value.items() if part} or dict.fromkeys(
             list(value)[:1], "0"

@@ -1,4 +1,5 @@
-"""A server for as long as a command needs one: `onward serve` as a child, with a key that only the two know."""
+"""A server that runs for as long as a command needs it: `onward serve` as a child process, with a key that only the two
+know."""
 
 import contextlib
 import os
@@ -26,7 +27,8 @@ class TemporaryServer:
 
 @contextlib.contextmanager
 def temporary_server(flags: Sequence[str]) -> Iterator[TemporaryServer]:
-    """`flags` are those of `onward serve`. It listens on this machine only, and its lines go to our standard error."""
+    """Starts a server and stops it at the end. `flags` are flags of `onward serve`. The server listens on this machine
+    only, and logs to our standard error."""
     key, own_pid = secrets.token_hex(16), os.getpid()
     command = [sys.executable, "-m", "onward.cli.main", "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
     child = subprocess.Popen(
@@ -45,7 +47,7 @@ def temporary_server(flags: Sequence[str]) -> Iterator[TemporaryServer]:
 
 
 def _ready_at(child: "subprocess.Popen[bytes]") -> str:
-    """Waits for the greeting. A server that cannot start says so itself, and ends."""
+    """Waits for the ready message and returns its URL. A server that cannot start logs the reason itself, and exits."""
     assert child.stdout is not None
     for line in child.stdout:
         text = line.decode(errors="replace")

@@ -1,6 +1,6 @@
-"""`onward top URL`: the live view of `/ui` in a terminal, until Ctrl-C. `--once` prints one look and ends.
+"""`onward top URL`: the live view of `/ui` in a terminal, until Ctrl-C. `--once` prints one snapshot and ends.
 
-Reads the same event stream as the page. Everything that a server says is shown as text, without terminal sequences.
+Reads the same event stream as the page. All text of a server is shown without terminal sequences.
 """
 
 import argparse
@@ -52,13 +52,14 @@ class TopInstance(msgspec.Struct, frozen=True):
     id: str
     role: str
     state: str
+    model: str = ""
     processes: list[TopProcess] = []
     restarts: dict[str, int] = {}
     engine: LiveEngine | None = None
 
 
 class TopStream(msgspec.Struct, frozen=True):
-    """As a router tells of it."""
+    """A stream as a router describes it."""
 
     id: str
     label: str = ""
@@ -80,7 +81,9 @@ class TopView(msgspec.Struct, frozen=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     admin_client.add_arguments(parser, "a router or an instance")
-    parser.add_argument("--once", action="store_true", help="print one look and end; also where there is no terminal")
+    parser.add_argument(
+        "--once", action="store_true", help="print the state once and exit; the default without a terminal"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -111,7 +114,7 @@ def decode_view(server: AdminClient, document: Any) -> TopView:
 
 
 def render(view: TopView, previous: TopView | None) -> RenderableType:
-    """`previous`: an earlier look, for rates."""
+    """Returns the screen. `previous` is an earlier view, for rates."""
     parts: list[RenderableType] = [_headline(view, previous), Text()]
     for instance in view.instances[:MAX_INSTANCES_SHOWN]:
         parts += [*_instance(instance), Text()]
@@ -120,7 +123,8 @@ def render(view: TopView, previous: TopView | None) -> RenderableType:
 
 
 def tokens_per_second(view: TopView, previous: TopView | None) -> float | None:
-    """Of the engines that both looks have. A restarted engine counts from zero, and is left out once."""
+    """Returns the rate of the engines that are in both views. A restarted engine counts from zero, and is left out
+    once."""
     if previous is None or view.at_s <= previous.at_s:
         return None
     before = {one.id: one.engine.num_generated_tokens for one in previous.instances if one.engine is not None}
@@ -150,6 +154,7 @@ def _instance(instance: TopInstance) -> list[RenderableType]:
         "  ",
         (plain(instance.state), STYLES.get(instance.state, "")),
         f"  {plain(instance.role)}",
+        f"  {plain(instance.model)}",
     )
     processes = ", ".join(
         f"{plain(one.role)} {one.pid}"
@@ -172,7 +177,7 @@ def _slots(engine: LiveEngine) -> Text:
 
 
 def _blocks(engine: LiveEngine) -> Text:
-    """At most so many cells as fit a line, then the counts."""
+    """Returns at most as many cells of the block map as fit a line, and then the counts."""
     step = max(1, -(-len(engine.block_map) // 64))
     line = Text("  blocks  ")
     for char in engine.block_map[::step]:
@@ -203,7 +208,7 @@ def _streams(view: TopView) -> RenderableType:
         request, stream = requests.get(request_id), routed.get(request_id)
         known = stream or request
         assert known is not None, "it is in one of the lists"
-        state = "carried on" if stream is not None and stream.is_paused else request.state if request else "waiting"
+        state = "resuming" if stream is not None and stream.is_paused else request.state if request else "waiting"
         num_tokens = stream.num_tokens if stream is not None else request.num_generated_tokens if request else 0
         first_token_s = request.first_token_s if request is not None else None
         table.add_row(
@@ -223,5 +228,5 @@ def _streams(view: TopView) -> RenderableType:
 
 
 def plain(text: str) -> str:
-    """Without control characters, which a terminal would act on."""
+    """Returns the text without control characters, which a terminal would act on."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

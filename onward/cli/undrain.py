@@ -1,4 +1,4 @@
-"""`onward undrain URL`: a drained instance takes requests again."""
+"""`onward undrain URL`: makes a drained instance take requests again."""
 
 import argparse
 

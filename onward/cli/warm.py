@@ -1,4 +1,5 @@
-"""`onward warm`: does once what the first start would do: fetches and converts the model, compiles the kernels."""
+"""`onward warm`: does the work of a first start in advance: fetches and converts the model, and compiles the
+kernels."""
 
 import argparse
 import dataclasses

@@ -1,4 +1,4 @@
-"""Who may come in: every request is checked here before it costs anything."""
+"""Admission: checks every request before it takes a place in the queue."""
 
 from dataclasses import dataclass
 
@@ -21,17 +21,17 @@ class EngineLimits:
     worker: WorkerHello
     """The worker that the engine has started with; a restarted one has the same pool."""
     num_drafts: int
-    """Of one request and step."""
+    """Draft tokens of one request in one step, at most."""
 
 
 def create_request(submit: Submit, api_id: str, limits: EngineLimits, now_s: float) -> Request:
-    """The request as the engine will hold it, or an error that says by how much it is too long."""
+    """Returns the request for the engine. Raises an error with the number of excess tokens if it is too long."""
     sampling = submit.sampling_params
     num_prompt = len(submit.prompt_token_ids)
     if num_prompt == 0:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     if sampling.pooling is not None:
-        # What its last row samples is the vector, which takes no place.
+        # An embedding request samples no token: the output of its last row is the vector.
         check_fits(num_prompt, limits.worker, "prompt")
         max_output_tokens = 1
     elif sampling.max_tokens is not None and sampling.max_tokens < 1:
@@ -72,7 +72,8 @@ def _new_request(
 
 
 def _score_from_index(submit: Submit) -> int | None:
-    """As an index of the whole list. The first token of all follows nothing, so it has no score."""
+    """Returns `rescore_from` as an index into prompt and output tokens together, or None if nothing is rescored. The
+    lowest index is 1, because the first token of the prompt follows nothing and has no score."""
     if submit.rescore_from is None:
         return None
     return 1 if submit.rescore_from < 0 else len(submit.prompt_token_ids) + submit.rescore_from
@@ -81,7 +82,8 @@ def _score_from_index(submit: Submit) -> int | None:
 def create_peer_prefill_request(
     prefill: PrefillRequest, key: HandoffKey, limits: EngineLimits, now_s: float
 ) -> Request:
-    """A peer's prompt as a request of ours: it ends with its first token."""
+    """Returns a request for a peer's prompt, which ends with its first token. Raises `PdError` if it is invalid or does not
+    fit."""
     length = len(prefill.token_ids)
     if not 0 < prefill.num_prompt <= length:
         raise PdError(
@@ -104,6 +106,7 @@ def create_peer_prefill_request(
         cache_salt=prefill.cache_salt,
         worker_crashes=prefill.worker_crashes,
         max_draft_tokens=prefill.max_draft_tokens,
+        client_request_id=prefill.client_request_id,
     )
     num_output = length - prefill.num_prompt + 1
     return _new_request(spec, "", num_output, limits, now_s, score_from=prefill.rescore_from, handoff=key)
@@ -111,21 +114,23 @@ def create_peer_prefill_request(
 
 @dataclass(slots=True, frozen=True)
 class QueueBacklog:
-    """Who waits already, but for those who get a free slot in the next plan."""
+    """Requests that wait for a slot, without those that get a free slot in the next plan."""
 
     num_requests: int
     num_tokens: int
-    """Of their prompts."""
+    """Prompt tokens of these requests."""
 
 
 def counts_as_new(submit: Submit) -> bool:
-    """Only new requests are turned away; one that has begun here or elsewhere is let in. That a client has brought tokens
-    along, or a cursor, proves nothing: anybody can write them."""
+    """Returns whether the request is subject to the limits of the queue and of its API key. An attempt that a server
+    repeats after a failure is not. A stream that its client resumes is, like a new request: `api.lifecycle.resume`
+    says so with `admit_as_new`. Tokens or a cursor in the request are no proof, because any client can send them."""
     return submit.epoch == 1 or submit.admit_as_new
 
 
 def check_same_caller(known: Request, request: Request) -> None:
-    """A cursor names the request that goes on, and anybody can write one: nobody takes over what is another's."""
+    """Refuses a cursor that names another caller's request. Any client can write a cursor, so the name alone proves
+    nothing."""
     if known.caller != request.caller:
         raise NotFound("no such stream", code="stream_unknown", param="Last-Event-ID")
 
@@ -133,7 +138,8 @@ def check_same_caller(known: Request, request: Request) -> None:
 def check_queue(
     backlog: QueueBacklog, num_tokens: int, config: EngineConfig, rates: ServiceRates, now_s: float
 ) -> AdmissionRefusal | None:
-    """Whether a prompt of so many tokens finds the queue full. Where nobody waits there is room for any."""
+    """Returns a refusal if a prompt of `num_tokens` finds the queue full. An empty queue accepts a prompt of any
+    length."""
     if backlog.num_requests <= 0:
         return None
     if (excess := backlog.num_requests + 1 - config.max_queue) > 0:
@@ -151,6 +157,6 @@ def check_queue(
 
 
 def finish_reason_of_given_tokens(request: Request) -> FinishReason | None:
-    """The reason, if the tokens that came with the request already contain its end."""
+    """Returns why the output ends within the tokens that came with the request, or None if it goes on."""
     reasons = (stop_reason(request, position) for position in range(request.num_generated))
     return next((reason for reason in reasons if reason), None)

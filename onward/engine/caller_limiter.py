@@ -1,10 +1,11 @@
-"""What each caller may have in flight and use per minute. The engine is the one owner of this, for all api processes.
+"""Limits per caller: requests in flight, and tokens per minute. The engine enforces them for all api processes.
 
-Only new requests are refused. What has been let in runs to its end, whatever it uses; then the next one waits for it.
-The limits come with each request, so a changed one holds from the next request on. A new engine begins with full buckets:
-what was used before is forgotten, and what is resubmitted to it is not charged again.
+Only new requests, and streams that their clients resume, are refused (`admission.counts_as_new`). An admitted request
+runs to its end, however many tokens it uses; the debt delays the caller's next request. The limits come with each
+request, so a changed limit applies from the next request on. A new engine begins with full buckets, and does not charge
+resubmitted requests again.
 
-Knows nothing of keys: a caller is a name.
+A caller is only a name here; this module knows nothing of API keys.
 """
 
 from collections import OrderedDict
@@ -31,9 +32,10 @@ class AdmissionRefusal:
 
 
 MAX_TRACKED_CALLERS = 10_000
-"""Whose use is remembered. Beyond it the one that was quiet for longest begins anew."""
+"""Callers whose use is remembered. Beyond this number, the caller that was idle longest starts with full buckets
+again."""
 IN_FLIGHT_RETRY_S = 1.0
-"""Nobody knows when a caller's own request ends."""
+"""Fixed, because it is unknown when one of the caller's own requests will end."""
 MAX_RETRY_S = 3600.0
 
 
@@ -80,7 +82,9 @@ class CallerLimiter:
         return len(self._buckets)
 
     def check(self, request: Request, in_flight: CallerInFlight, now_s: float) -> AdmissionRefusal | None:
-        """Whether one more would be over a limit of its caller. The choices of a request are let in or refused together."""
+        """Returns a refusal if one more choice would exceed a limit of its caller, else None. The token rate is not
+        checked for a choice whose sibling is in flight, so that this limit admits or refuses all choices of a request
+        together."""
         limits = request.spec.caller_limits
         if limits is None:
             return None
@@ -92,7 +96,8 @@ class CallerLimiter:
         return _over_token_rate(limits.tokens_per_minute, bucket) if bucket.is_empty else None
 
     def charge_prompt(self, request: Request, in_flight: CallerInFlight, now_s: float) -> None:
-        """At the door. The choices of a prompt are charged for it once; a request that lists prompts, for each of them."""
+        """Charges the prompt of an admitted request to its caller. The choices of a prompt are charged for it once; a
+        request that lists several prompts is charged for each of them."""
         if not in_flight.has_same_prompt:
             self.charge(request.caller, request.spec.caller_limits, len(request.token_ids), now_s)
 

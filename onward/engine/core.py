@@ -58,7 +58,8 @@ HOLDING_INTERVAL_S = 1.0
 DEADLINE_CHECK_INTERVAL_S = 0.05
 MAX_TOMBSTONES = 10_000
 MAX_REMEMBERED_LOST_APIS = 1000
-"""Whose last words are dropped. They come within moments, so a few would do."""
+"""Lost api processes whose late messages are dropped. Such messages arrive within moments, so few entries are
+needed."""
 
 
 class EngineCore:
@@ -69,7 +70,8 @@ class EngineCore:
         worker: WorkerHello,
         persisted_hashes: PersistedBlockHashes | None = None,
     ) -> None:
-        """`persisted_hashes`: of the KV memory that the worker has attached, where that outlives this engine."""
+        """`persisted_hashes` is the hash table of the KV memory that the worker has attached, or None if its hashes
+        need not outlive this engine."""
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request fits into one step"
         self.config = config
         self.incarnation = incarnation
@@ -108,6 +110,7 @@ class EngineCore:
             self._live,
             self._limits,
             self.registry,
+            self._phases,
         )
         self._seq: dict[str, int] = {}
         """The last message read from each api process."""
@@ -140,29 +143,30 @@ class EngineCore:
                 self._outbox.send(api_id, KvEventsReply(message.query_id, events))
 
     def receive_from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
-        """A prefill instance, known by its address, has something to say."""
+        """Handles a message of a prefill instance; `peer` is its address."""
         self._phases.now_s = now_s
         self._handoffs.receive_from_prefill(peer, message, now_s)
 
     def receive_from_decode(self, decode: str, message: ToPrefill, now_s: float) -> None:
-        """A decode instance, known by its incarnation, has something to say."""
+        """Handles a message of a decode instance; `decode` is its incarnation."""
         self._phases.now_s = now_s
         self._handoffs.receive_from_decode(decode, message, now_s)
 
     def on_peer_send(self, peer: str, ok: bool, now_s: float) -> None:
-        """Whether the last message to a prefill instance could be sent."""
+        """Handles the outcome of the last send to the prefill instance at the address `peer`: `ok` is False if the
+        message could not be sent."""
         self._phases.now_s = now_s
         self._handoffs.on_peer_send(peer, ok, now_s)
 
     def receive_kv_report(self, report: KvReport, now_s: float) -> None:
-        """Our worker's data plane tells what has happened."""
+        """Handles a report of the worker's KV transfer thread."""
         self._phases.now_s = now_s
         if self.worker is not None:
             self._handoffs.receive_kv_report(report, now_s)
 
     def on_api_lost(self, api_id: str, now_s: float) -> None:
-        """An api process died, and its clients' connections with it: nobody is left to read, and what it said last, which
-        may come later than this, is not begun."""
+        """Handles the death of an api process. Its clients' connections died with it, so its requests are aborted.
+        Messages that it sent before and that arrive later are dropped."""
         self._phases.now_s = now_s
         self._lost_apis.put(api_id, True)
         self._seq.pop(api_id, None)
@@ -199,23 +203,27 @@ class EngineCore:
         return self.scheduler.isolated_request is not None
 
     def next_isolated_id(self) -> str | None:
-        """The suspect that runs, or that the next plan is about: a death of the engine from here on is charged to it."""
+        """Returns the id of the suspect that runs alone in a step in flight, or that the next plan would run or admit.
+        None if there is no such suspect, or no worker. The supervisor charges a death of the engine from then on to
+        that request."""
         suspect = self.scheduler.next_to_isolate() if self.worker is not None else None
         return None if suspect is None else suspect.request_id
 
     def on_worker_lost(self, now_s: float, *, keeps_memory: bool = False) -> None:
-        """The worker is dead and reaped. Each request in a step in flight is charged with the death. If the KV memory is
-        kept, running requests continue with the next worker; otherwise they start again from their tokens."""
+        """Handles the death of the worker, which has been reaped already. Charges the death to each request that a step
+        in flight runs; a request with too many charges fails or becomes a suspect. If the KV memory is kept, running
+        requests continue with the next worker; otherwise they start again from their tokens."""
         self._phases.now_s = now_s
         self.worker, self._worker_due_s = None, now_s
         self.metrics.worker_losses.inc()
         self.step_log.discard_in_flight()
         in_flight = self.scheduler.requests_in_flight()
+        self._handoffs.on_worker_lost(now_s)
         if keeps_memory and self._kv_memory:
             self.scheduler.detach_worker()
             log.info(log_event("requests keep their KV", running=len(self.scheduler.running)))
         else:
-            self._lose_memory(now_s)
+            self._lose_memory()
             self._kv_memory = ""
         for request in in_flight:
             if request.status is RequestStatus.FINISHED:
@@ -223,8 +231,7 @@ class EngineCore:
             if not self._result_processor.charge_crash(request, now_s) and scheduling_policy.must_run_alone(request):
                 self.scheduler.suspects.add(request)
 
-    def _lose_memory(self, now_s: float) -> None:
-        self._handoffs.on_worker_lost(now_s)
+    def _lose_memory(self) -> None:
         for request in [*self.scheduler.running, *self.scheduler.preempting]:
             self.metrics.resubmissions.inc("worker_restart")
             fields = request_fields(request.request_id, request.spec.client_request_id)
@@ -235,10 +242,12 @@ class EngineCore:
     def on_worker_ready(
         self, worker: WorkerHello, now_s: float, persisted_hashes: PersistedBlockHashes | None = None
     ) -> None:
-        """`persisted_hashes`: of the memory that the worker has attached."""
+        """Continues with a worker that replaces a lost one. `persisted_hashes` is the hash table of the KV memory that
+        it has attached, or None. If it could not attach the memory that was kept, running requests start again from
+        their tokens."""
         assert worker.num_blocks == self._limits.worker.num_blocks, "a restarted worker has the same pool"
         if self._kv_memory and worker.kv_memory != self._kv_memory:
-            self._lose_memory(now_s)  # it was to be kept, and could not be attached
+            self._lose_memory()  # it was to be kept, and could not be attached
             self._kv_memory = ""
         if not self._kv_memory:
             self.scheduler.pool.use_persisted_hashes(persisted_hashes)  # else it has them: one memory, one table
@@ -250,7 +259,7 @@ class EngineCore:
         self._last_progress_s = now_s
 
     def tick(self, now_s: float) -> None:
-        """What time alone brings about. All that has arrived by now was delivered before."""
+        """Handles timeouts and deadlines. The caller has delivered all messages that arrived before `now_s`."""
         self._phases.now_s = now_s
         self._handoffs.tick(now_s, self._worker_silent_s(now_s))
         if not self._is_step_due:
@@ -272,23 +281,23 @@ class EngineCore:
             log.info(line)
 
     def take_api_messages(self) -> list[tuple[str, FromEngine]]:
-        """What has to be sent, and to which api process."""
+        """Returns the messages to send, each with its api process."""
         messages = self._outbox.take_messages(self._step)
-        return [*self._phases.take_messages(), *messages] if self._phases.pending else messages
+        return self._phases.take_messages() + messages
 
     def take_handoff_messages(self) -> HandoffOutbox:
-        """What has to be sent to other instances and to the worker's data plane."""
+        """Returns the messages to other instances and to the worker's KV transfer thread."""
         return self._handoffs.take_messages()
 
     def worker_replacement_reason(self, now_s: float) -> str | None:
-        """A reason to give the worker and its memory up, if there is one."""
+        """Returns why the worker and its KV memory must be given up, or None if they need not be."""
         if self.worker is None:
             return None
         leases, handoffs = self.scheduler.leases, self.scheduler.outgoing_handoffs
         return leases.worker_replacement_reason(now_s) or handoffs.worker_replacement_reason(now_s)
 
     def close(self) -> None:
-        """The last turn: peers are told that we go."""
+        """Tells all peers that this instance leaves. Called once, in the engine's last turn."""
         self._handoffs.close()
 
     def stats(self, now_s: float) -> EngineStats:
@@ -305,7 +314,7 @@ class EngineCore:
         )
 
     def live_engine(self, now_s: float) -> LiveEngine:
-        """For people who watch. Its cost does not grow with the pool or the queue."""
+        """Returns the state for the live view. The cost does not grow with the pool or the queue."""
         generated, preemptions = self.metrics.tokens.value("generated"), self.metrics.preemptions.value()
         return live_snapshot.live_engine(
             self.scheduler,
@@ -322,7 +331,7 @@ class EngineCore:
         return not self._live and not self.scheduler.steps_in_flight and self._handoffs.idle
 
     def audit_idle(self) -> None:
-        """When nothing is going on, nothing is held."""
+        """Asserts that an idle engine holds no slot, no block and no suspect. The engine must be idle."""
         assert self.idle, "asked while busy"
         self.scheduler.pool.audit_idle()
         slots = self.scheduler.slots
@@ -336,13 +345,14 @@ class EngineCore:
         return bool(scheduler.waiting or scheduler.running or scheduler.preempting)
 
     def _stalled_s(self, now_s: float) -> float:
-        """For how long our worker owes something: a step, or its word on KV that peers bring."""
+        """Returns for how long our worker has owed a step, or a report on KV that peers write; 0 if it owes nothing."""
         step_s = now_s - self._last_progress_s if self._is_step_due else 0.0
         since_s = self.scheduler.leases.worker_due_since_s
         return max(0.0, step_s, 0.0 if since_s is None else now_s - since_s)
 
     def _worker_silent_s(self, now_s: float) -> float:
-        """For how long it has been at one step, or away. Unlike a stall, this is never for want of blocks."""
+        """Returns for how long our worker has been busy with one step, or absent; 0 if it is present and no step is in
+        flight. Unlike in `_stalled_s`, a lack of blocks does not count."""
         return now_s - self._worker_due_s if self.worker is None or self.scheduler.steps_in_flight else 0.0
 
     def _new_pool(self, persisted_hashes: PersistedBlockHashes | None) -> BlockPool:
@@ -372,7 +382,7 @@ class EngineCore:
 
     @property
     def _waiting_tokens(self) -> int:
-        """Of the prompts of those that wait, here or at a peer."""
+        """Prompt tokens of all waiting requests, including those whose prompts peers compute."""
         return self.scheduler.waiting.num_prompt_tokens + self._handoffs.num_remote_prompt_tokens
 
     def _submit(self, api_id: str, message: Submit, now_s: float) -> None:
@@ -429,7 +439,8 @@ class EngineCore:
         )
 
     def _finish_if_ended(self, request: Request, now_s: float) -> None:
-        """A list that has ended already finishes without a step, and delivers only what was missing: the end."""
+        """Finishes the request without a step if its tokens already contain the end of the output. Sends a delta with
+        the finish reason only, which is all that the api process lacks."""
         if request.num_generated and (reason := admission.finish_reason_of_given_tokens(request)):
             request.finish_reason = reason
             self._outbox.add_delta(request, [])
@@ -467,7 +478,10 @@ class EngineCore:
         self._finish_now(request, FinishReason(message.reason), now_s)
 
     def _abort_by_name(self, api_id: str, message: AbortByName, now_s: float) -> None:
-        """Exact names only: an empty one, or the beginning of another, matches nothing."""
+        """Aborts the requests whose id or label equals one of the names, or with `abort_all` all requests of the
+        caller. Sends an AbortReply after their last deltas. Names must match exactly: an empty name, or the beginning
+        of another name, matches nothing. With `received_ago_s`, spares requests that arrived after the abort was
+        received, unless a name is their id."""
         caller, ago_s = message.caller, message.received_ago_s
         since_s = None if ago_s is None else now_s - ago_s
         names = sorted({r.external_id for r in self._live.of_caller(caller)}) if message.abort_all else message.names
@@ -496,7 +510,8 @@ class EngineCore:
             self._tombstones.popitem(last=False)
 
     def _finish_now(self, request: Request, reason: FinishReason, now_s: float) -> None:
-        """Ends a request on somebody's word. The one who found a stop string knows already; others are told."""
+        """Ends a request on the word of an api process or of a deadline. The api process already knows of a stop string
+        that it found; every other reason is sent to it."""
         request.finish_reason = reason
         if reason is not FinishReason.STOP and request.api_id in self._seq:
             self._outbox.add_delta(request, [])

@@ -1,4 +1,4 @@
-"""What the engine counts. Gauges are read from the state itself when somebody asks, so they cannot drift."""
+"""The engine's metrics. Gauges are read from the state when they are scraped, so they cannot drift."""
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
@@ -34,11 +34,11 @@ class EngineMetrics:
             "onward_kv_blocks", "KV blocks by state.", ["state"], lambda: {(s,): n for s, n in kv_blocks().items()}
         )
         registry.gauge(
-            "onward_waiting_tokens", "Prompt tokens of requests that wait.", [], lambda: {(): waiting_tokens()}
+            "onward_waiting_tokens", "Prompt tokens of waiting requests.", [], lambda: {(): waiting_tokens()}
         )
         registry.gauge(
             "onward_kv_cache_usage_ratio",
-            "KV blocks that are neither free nor merely cached, as a share of all.",
+            "Share of the KV blocks that are neither free nor cached.",
             [],
             lambda: {(): kv_usage_ratio(kv_blocks())},
         )
@@ -51,9 +51,13 @@ class EngineMetrics:
         counter, histogram = registry.counter, registry.histogram
         self.finished = counter("onward_requests_finished_total", "Requests that have ended, by reason.", ["reason"])
         self.refusals = counter(
-            "onward_refusals_total", "New requests turned away, by the bound that was hit.", ["reason"]
+            "onward_refusals_total",
+            "New requests refused by the engine with a 429, by the limit that was reached.",
+            ["reason"],
         )
-        self.preemptions = counter("onward_preemptions_total", "Requests whose slot and blocks were taken away.")
+        self.preemptions = counter(
+            "onward_preemptions_total", "Preempted requests: their slots and blocks went to other requests."
+        )
         self.resubmissions = resubmissions_counter(registry)
         self.resubmissions.inc("worker_restart", by=0)  # a rate needs a first sample before the first event
         self.stale = stale_events_counter(registry)
@@ -61,11 +65,11 @@ class EngineMetrics:
         self.steps = counter(
             "onward_steps_total", "Steps, by whether the plan was sent while another step ran.", ["overlapped"]
         )
-        self.isolated_errors = counter("onward_isolated_faults_total", "Faults that ended one request and no other.")
+        self.isolated_errors = counter("onward_isolated_faults_total", "Internal errors that ended only one request.")
         self.worker_losses = counter("onward_worker_losses_total", "Workers that died under this engine.")
         self.drafts = SpecDecodeMetrics(registry)
         self.recomputed = counter(
-            "onward_recomputed_tokens_total", "Tokens computed again since their KV was lost, by cause.", ["cause"]
+            "onward_recomputed_tokens_total", "Tokens computed again because their KV was lost, by cause.", ["cause"]
         )
         # A rate needs a first sample before the first event.
         for cause in RecomputeCause:
@@ -85,8 +89,8 @@ class EngineMetrics:
         self.queue_time = histogram(
             "onward_request_queue_time_seconds", "From arrival in the engine to the first scheduling.", REQUEST_BOUNDS_S
         )
-        self.step_time = histogram("onward_step_seconds", "Time a worker spends on a step.")
-        self.step_tokens = histogram("onward_step_tokens", "Tokens that a step computes.", TOKEN_BOUNDS)
+        self.step_time = histogram("onward_step_seconds", "The worker's time for a step.")
+        self.step_tokens = histogram("onward_step_tokens", "Tokens computed by a step.", TOKEN_BOUNDS)
         self.ended = EndedRequestMetrics(registry)
 
     def record_recomputed(self, tokens: Iterable[tuple[RecomputeCause, int]]) -> None:
@@ -100,13 +104,13 @@ def kv_usage_ratio(blocks: dict[str, int]) -> float:
 
 
 class EndedRequestMetrics:
-    """What is known of a request when it has ended. Each is observed once for a request, never for a token."""
+    """Histograms of ended requests. Each is observed once per request, never per token."""
 
     def __init__(self, registry: Registry) -> None:
         histogram = registry.histogram
         self._prompt_tokens = histogram("onward_request_prompt_tokens", "Prompt length.", TOKEN_BOUNDS)
         self._output_tokens = histogram("onward_request_generation_tokens", "Output length.", TOKEN_BOUNDS)
-        self._max_tokens = histogram("onward_request_max_tokens", "Longest output that was allowed.", TOKEN_BOUNDS)
+        self._max_tokens = histogram("onward_request_max_tokens", "Maximum output length of a request.", TOKEN_BOUNDS)
         self._decode_time = histogram(
             "onward_request_decode_time_seconds", "From the first token to the last.", REQUEST_BOUNDS_S
         )
@@ -139,15 +143,17 @@ class SpecDecodeMetrics:
         counter = registry.counter
         self._drafted = counter(
             "onward_spec_drafted_tokens_total",
-            "Tokens that were guessed, by their place behind the newest one (1 is the first).",
+            "Draft tokens, by their position after the newest token (1 is the first).",
             ["place"],
         )
         self._accepted = counter(
-            "onward_spec_accepted_tokens_total", "Guessed tokens that were right, by their place.", ["place"]
+            "onward_spec_accepted_tokens_total",
+            "Draft tokens that were accepted, by their position after the newest token (1 is the first).",
+            ["place"],
         )
         self._verifications = counter(
             "onward_spec_verifications_total",
-            "Steps of a request that had guesses. Each gives the accepted tokens and one more.",
+            "Steps of a request that had draft tokens. Each yields the accepted tokens and one more.",
         )
         self._of_step: list[tuple[int, int]] = []
 

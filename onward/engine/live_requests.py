@@ -22,7 +22,7 @@ class CallerInFlight:
     has_sibling_choice: bool = False
     """Another choice of the same request is live."""
     has_same_prompt: bool = False
-    """One of these choices has the same prompt."""
+    """One of these live choices has the same prompt."""
 
 
 class LiveRequests:
@@ -33,7 +33,7 @@ class LiveRequests:
         self._by_name: _Index = {}
         """By the name and by the label."""
         self._choices: dict[tuple[str, str], dict[int, dict[str, Request]]] = {}
-        """Of requests with limits: by caller and name, then by the hash of the prompt, then by id."""
+        """Requests with limits: by caller and name, then by the hash of the prompt, then by id."""
         self._prompt_hashes: dict[str, int] = {}
         self._deadlines: Timers[str] = Timers()
 
@@ -90,21 +90,22 @@ class LiveRequests:
                 del self._choices[request.caller, request.external_id]
 
     def take_past_deadline(self, now_s: float) -> list[Request]:
-        """Those whose deadline has passed since the last call."""
+        """Returns the requests whose deadline has passed since the last call."""
         return [self._by_id[request_id] for request_id in self._deadlines.take_due(now_s)]
 
     def of_caller(self, caller: str | None) -> Iterable[Request]:
-        """None: of all callers."""
+        """Returns the requests of one caller, or of all callers for None, without the prompts that are computed for
+        peers."""
         if caller is not None:
             return self._by_caller.get(caller, {}).values()
         return (request for request in self._by_id.values() if request.handoff is None)
 
     def find_by_name(self, name: str, caller: str | None) -> list[Request]:
-        """Those whose name or label is exactly this; of one caller, or of all."""
+        """Returns the requests whose name or label equals `name`: those of one caller, or of all callers for None."""
         return [r for r in self._by_name.get(name, {}).values() if caller in (None, r.caller)]
 
     def in_flight_of_caller(self, request: Request) -> CallerInFlight:
-        """What the caller of this request has in flight, without an earlier epoch of the request itself."""
+        """Counts what the caller of this request has in flight, without an earlier epoch of the same request."""
         own = self._by_caller.get(request.caller, {})
         by_prompt = self._choices.get((request.caller, request.external_id), {})
         same_prompt = by_prompt.get(_prompt_hash(request), {}) if by_prompt else {}
@@ -137,7 +138,8 @@ def _prompt_hash(request: Request) -> int:
 
 
 def _have_same_prompt(request: Request, other: Request) -> bool:
-    """Equal hashes are not proof."""
+    """Returns whether the prompts have the same tokens. The caller has found equal hashes, which different prompts can
+    have."""
     if other.num_prompt != request.num_prompt:
         return False
     return other.token_ids[: other.num_prompt] == request.token_ids[: request.num_prompt]

@@ -1,6 +1,7 @@
 """The engine as a person sees it at one moment. Reads state and changes nothing.
 
-A look costs the engine's loop well below a millisecond: it samples large pools, and lists so many requests and no more.
+A snapshot costs the engine's loop well below a millisecond: it samples large pools, and lists a bounded number of
+requests.
 """
 
 from collections.abc import Collection, Iterable
@@ -57,14 +58,15 @@ def live_engine(
 
 
 def map_blocks(pool: BlockPool) -> tuple[str, int]:
-    """One character for each sampled block, and how many blocks each stands for."""
+    """Returns one character for each sampled block, and the number of blocks that a character stands for."""
     blocks_per_cell = -(-pool.num_blocks // MAX_BLOCK_CELLS)
     sampled = range(0, pool.num_blocks, blocks_per_cell)
     return "".join([BLOCK_STATES[pool.state_of(block)] for block in sampled]), blocks_per_cell
 
 
 def _listed_requests(scheduler: Scheduler, live: Collection[Request]) -> Iterable[Request]:
-    """All requests where there is room for them, else those with a slot and the head of the queue."""
+    """Returns all live requests if there are at most MAX_LIVE_REQUESTS. Otherwise returns at most that many: the
+    requests with a slot first, then the head of the queue."""
     if len(live) <= MAX_LIVE_REQUESTS:
         return live
     with_slot = [*scheduler.running, *scheduler.preempting]
@@ -92,7 +94,8 @@ def _live_request(request: Request, now_s: float) -> LiveRequest:
 
 
 def _state_of(request: Request) -> LiveState:
-    """A running request that has not caught up with its tokens computes a prompt, or recomputes one after a preemption."""
+    """Returns the state that the live view shows. A running request that has not caught up with its tokens is
+    prefilling: it computes its prompt, or recomputes its KV after a preemption."""
     if request.status is not RequestStatus.RUNNING:
         return _STATES[request.status]
     return "decoding" if request.num_computed >= len(request.token_ids) - 1 and request.num_generated else "prefilling"

@@ -31,6 +31,7 @@ from onward.proto.control import (
     ReplaceWorker,
     StartEngine,
     StartFailed,
+    StartListening,
     StopChild,
     ToChild,
     WorkerGone,
@@ -46,8 +47,8 @@ from onward.transport.zmq_sockets import SocketPoller
 
 
 class WorkerLink:
-    """The engine's side of the wire to its worker. The stream is in order and complete, or the worker is dead: a result
-    whose number is not the next one, or a worker of another version, ends the process, and both start anew."""
+    """The engine's end of the wire to its worker. Results arrive in order and none is missing. An unexpected sequence
+    number, or a worker of another version, ends the process, and both processes are restarted."""
 
     def __init__(self, wires: SocketPoller, starting: WorkerStarting, fds: list[int], engine_incarnation: str) -> None:
         self.incarnation = starting.incarnation
@@ -128,9 +129,10 @@ class EngineProcess:
     ) -> None:
         self._start = start
         self._open_persisted_hashes = open_persisted_hashes
-        """Opens the table of block hashes in the memory of these file descriptors, for so many blocks."""
+        """Opens the table of block hashes in the memory of these file descriptors, for this number of blocks."""
         self._hashes_fds: list[int] = []
-        """Of the memory that the worker attaches. It is mapped when the worker has said how many blocks there are."""
+        """File descriptors of the memory that the worker attaches. It is mapped when the worker has reported its number
+        of blocks."""
         self._before_ready = before_ready
         """Called when a worker is ready, before the supervisor is told."""
         self._channel = channel
@@ -160,7 +162,8 @@ class EngineProcess:
             self.run_once()
 
     def run_once(self) -> None:
-        """All that has arrived, then all that follows from it."""
+        """Runs one turn of the engine: reads the messages that have arrived, then plans steps and sends all that
+        follows from them. A turn that reads a stop request is the last one; it sets `is_stopped`."""
         now_s = self._clock.now_s()
         self._read_control(now_s)
         self._read_apis(now_s)
@@ -193,7 +196,9 @@ class EngineProcess:
             self._step_log.write(core.step_log.take_finished())
 
     def _announce_isolated_request(self, request_id: str | None) -> None:
-        """The supervisor knows it before anything is done for the request, and outlives us."""
+        """Sends the supervisor the id of the suspect that the engine handles from now on, or None, unless the
+        supervisor knows it already. This must precede any work for the request: the supervisor outlives the engine, and
+        charges the engine's death to that request."""
         if request_id != self._announced_isolated_id and self._channel.send(IsolatedRequestRunning(request_id)):
             self._announced_isolated_id = request_id
 
@@ -235,7 +240,7 @@ class EngineProcess:
                 continue
             if received is None:
                 break
-            assert self._core is not None, "nobody knows this address before the worker has said hello"
+            assert self._core is not None, "peers get this address after the worker's hello"
             api_id, message = received
             self._announce_isolated_request(_isolated_id_of(message))
             self._core.receive_from_api(api_id, message, now_s)
@@ -264,8 +269,9 @@ class EngineProcess:
 
     def _persisted_hashes_of(self, hello: WorkerHello) -> PersistedBlockHashes | None:
         if not hello.kv_memory or self._start.config.record:
-            # A replay begins without blocks, and so does what it shall repeat. The flag decides, not whether the file could
-            # be opened: who hands blocks out without breaking their seals must have no successor that adopts them.
+            # A replay starts without blocks, so a recorded engine adopts none. The flag decides, not whether the file
+            # could be opened: an engine that hands out blocks without breaking their seals must have no successor that
+            # adopts them.
             return None
         fds, self._hashes_fds = self._hashes_fds, []
         return self._open_persisted_hashes(fds, hello.num_blocks)
@@ -288,7 +294,7 @@ class EngineProcess:
         if config.record:
             core.registry.gauge(
                 "onward_recording",
-                "With --record: 1 while the recording is written, 0 once it could not be.",
+                "With --record: 1 while the recording is written, 0 after writing has failed.",
                 [],
                 lambda: {(): float(recording is not None and recording.is_writing)},
             )
@@ -316,6 +322,8 @@ class EngineProcess:
             case QueryLive():
                 live = self._core.live_engine(now_s) if self._core is not None else None
                 self._channel.send(LiveSnapshot(message.query_id, live))
+            case StartListening():
+                self._peers.listen()
             case StopChild():
                 self._stop_requested = True
             case _:

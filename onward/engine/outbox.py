@@ -1,6 +1,6 @@
-"""What the engine has to tell its api processes. Deltas of one step go out as one message for each process.
+"""Messages of the engine to its api processes. The deltas of one step are sent as one message for each api process.
 
-What becomes of a prompt that we compute for a peer is kept apart: no api process waits for it.
+Results of prompts that are computed for peers are kept separately, since no api process waits for them.
 """
 
 from dataclasses import dataclass

@@ -1,17 +1,17 @@
-"""One request's state in the engine, and the only function that changes it.
+"""State of one request in the engine. `Request.set_status` is the only function that changes its status.
 
 WAITING ──admit──> RUNNING ──finish──> FINISHED(reason)
    ^                  │ preempt
    └──reply─── PREEMPTING            any live state ──abort──> FINISHED
 
-Whose prompt a peer computes:         WAITING ──ask──> ASKED ──its blocks are leased──> GRANTED ──KV is here──> RUNNING
-Whose prompt we compute for a peer:   WAITING ──room──> OFFERED ──the peer's blocks are leased──> RUNNING
+Prompt computed by a peer:    WAITING ──ask──> ASKED ──blocks are leased──> GRANTED ──KV is here──> RUNNING
+Prompt computed for a peer:   WAITING ──room──> OFFERED ──the peer's blocks are leased──> RUNNING
 
 token_ids   |---- prompt ----|---- generated ----|·· samples of steps in flight ··|
             0           num_prompt          len(token_ids)                   planned_len
 KV          |------ num_computed ------|·· steps in flight ··|
                                                          planned_computed
-Both count a step in flight as if all that it drafts were right: there is room for that, and no more is known.
+planned_len and planned_computed assume that all drafts in flight are accepted, because room is kept for that case.
 """
 
 from collections import deque
@@ -30,7 +30,8 @@ from onward.proto.step import TokenLogprobs
 DECAY = 0.85
 """Each verification counts this much less with every later one: text changes."""
 PRIOR_DRAFTED, PRIOR_ACCEPTED = 2.0, 1.3
-"""What a request that has not drafted yet is taken for: worth a try while there is room, and not in a crowd."""
+"""The acceptance assumed for a request that has not drafted yet: drafting is tried while there is spare room, and not
+under load."""
 
 
 @dataclass(slots=True)
@@ -48,11 +49,11 @@ class DraftAcceptance:
 
     @property
     def acceptance_rate(self) -> float:
-        """That a draft is right, if those before it were."""
+        """Estimated probability that a draft is accepted if all drafts before it were."""
         return self._accepted / self._drafted
 
     def record(self, num_drafted: int, num_accepted: int) -> None:
-        """A step gave `num_accepted` tokens and one more."""
+        """Records a step that had `num_drafted` drafts and gave `num_accepted` of them and one more token."""
         if not num_drafted:
             self.tokens_since_draft += 1
             return
@@ -81,7 +82,7 @@ ALLOWED_TRANSITIONS = {
     RequestStatus.ASKED: {RequestStatus.GRANTED, RequestStatus.WAITING, RequestStatus.FINISHED},
     RequestStatus.GRANTED: {RequestStatus.RUNNING, RequestStatus.ASKED, RequestStatus.FINISHED},
     RequestStatus.OFFERED: {RequestStatus.RUNNING, RequestStatus.FINISHED},
-    # RUNNING goes to WAITING when its worker has died, or has not been told of it yet.
+    # RUNNING goes back to WAITING if its worker has died, or if the worker does not know of the slot yet.
     RequestStatus.RUNNING: {RequestStatus.PREEMPTING, RequestStatus.WAITING, RequestStatus.FINISHED},
     RequestStatus.PREEMPTING: {RequestStatus.WAITING, RequestStatus.FINISHED},
     RequestStatus.FINISHED: set(),
@@ -96,7 +97,7 @@ class FinishReason(Enum):
     PD_RESCHEDULE = finish_reasons.PD_RESCHEDULE
     """This instance cannot go on with it, another one can."""
     HANDED_OFF = "handed_over"
-    """Of a prompt that we compute for a peer: its first token is drawn, and the rest is the peer's."""
+    """For a prompt that is computed for a peer: its first token is sampled, and the peer generates the rest."""
 
 
 class RecomputeCause(Enum):
@@ -115,7 +116,7 @@ class RecomputeCause(Enum):
 
 @dataclass(slots=True, frozen=True)
 class PlannedRun:
-    """This request's part in a step whose result has not come yet."""
+    """This request's part of a step whose result has not arrived yet."""
 
     step: int
     num_tokens: int
@@ -128,7 +129,7 @@ class PlannedRun:
 @dataclass(slots=True, eq=False)
 class Request:
     spec: Submit
-    """What was asked for. It does not change; all other fields are the engine's state around it."""
+    """The request as it was submitted. It never changes; all other fields are the engine's state around it."""
     api_id: str
     """The api process that holds the client; empty for a prompt that is computed for a peer."""
     token_ids: list[int]
@@ -139,16 +140,16 @@ class Request:
     deadline_at_s: float | None
     num_prompt: int = field(init=False)
     arrival_number: int = 0
-    """Its place among all that have come to this engine; see `LiveRequests`."""
+    """Position among all requests that have arrived at this engine; see `LiveRequests`."""
     worker_crashes: int = 0
     engine_crashes: int = 0
     crash_charge_position: int = 0
-    """Of both: a token behind this place clears the request."""
+    """A token behind this position resets both crash counts."""
     max_drafts: int = 0
     """Tokens that it may draft in a step, as the request and the instance allow."""
     draft_acceptance: DraftAcceptance = field(default_factory=DraftAcceptance)
     peer_draft_token_ids: list[int] = field(default_factory=list)
-    """Of the peer that computed its prompt, for the first step here."""
+    """Drafts of the peer that computed the prompt, for the first step here."""
     num_cached_tokens: int | None = None
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -156,7 +157,7 @@ class Request:
     num_prompt_counted: int = 0
     """The part of the prompt that was computed at least once: it counts towards the rate of work once."""
     block_ids: list[int] = field(default_factory=list)
-    """One for each `block_size` tokens; see `held_block_ids`."""
+    """One block for each `block_size` tokens; see `held_block_ids`."""
     num_freed_blocks: int = 0
     """Leading blocks that were given up because no layer looks so far back. Their places in `block_ids` stay."""
     block_hashes: list[BlockHash] = field(default_factory=list)
@@ -176,20 +177,21 @@ class Request:
     prefill_locally: bool = False
     """No peer is asked (again) for this one."""
     assign_pending: bool = False
-    """It has a slot of which the worker has not been told."""
+    """The request has a slot that the worker does not know of yet."""
     num_sent_tokens: int = 0
     """Tokens of the output that the layer above has, or is about to get."""
     finish_sent: bool = False
     num_preemptions: int = 0
     num_lost_tokens: int = 0
-    """Leading tokens whose KV was computed, by whichever engine, and is lost: computed again unless they are cached."""
+    """Leading tokens whose KV was computed by this or an earlier engine and is lost. They are computed again unless
+    they are cached."""
     recompute_cause: RecomputeCause | None = None
     """Why it was lost."""
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
     phases: PhaseLog | None = None
-    """Of a request that is traced."""
+    """Only for a traced request."""
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.spec.prompt_token_ids)
@@ -204,7 +206,7 @@ class Request:
 
     @property
     def held_block_ids(self) -> list[int]:
-        """Those of `block_ids` that it has a share of."""
+        """The blocks of `block_ids` that this request still holds a reference to."""
         return self.block_ids[self.num_freed_blocks :]
 
     @property
@@ -213,7 +215,7 @@ class Request:
 
     @property
     def epoch(self) -> int:
-        """Of the submission that this request came with."""
+        """Epoch of the submission that created this request."""
         return self.spec.epoch
 
     @property
@@ -226,7 +228,7 @@ class Request:
 
     @property
     def external_id(self) -> str:
-        """What the client knows it by: the id without the choice."""
+        """The id that the client knows: the request id without the choice index."""
         return external_id(self.request_id)
 
     @property
@@ -275,8 +277,8 @@ class Request:
 
     @property
     def first_scored_row(self) -> int | None:
-        """From this token on every row's output is wanted, so none of them may come from the cache. Row i tells how
-        likely token i + 1 was. None once they were sent."""
+        """First row whose logits or hidden state are needed, so that no row from here on may come from the cache. Row i
+        scores token i + 1. None once they were sent."""
         sampling = self.spec.sampling_params
         if sampling.pooling == "mean" or (sampling.prompt_logprobs is not None and self.num_generated == 0):
             return 0
@@ -288,7 +290,7 @@ class Request:
         return None if self.spec.sampling_params.pooling is not None else self.first_scored_row
 
     def lose_kv(self, cause: RecomputeCause) -> None:
-        """Its slot and blocks go, and with them what was computed."""
+        """Records that the slot and the blocks are given up, and with them the computed KV."""
         self.num_lost_tokens, self.recompute_cause = self.num_computed, cause
 
     def set_status(self, status: RequestStatus) -> None:
@@ -314,7 +316,7 @@ class Request:
                 was_granted = self.status is RequestStatus.GRANTED
                 phases.enter("handoff", num_tokens, cause="handoff_failed" if was_granted else "")
             case RequestStatus.FINISHED:
-                phases.enter("ended", num_tokens)
+                phases.enter("ended" if self.handoff is None else "transfer", num_tokens)
             case _:  # a phase goes on
                 pass
 

@@ -13,7 +13,7 @@ from onward.log import request_fields
 
 @dataclass(slots=True, frozen=True)
 class SchedulerStats:
-    """What is going on, and what has been counted since the engine began."""
+    """Current counts, and totals since the engine started."""
 
     running: int
     waiting: int
@@ -27,7 +27,7 @@ class SchedulerStats:
     generated_tokens: float
     preemptions: float
     waiting_tokens: int = 0
-    """Of the prompts of those that wait."""
+    """Prompt tokens of waiting requests."""
     drafted_tokens: float = 0
     accepted_tokens: float = 0
     verifications: float = 0
@@ -53,7 +53,8 @@ class SchedulerStatLogger:
         return self._last_s is None or now_s - self._last_s >= self._interval_s
 
     def line(self, counts: SchedulerStats, now_s: float) -> str | None:
-        """Call it when it is due. The first time there is nothing yet to compare with."""
+        """Returns the log line about the time since the last call. Returns None on the first call, which has nothing to
+        compare with, and if the engine is idle and nothing has changed. Must be called only when `is_due`."""
         last, last_s = self._last, self._last_s
         self._last, self._last_s = counts, now_s
         if last is None or last_s is None or (counts == last and not counts.busy):
@@ -65,7 +66,7 @@ def format_scheduler_line(before: SchedulerStats, now: SchedulerStats, seconds: 
     prompt_tokens = now.prompt_tokens - before.prompt_tokens
     cached_tokens = now.cached_tokens - before.cached_tokens
     fields: dict[str, object] = {}
-    if now.verifications:  # else nobody drafts here
+    if now.verifications:  # Without verifications no request drafts.
         fields = format_draft_fields(
             int(now.drafted_tokens - before.drafted_tokens),
             int(now.accepted_tokens - before.accepted_tokens),
@@ -88,7 +89,8 @@ def format_scheduler_line(before: SchedulerStats, now: SchedulerStats, seconds: 
 
 
 def format_draft_fields(drafted: int, accepted: int, verifications: int) -> dict[str, object]:
-    """The mean length is that of what a step with drafts gives: the accepted ones and one more."""
+    """Returns the log fields about drafts. `mean_length` is the mean number of tokens from a step with drafts: the
+    accepted drafts and one more token."""
     return {
         "drafted": drafted,
         "accepted": accepted,

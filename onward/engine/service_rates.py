@@ -1,6 +1,6 @@
-"""How fast work went lately: what a client that is turned away is told is measured, not guessed.
+"""Measured service rates of the last seconds, from which Retry-After is computed.
 
-Takes amounts and times; keeps one sum for each second of a short window. Knows nothing of requests, and reads no clock.
+Keeps one sum of amounts for each second of a short window. Knows nothing of requests, and reads no clock.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ WINDOW_S = 10
 
 
 class RecentRate:
-    """Of one kind of work. Times never go backwards."""
+    """Rate of one kind of work. Times never go backwards."""
 
     def __init__(self) -> None:
         self._sums: deque[tuple[int, float]] = deque()
@@ -25,7 +25,7 @@ class RecentRate:
         self._drop_old(now_s)
 
     def per_s(self, now_s: float) -> float | None:
-        """None: nothing was done within the window, so nothing is known."""
+        """Returns the mean rate over the window, or None if nothing was done within it: the rate is then unknown."""
         self._drop_old(now_s)
         if not self._sums:
             return None
@@ -40,9 +40,9 @@ class RecentRate:
 
 @dataclass(slots=True, frozen=True)
 class ServiceRates:
-    """What the queue is worked off at."""
+    """The rates at which the queue is served."""
 
     prompt_tokens: RecentRate = field(default_factory=RecentRate)
-    """Tokens of prompts whose KV is there for the first time, whether computed, cached or brought by a peer."""
+    """Prompt tokens whose KV became available for the first time: computed, cached or brought by a peer."""
     freed_slots: RecentRate = field(default_factory=RecentRate)
     """Slots that a request left at its end."""

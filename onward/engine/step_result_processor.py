@@ -1,11 +1,11 @@
-"""Applies a worker's `StepResult` to the requests: one ordered list of stages for each slot, for every wire.
+"""Applies a worker's `StepResult` to the requests: one ordered list of stages for each slot, for every transport.
 
     epoch check -> preempt reply -> failure -> progress of the KV -> position check -> append -> stop decision
     -> drafts -> metrics -> caching -> delta -> finish
 
 A fault while one slot is processed ends that request with a typed error; the tokens of the other slots are sent.
 
-It also ends, fails and charges requests, within a step and outside of one (`finish`, `fail`, `reschedule`, `charge_crash`).
+This class also ends, fails and charges requests outside of a step (`finish`, `fail`, `reschedule`, `charge_crash`).
 """
 
 import logging
@@ -25,7 +25,16 @@ from onward.log import event as log_event
 from onward.log import request_fields
 from onward.proto.engine import ErrorInfo, WorkerCrashReport
 from onward.proto.error_info import to_error_info
-from onward.proto.step import SlotAdvanced, SlotEmbedding, SlotEvent, SlotFailed, SlotPreempted, SlotTokens, StepResult
+from onward.proto.step import (
+    REQUEST_FAULTS,
+    SlotAdvanced,
+    SlotEmbedding,
+    SlotEvent,
+    SlotFailed,
+    SlotPreempted,
+    SlotTokens,
+    StepResult,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +42,10 @@ _slot = attrgetter("slot")
 
 
 def stop_reason(request: Request, position: int, *, grammar_done: bool = False) -> FinishReason | None:
-    """The stop decision, here and only here: does the output end with the token at `position`?"""
+    """Returns why the output ends with the token at `position`, or None if it goes on. A prompt computed for a peer
+    always ends. The engine makes its stop decision nowhere else."""
     if request.handoff is not None:
-        return FinishReason.HANDED_OFF  # whose output it is decides the rest
+        return FinishReason.HANDED_OFF  # the decode instance decides the real finish reason
     sampling = request.spec.sampling_params
     token = request.token_ids[request.num_prompt + position]
     if token in sampling.end_token_ids and position >= sampling.min_tokens:
@@ -79,13 +89,14 @@ class StepResultProcessor:
         self._count_generated()
 
     def commit_peer_tokens(self, request: Request, tokens: SlotTokens, now_s: float) -> None:
-        """Tokens that a peer has drawn for us pass the same stages."""
+        """Applies tokens that a peer has sampled for a request, by the same stages as tokens of our worker."""
         self._process_isolated(request, tokens, now_s)
         self._count_generated()
 
     def finish(self, request: Request, reason: FinishReason, now_s: float, error_code: str | None = None) -> None:
-        """Ends a live request: release behind the fence, count, log, forget. Its last delta went out before. A prompt whose
-        token is sampled for a peer is counted by `record_finish`, once it is known whether the peer has its KV."""
+        """Ends a live request: releases slot and blocks behind the fence, counts, logs and forgets it. Its last delta
+        has been sent before. A prompt that was computed for a peer is counted later by `record_finish`, once it is
+        known whether the peer has its KV."""
         if request.slot is not None:
             self.rates.freed_slots.add(1, now_s)
         self._scheduler.remove(request)
@@ -108,8 +119,9 @@ class StepResultProcessor:
         self.finish(request, FinishReason.ERROR, now_s, error.code)
 
     def charge_crash(self, request: Request, now_s: float) -> bool:
-        """A worker, ours or a peer's, died in a step that ran this request. True if the request fails by it. The api
-        process keeps the count, so that it survives a restart of this engine."""
+        """Charges the request with the death of a worker, ours or a peer's, in a step that ran it. Fails the request
+        and returns True if it now has MAX_CRASH_CHARGES charges. Otherwise returns False and reports the count to the
+        api process, which keeps it across a restart of this engine."""
         request.worker_crashes += 1
         request.crash_charge_position = request.num_generated
         if request.worker_crashes >= scheduling_policy.MAX_CRASH_CHARGES:
@@ -121,7 +133,8 @@ class StepResultProcessor:
         return False
 
     def reschedule(self, request: Request, error: ErrorInfo, now_s: float) -> None:
-        """We cannot go on, but another instance can: what was generated is worth keeping."""
+        """Ends a request that cannot continue here with `pd_reschedule`, so that another instance continues it with its
+        tokens so far. A request without generated tokens fails with `error` instead."""
         if not request.num_generated:
             self.fail(request, error, now_s)
             return
@@ -153,7 +166,8 @@ class StepResultProcessor:
             case SlotEmbedding():
                 self._on_embedding(request, event, now_s)
             case SlotFailed():
-                self.fail(request, ErrorInfo(event.code, event.message), now_s)
+                status = 400 if event.code in REQUEST_FAULTS else 500
+                self.fail(request, ErrorInfo(event.code, event.message, status), now_s)
 
     def _on_preempted(self, request: Request, event: SlotPreempted) -> None:
         assert event.num_tokens == len(request.token_ids), "engine and worker agree on the list that goes on"
@@ -161,7 +175,9 @@ class StepResultProcessor:
         self._metrics.preemptions.inc()
 
     def _advance(self, request: Request, num_computed: int, now_s: float) -> None:
-        """Only events move `num_computed`, never the plan: a block that was not written is never cached."""
+        """Sets `num_computed`, counts prompt tokens that are computed for the first time, and publishes the computed
+        blocks. Only events of a worker move `num_computed`, never the plan, so a block that was not written is never
+        cached."""
         assert request.num_computed <= num_computed <= len(request.token_ids), "KV is computed for known tokens only"
         request.num_computed = num_computed
         if request.num_prompt_counted < (seen := min(num_computed, request.num_prompt)):
@@ -180,7 +196,7 @@ class StepResultProcessor:
         # Behind a stop there may be KV of tokens that were cut.
         last = len(request.token_ids) - 1
         self._advance(request, event.num_computed if event.num_computed <= last else last, now_s)
-        if request.phases is not None and request.status is RequestStatus.RUNNING:
+        if request.phases is not None and request.status is RequestStatus.RUNNING and request.handoff is None:
             request.phases.enter("decode", request.num_generated)
         num_drafted = self._record_drafts(request, event.num_draft_tokens, len(accepted))
         self._record_metrics(request, len(accepted), now_s)
@@ -222,7 +238,8 @@ class StepResultProcessor:
         return token_ids
 
     def _record_drafts(self, request: Request, num_drafted: int, num_tokens: int) -> int:
-        """A step with drafts gives what was right of them, and one token more."""
+        """Counts the drafts of a step for the request and for the metrics, and returns `num_drafted`. A step with
+        drafts gives the accepted drafts and one more token."""
         if request.max_drafts:
             request.draft_acceptance.record(num_drafted, num_tokens - 1)
         if num_drafted:

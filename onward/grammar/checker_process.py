@@ -1,7 +1,7 @@
-"""The process that compiles what nobody has compiled before, within limits of processor time and memory that end it.
+"""The process that compiles unknown grammars, under limits of processor time and memory that kill it.
 
-First it is sent the tokenizer, then grammars, one at a time, and answers each with what is wrong with it. A grammar that is
-too much for it is known by its death.
+It first receives the tokenizer, then one grammar at a time, and answers with the problem of each, if any. If a grammar
+exceeds the limits, the process dies.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def _limit_time() -> None:
 
 
 def _limit_memory() -> None:
-    """Where the operating system tells what is used now; elsewhere only time is limited."""
+    """Limits memory where the operating system reports the current use; elsewhere only time is limited."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     except OSError:
@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="onward.grammar.checker_process")
     parser.add_argument("--fd", type=int, required=True)
     peer = socket.socket(fileno=parser.parse_args().fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=serve, args=(peer,))

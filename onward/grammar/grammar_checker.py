@@ -1,9 +1,9 @@
-"""Asks a child process whether a grammar can be compiled at a bearable price, before anybody else compiles it.
+"""Asks a child process whether a grammar can be compiled within limits, before any other process compiles it.
 
-A child is started at the first question and lives until it is killed by a grammar that is too much; then the next one is
-started before the answer is given. Answers are remembered, and so is a death: the same grammar does not kill two. A child
-goes when we do, since its socket closes. There are several, so that a grammar that takes seconds does not delay another
-caller's; a further one is started when it is needed.
+A child is started at the first question and lives until a grammar exceeds its limits and kills it. The next child is
+then started before the answer is returned. Answers are remembered, including deaths, so the same grammar does not kill
+two children. A child exits with its parent, whose socket closes. There are several children, so that a grammar that
+takes seconds does not delay another caller's; each is started when it is needed.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ ANSWER_TIMEOUT_S = 20.0
 """For one answer, whatever else the machine does. A child that is started has as long to be ready."""
 MAX_REMEMBERED = 1024
 MAX_ATTEMPTS = 2
-"""For one question: who was killed by somebody else is started again."""
+"""Attempts at one question: a child that died of another cause is started again."""
 
 TOO_SLOW = f"it takes more than {COMPILE_CPU_S} s to compile"
 TOO_LARGE = f"compiling it takes more than {COMPILE_BYTES >> 20} MB, or it is nested too deeply"
@@ -51,11 +51,11 @@ class CheckerDied(Exception):
     def __init__(self, problem: str | None) -> None:
         super().__init__(problem)
         self.problem = problem
-        """What that says of the grammar, if it is the grammar's doing."""
+        """The problem of the grammar, if the grammar caused the death."""
 
 
 class GrammarChecker:
-    """Threads may share them: so many questions are answered at a time."""
+    """A pool of checker processes that threads share: each process answers one question at a time."""
 
     def __init__(self, tokenizer_spec: str, num_processes: int = 1) -> None:
         self._checkers = [GrammarCheckerProcess(tokenizer_spec) for _ in range(num_processes)]
@@ -83,7 +83,7 @@ class GrammarChecker:
 
     @property
     def pids(self) -> list[int]:
-        """Of the children that there are."""
+        """Process ids of the running children."""
         return [checker.pid for checker in self._checkers if checker.pid is not None]
 
     def _ask_idle_process(self, encoded: bytes) -> str | None:
@@ -101,7 +101,7 @@ class GrammarChecker:
 
 
 class GrammarCheckerProcess:
-    """One question is answered at a time."""
+    """A child process that answers one question at a time."""
 
     def __init__(self, tokenizer_spec: str) -> None:
         self._spec = tokenizer_spec
@@ -114,11 +114,11 @@ class GrammarCheckerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the child, while there is one."""
+        """Process id of the running child; None if there is none."""
         return None if self._child is None else self._child.process.pid
 
     def check(self, encoded: bytes) -> str | None:
-        """What is wrong with the grammar. None: it can be compiled."""
+        """Returns the problem of the grammar, or None if it can be compiled."""
         with self._lock:
             return self._ask(encoded)
 
@@ -133,8 +133,8 @@ class GrammarCheckerProcess:
         raise Unavailable("the process that compiles grammars cannot be kept alive", code="grammars_unavailable")
 
     def _replace_child(self) -> None:
-        """The caller whose grammar has ended the child waits until the next one answers, which takes about a second. Else
-        the next question would, and that may be another caller's."""
+        """Waits until the next child answers, which takes about a second. The caller whose grammar killed the child
+        pays for that; otherwise another caller's question could."""
         with contextlib.suppress(CheckerDied):
             self._ask_once(_PLAIN)
 
@@ -159,7 +159,7 @@ class GrammarCheckerProcess:
         with child_end:
             parent_end.settimeout(ANSWER_TIMEOUT_S)
             command = [sys.executable, "-m", "onward.grammar.checker_process", "--fd", str(child_end.fileno())]
-            # Its last words are about memory it did not get, and of no use in a log.
+            # The child's last messages are about memory that it did not get, and do not help in a log.
             devnull = subprocess.DEVNULL
             process = subprocess.Popen(
                 command, pass_fds=[child_end.fileno()], stdin=devnull, stdout=devnull, stderr=devnull
@@ -174,7 +174,8 @@ class GrammarCheckerProcess:
         return child
 
     def _end_child(self) -> int | None:
-        """How it ended, if it had ended by itself."""
+        """Ends the child process and returns its exit status, or None if there is no child. Closing its socket lets the
+        child exit by itself. A child that still runs after a second is killed, and its status is that of `SIGKILL`."""
         child, self._child = self._child, None
         if child is None:
             return None

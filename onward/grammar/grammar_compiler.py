@@ -31,7 +31,9 @@ class GrammarCompiler:
         return len(self._compiled)
 
     def matcher(self, grammar: Grammar, token_ids: Iterable[int] = ()) -> GrammarMatcher:
-        """At the place that these tokens lead to. Raises `InvalidGrammar` or `TokenNotAllowed`."""
+        """Returns a matcher of this grammar that has read `token_ids`. Raises `InvalidGrammar` if the grammar cannot be
+        compiled, `TokenNotAllowed` if it does not allow one of the tokens, and `GrammarLimitExceeded` if following
+        them exceeds a limit of the library."""
         matcher = GrammarMatcher(self._copy_compiled(grammar), self._vocabulary)
         matcher.replay(token_ids)
         return matcher
@@ -46,7 +48,7 @@ class GrammarCompiler:
             raise InvalidGrammar("it allows no output, or only an empty one")
 
     def _copy_compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
-        """Nobody moves the one that is kept; a copy of it shares what was compiled."""
+        """Returns a copy of the kept matcher, which shares the compiled grammar. The kept one is never advanced."""
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is not None:

@@ -1,4 +1,4 @@
-"""What can be wrong with a grammar or with tokens under it. Knows no requests: whoever asks says whose fault it is."""
+"""Errors of grammars, and of tokens under them. Knows no requests: the caller decides whose fault an error is."""
 
 
 class InvalidGrammar(Exception):

@@ -1,4 +1,4 @@
-"""Grammars that are set up when somebody first needs them: most processes never see one."""
+"""Sets up the grammar compiler at its first use, because most processes never need one."""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from onward.grammar.grammar_compiler import GrammarCompiler
 
 
 class LazyGrammarCompiler:
-    """Threads may share it. Whoever asks first waits for the set-up, in its own thread."""
+    """Shared by threads. The first caller waits for the set-up, in its own thread."""
 
     def __init__(self, build: Callable[[], GrammarCompiler]) -> None:
         self._build = build

@@ -11,7 +11,7 @@ def send_frame(peer: socket.socket, data: bytes) -> None:
 
 
 def receive_frame(peer: socket.socket) -> bytes | None:
-    """None if the peer has gone."""
+    """Returns the next message, or None if the peer has closed the connection before the end of one."""
     header = _receive(peer, _LENGTH.size)
     return None if header is None else _receive(peer, _LENGTH.unpack(header)[0])
 

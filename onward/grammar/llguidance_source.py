@@ -12,15 +12,16 @@ import llguidance
 import msgspec
 
 from onward.grammar.grammar_errors import InvalidGrammar
+from onward.grammar.structural_format import format_to_lark, json_value, literal
 from onward.proto.sampling_params import Grammar
 
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 ANY_OBJECT = {"type": "object"}
-_DELETE = "\x7f"
 
 
 def to_llguidance(grammar: Grammar, is_special: Callable[[str], bool]) -> str:
-    """`is_special` tells the names of the model's special tokens, which are no text."""
+    """Returns the grammar in the form that the library compiles. `is_special` returns whether a name is that of a
+    special token of the model, which is not text. Raises `InvalidGrammar` for faults of form."""
     match grammar.kind:
         case "json_object":
             return _of_schema(ANY_OBJECT)
@@ -82,7 +83,13 @@ class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def structural_tag_to_lark(source: Any, json_style: Mapping[str, Any], is_special: Callable[[str], bool]) -> str:
-    """A grammar in the library's form of Lark: any text, then a tag, any number of times, then any text."""
+    """Returns a grammar in the library's Lark syntax: any text, then a tag, repeated, then any text. XGrammar's form has a
+    `format` instead."""
+    if isinstance(source, dict):
+        if source.get("type") == "structural_tag":  # vLLM's `structured_outputs` repeats it
+            source = {name: value for name, value in source.items() if name != "type"}
+        if "format" in source:
+            return format_to_lark(source, json_style, is_special)
     try:
         tag = msgspec.convert(source, StructuralTag)
     except msgspec.ValidationError as error:
@@ -112,18 +119,3 @@ def _rule(tag: StructuralTag, index: int, json_style: Mapping[str, Any], is_spec
 
 def _literal(text: str) -> str:
     return literal(text) if text else ""
-
-
-def literal(text: str) -> str:
-    """A string in a Lark grammar that stands for exactly this text."""
-    return _without_delete(json.dumps(text, ensure_ascii=False))
-
-
-def json_value(value: Any) -> str:
-    """A value behind `%json`."""
-    return _without_delete(json.dumps(value))
-
-
-def _without_delete(source: str) -> str:
-    # JSON lets U+007F stand as it is. The library's lexer takes it for no character of a string.
-    return source.replace(_DELETE, "\\u007f")

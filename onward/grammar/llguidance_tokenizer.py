@@ -1,8 +1,9 @@
-"""A model's vocabulary as the grammar library wants it: the bytes of each token, and one token more, the end.
+"""A model's vocabulary in the form that the grammar library needs: the bytes of each token, and an additional end
+token.
 
-The end of a grammar is an id of its own behind the vocabulary, so that it is never mistaken for a token of the model: which
-tokens end an output is the request's to say, and the library need not know. The bytes are those that text is made of, so
-what a grammar allows is what a client reads.
+The end of a grammar has an id behind the vocabulary, so that it is never confused with a token of the model: the
+request decides which tokens end an output. The bytes are those from which text is decoded, so a grammar constrains
+exactly the text that a client reads.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ _END_NAME = b"<|end of the grammar|>"
 
 
 class GrammarVocabulary:
-    """Immutable once built, so threads may share it. Takes a quarter of a second and some 20 MB for 50,000 tokens."""
+    """A model's vocabulary for the grammar library. Immutable once built, so threads may share it. Building it takes
+    a quarter of a second and some 20 MB for 50,000 tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -45,8 +47,8 @@ class _LlguidanceTokenizer:
         self._longest = max(map(len, self._id_of), default=0)
 
     def __call__(self, data: bytes) -> list[int]:
-        """The tokens that the model would write these bytes in. Asked where a grammar leaves only one way to go on, so
-        that a model finds the words as it knows them."""
+        """Returns the tokens in which the model would write these bytes. The library calls this where a grammar allows
+        only one continuation. The model then finds the forced text in the tokens that it would have chosen itself."""
         text = data.decode("utf-8", "replace")
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
         pieces = self._tokenizer.table.token_bytes_list

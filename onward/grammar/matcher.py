@@ -19,7 +19,7 @@ class TokenBitmask:
     """Which tokens may come next."""
 
     bits: bytes
-    """One for each token, lowest first. Those behind the vocabulary mean nothing."""
+    """One bit for each token, lowest first. Bits behind the vocabulary have no meaning."""
     may_end: bool
     """The output is complete as it is."""
 
@@ -31,7 +31,8 @@ class TokenBitmask:
         return bool(self.bits[token_id >> 3] >> (token_id & 7) & 1)
 
     def token_ids(self) -> list[int]:
-        """All of them. For small vocabularies."""
+        """Returns the ids of the tokens that may come next, in ascending order. Bits behind the vocabulary are not
+        filtered out. Tests every bit, so it is slow for a large vocabulary."""
         return [token_id for token_id in range(8 * len(self.bits)) if self.allows(token_id)]
 
 
@@ -45,9 +46,9 @@ class GrammarMatcher:
         self._bits = bytearray(4 * (vocabulary.end_id // 32 + 1))
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._bits))
         self._mask: TokenBitmask | None = None
-        """Of the next token, where it is known."""
+        """Mask of the next token, if it is known."""
         self.position = 0
-        """Of the next token."""
+        """Position of the next token."""
         self.done = False
         """Nothing can follow."""
 
@@ -87,7 +88,8 @@ class GrammarMatcher:
 
 
 def shorten_error(problem: str) -> str:
-    """The library's words, which may quote a whole grammar over many lines."""
+    """Returns an error message of the library as one line of at most 300 characters. The library may quote a whole
+    grammar over many lines."""
     line = " ".join(problem.replace("<non-verbose/>", "").split())
     if line.startswith("Resource '"):
         line = f"$ref: {line}"  # which it forgets to say

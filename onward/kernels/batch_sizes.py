@@ -1,4 +1,4 @@
-"""The sizes of batches for which there are kernels and graphs. Others use those of the next larger one."""
+"""The sizes of batches for which there are kernels and graphs. Other batches use the next larger size."""
 
 _SMALL = (1, 2, 4)
 _GRANULE = 8
@@ -6,7 +6,7 @@ _COARSE_FROM, _COARSE = 256, 32
 
 
 def padded_batch_size(count: int) -> int:
-    """The size for `count` rows."""
+    """Returns the batch size for `count` rows."""
     assert count > 0
     for size in _SMALL:
         if count <= size:

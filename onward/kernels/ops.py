@@ -1,10 +1,10 @@
-"""What a step on a device is made of: its operations as an interface, and the tensors that they share.
+"""The operations of a step on a device as an interface, and the tensors that they share.
 
-Two things fill it: `triton.ops`, which is fast, and `torch_ops`, which is plain and runs anywhere, so that everything above
-is tested without a device. Knows tensors, not requests, plans or models.
+There are two implementations: `triton.triton_ops`, which is fast, and `torch_ops`, which is plain and runs anywhere, so
+that everything above is tested without a device. This module is independent of requests, plans and models.
 
-    slot   where a request's state lies: its tokens, its block table, how it draws
-    row    one line of a step's matrices
+    slot   the place of a request's state: its tokens, its block table, its sampling parameters
+    row    one row of a step's matrices
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,15 @@ import torch
 Norms = tuple[torch.Tensor, torch.Tensor]
 """Weights for the heads of q and of k: as many as a head has dimensions without padding."""
 Rotary = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines, float32 [positions, rotated dimensions / 2]. Dimensions of a head behind those stay as they are."""
+"""Cosines and sines, float32 [positions, rotated dimensions / 2]. Further dimensions of a head are not rotated."""
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 FP8_MAX = 448.0
-"""Of float8 e4m3."""
+"""The largest number of float8 e4m3."""
 
 NUM_ROW_INPUTS = 3
-"""Of a row that decodes or samples: its slot, how many tokens are known, and a block that its table gets (or -1)."""
+"""Inputs of a row that decodes or samples: its slot, its number of known tokens, and a new block for its table (or
+-1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class NormWeights:
     bias: torch.Tensor | None = None
     centers: bool = False
     count: int | None = None
-    """Columns that are not padding, where some are: padding is zero and does not count for the mean."""
+    """Columns without padding, if there is padding. Padding is zero and does not count for the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Scoring:
 
     scale: float
     window: int | None = None
-    """Positions that a token attends to, its own included. Nothing before them is read, neither keys nor tables."""
+    """Positions that a token attends to, its own included. Neither keys nor table entries before them are read."""
     softcap: float | None = None
     """Scores s become cap * tanh(s / cap)."""
     sinks: torch.Tensor | None = None
@@ -58,7 +59,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """What one layer does between its QKV product and its output product."""
+    """The operations of one layer between its QKV product and its output product."""
 
     scoring: Scoring
     rotary: Rotary | None
@@ -68,7 +69,7 @@ class AttentionLayer:
 
 @dataclass(frozen=True, slots=True)
 class SlotTensors:
-    """What decides each slot's next token. The last slot is nobody's: rows that only fill a batch up belong to it."""
+    """The state that decides each slot's next token. The last slot has no request; padding rows of a batch use it."""
 
     tokens: torch.Tensor
     """int32 [slots, max_model_len + 1]: all known tokens."""
@@ -91,12 +92,12 @@ class SlotTensors:
 
 @dataclass(frozen=True, slots=True)
 class RowTensors:
-    """The rows of a step that sample; those that decode come first. Filled from their slots when the step begins."""
+    """The rows of a step that sample; decoding rows come first. Filled from their slots when the step begins."""
 
     inputs: torch.Tensor
     """int32 [3, rows], from the host."""
     token_ids: torch.Tensor
-    """int32: the newest token of each."""
+    """int32: the newest token of each row."""
     tables: torch.Tensor
     """int32 [rows, blocks]."""
     temperatures: torch.Tensor
@@ -106,7 +107,7 @@ class RowTensors:
     seeds: torch.Tensor
     choices: torch.Tensor
     positions: torch.Tensor
-    """int64: index in the output of the token to be drawn."""
+    """int64: index in the output of the token to be sampled."""
     sampled: torch.Tensor
     """int32 [2, rows]: the token, and whether there is one (1) or the logits are not numbers (0)."""
 
@@ -142,7 +143,7 @@ class RowTensors:
         return self.inputs[2]
 
     def first(self, count: int) -> "RowTensors":
-        """A view of the first rows."""
+        """Returns a view of the first rows."""
         return RowTensors(
             self.inputs[:, :count], self.token_ids[:count], self.tables[:count], self.temperatures[:count],
             self.top_ps[:count], self.min_ps[:count], self.top_ks[:count], self.seeds[:count], self.choices[:count],
@@ -151,22 +152,25 @@ class RowTensors:
 
 
 class Ops(Protocol):
-    """Matrices have one row per token. `out` is written; nothing else is, unless it is said."""
+    """The operations. Matrices have one row per token. Only `out` is written, unless a method says otherwise."""
 
+    device_kind: Literal["torch", "cuda"]
+    """Name of devices with these operations in `models.device_support`."""
     tile_rows: int
     """Query rows of one tile of chunk attention, for chunks of more than one token."""
 
     def reserve(self, heads: HeadShape, max_num_seqs: int, max_sampled: int, vocab_size: int, device: str) -> None:
-        """Allocates what attention and sampling need beside their arguments: before the rest of the memory is given to the
-        KV pool, and once, since captured graphs know where it lies. `max_sampled`: rows with logits in one step."""
+        """Allocates the memory that attention and sampling need beside their arguments. It is called once, because
+        captured graphs contain the addresses, and before the KV pool gets the rest of the memory. `max_sampled` is the
+        number of rows with logits in one step, at most."""
         ...
 
     def load_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
-        """Gives tables their new blocks, then fills `rows` from the slots."""
+        """Writes new blocks into the slots' tables, then fills `rows` from the slots."""
         ...
 
     def append_sampled_tokens(self, slots: SlotTensors, rows: RowTensors) -> None:
-        """Puts what was drawn behind the slots' tokens."""
+        """Appends the sampled tokens to the slots' tokens."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None: ...
@@ -174,85 +178,91 @@ class Ops(Protocol):
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
     ) -> None:
-        """residual += x; out = norm(residual)."""
+        """Adds and normalizes: residual += x; out = norm(residual)."""
         ...
 
     def norm(self, x: torch.Tensor, norm: NormWeights, eps: float, out: torch.Tensor) -> None:
-        """Of any kind. `out` may be `x`."""
+        """Applies a norm of any kind. `out` may be `x`."""
         ...
 
     def add_scaled(self, x: torch.Tensor, factor: float, residual: torch.Tensor) -> None:
-        """residual += factor * x."""
+        """Adds in place: residual += factor * x."""
         ...
 
     def silu_and_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None: ...
 
     def activate(self, x: torch.Tensor, activation: Activation, out: torch.Tensor) -> None:
-        """activation(x); where x has twice the columns of `out`, it is activation(gate) * up, gates first."""
+        """Computes out = activation(x). If x has twice the columns of `out`: activation(gate) * up, where gates come
+        first in x."""
         ...
 
     def finish_logits(self, logits: torch.Tensor, multiplier: float, softcap: float | None) -> None:
-        """In place: times the multiplier, then cap * tanh(logits / cap)."""
+        """Multiplies the logits by the multiplier, then applies softcap * tanh(logits / softcap), both in place."""
         ...
 
     def decode_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, layer: AttentionLayer, out: torch.Tensor
     ) -> None:
-        """Norm of heads, rotary embedding, KV write and attention of one new token per row. `rows` are those of `qkv`."""
+        """Computes the norm of heads, rotary embedding, KV write and attention of one new token per row. `rows` are the
+        rows of `qkv`."""
         ...
 
     def rotate_and_store(
         self, qkv: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor, layer: AttentionLayer
     ) -> None:
-        """Norm of heads and rotary embedding of queries, in place; keys and values go to their pages."""
+        """Applies the norm of heads and the rotary embedding to queries, in place. Stores keys and values in their
+        pages."""
         ...
 
     def chunk_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, num_heads: int,
         scoring: Scoring, out: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Of the queries in `qkv`, whose keys are in their pages. `tiles` as `chunk_tiles` makes them. In a fixed order a
-        row has the bits that `decode` gives it."""
+        """Computes the attention of the queries in `qkv`, whose keys are in their pages. `tiles` are as `chunk_tiles`
+        makes them. In a fixed order a row has the same bits as from `decode_attention`."""
         ...
 
     def matmul(
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
         scales: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        """x times the weight [outputs, inputs]; float8 weights have a scale for each output."""
+        """Multiplies x by the weight [outputs, inputs]. Float8 weights have a scale for each output."""
         ...
 
     def invariant_linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        """The same without bias and scales, with bits that do not depend on the other rows. Rows that lie behind `out` in
-        its buffer may be overwritten."""
+        """Computes `matmul` without bias and scales, with bits that do not depend on the other rows. Rows after `out`
+        in its buffer may be overwritten."""
         ...
 
     def invariant_gated_linear(
         self, x: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """`linear` and `silu_and_mul`: the weight holds gates, then ups. `gate_up` may be overwritten."""
+        """Computes `invariant_linear` and then `silu_and_mul`: the weight has gates, then ups. `gate_up` may be
+        overwritten."""
         ...
 
     def single_row_linear(
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None, *,
         norm: tuple[torch.Tensor, float] | None = None, adds: bool = False, gates: bool = False,
     ) -> None:  # fmt: skip
-        """The same for one row, which is normed before, or whose product is added to `out`."""
+        """Computes `matmul` for one row without a bias. `norm` is applied to the row before. `gates` applies
+        `silu_and_mul` to the product, and `adds` adds the result to `out`."""
         ...
 
     def sample(self, logits: torch.Tensor, rows: RowTensors, *, with_cuts: bool) -> None:
-        """Draws for each row. Without cuts, no row has any."""
+        """Samples a token for each row. `with_cuts` is false if no row uses top-k, top-p or min-p."""
         ...
 
     def apply_token_bitmask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
-        """In these rows (int64) of float32 logits, tokens whose bit is not set (uint8, lowest first) get minus infinity."""
+        """Sets the logits of tokens whose bit is not set to minus infinity, in these rows (int64) of float32 logits.
+        Bits are uint8, lowest first."""
         ...
 
     def logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logarithm of the sum of exponentials of each row of float32 logits, in float64 [rows]. A row's bits do not
-        depend on the other rows."""
+        """Returns the logarithm of the sum of exponentials of each row of float32 logits, in float64 [rows]. A row's
+        bits do not depend on the other rows."""
         ...
 
     def accumulate_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
-        """total (float64) += each row, one after the other."""
+        """Adds to `total` (float64) each row, one after the other."""
         ...

@@ -1,4 +1,8 @@
-"""The operations of a device's step in plain torch: slow, obvious, on any device. The oracle of `triton.ops`."""
+"""The operations of a device's step in plain torch: slow, obvious, on any device. Tests compare `triton.triton_ops`
+with them.
+"""
+
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +21,7 @@ from onward.kernels.ops import (
 
 
 class TorchOps:
+    device_kind: Literal["torch", "cuda"] = "torch"
     tile_rows = 16
 
     def reserve(self, heads: HeadShape, max_num_seqs: int, max_sampled: int, vocab_size: int, device: str) -> None:
@@ -168,7 +173,7 @@ def _heads(qkv: torch.Tensor, kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _rotated(heads: torch.Tensor, positions: torch.Tensor, kind: int, layer: AttentionLayer) -> torch.Tensor:
-    """Queries (kind 0) or keys (kind 1) after their norm and their rotation."""
+    """Returns queries (kind 0) or keys (kind 1) after their norm and their rotation."""
     if layer.norms is not None:
         true_dim = len(layer.norms[kind])
         heads = F.pad(
@@ -184,7 +189,7 @@ def _rotated(heads: torch.Tensor, positions: torch.Tensor, kind: int, layer: Att
 def _attended(
     queries: torch.Tensor, kv: torch.Tensor, table: torch.Tensor, position: int, scoring: Scoring
 ) -> torch.Tensor:
-    """Of queries [rows, heads, head_dim] at consecutive positions from `position` on."""
+    """Returns attention of queries [rows, heads, head_dim] at consecutive positions from `position` on."""
     first = 0 if scoring.window is None else max(0, position - scoring.window + 1)
     keys, values = torch_reference.history(kv, table, position + len(queries), first)
     return torch_reference.attention(queries, keys, values, position - first, scoring)

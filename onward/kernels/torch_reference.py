@@ -1,6 +1,6 @@
-"""Slow, obvious torch for every kernel of `triton`, in float64, on any device: what the fast ones are tested against.
+"""Slow, obvious torch for every kernel of `triton`, in float64, on any device. Tests compare the fast kernels with it.
 
-Inputs are widened first, so that what differs is the kernels' rounding alone.
+Inputs are widened first, so that only the kernels' rounding makes a difference.
 """
 
 import functools
@@ -21,8 +21,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def history(kv: torch.Tensor, table: torch.Tensor, length: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [length - first, kv heads, head_dim] of one request from position `first` on, gathered from its
-    pages. The table's entries before that are not read."""
+    """Returns keys and values [length - first, kv heads, head_dim] of one request from position `first` on, gathered
+    from its pages. The table's entries before that are not read."""
     skipped, blocks = first // kv.shape[3], -(-length // kv.shape[3])
     pages = kv[table[skipped:blocks].long()]  # [blocks, 2, heads, positions, dim]
     flat = pages.permute(1, 0, 3, 2, 4).reshape(2, -1, kv.shape[2], kv.shape[4])
@@ -34,8 +34,8 @@ def history(kv: torch.Tensor, table: torch.Tensor, length: int, first: int = 0) 
 def attention(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first_position: int, scoring: Scoring | None = None
 ) -> torch.Tensor:
-    """q [rows, heads, head_dim] at consecutive positions; keys and values [positions, kv heads, head_dim]. Without
-    `scoring` scores are divided by the root of the head's size."""
+    """Computes causal attention. q [rows, heads, head_dim] at consecutive positions; keys and values [positions, kv
+    heads, head_dim]. Without `scoring` scores are divided by the root of the head's size."""
     rows, num_heads, dim = q.shape
     scoring = scoring or Scoring(dim**-0.5)
     group = num_heads // keys.shape[1]
@@ -73,8 +73,8 @@ def norm(x: torch.Tensor, norm: NormWeights, eps: float) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """[rows, heads, head_dim] by the angles [rows, rotated / 2]: of the first `rotated` dimensions, i turns with
-    i + rotated / 2."""
+    """Rotates [rows, heads, head_dim] by the angles [rows, rotated / 2]. Of the first `rotated` dimensions, i is paired
+    with i + rotated / 2."""
     half = cos.shape[-1]
     low, high, rest = x.double().split([half, half, x.shape[-1] - 2 * half], dim=-1)
     c, s = cos.double()[:, None, :], sin.double()[:, None, :]
@@ -86,8 +86,14 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return up * gate * torch.sigmoid(gate)
 
 
+def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """Returns `proto.model.ClampedSwiglu` of gate and up, in the type of its inputs."""
+    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return (up + 1) * gate * torch.sigmoid(alpha * gate)
+
+
 def uniform(seed: int, choice: int, position: int) -> float:
-    """The number in [0, 1) that a row draws: the rule of `kernels.cpu.sampling`."""
+    """Returns the random number in [0, 1) of a row, as in `kernels.cpu.sampling`."""
     state = _mix(seed + _STEP)
     state = _mix((state ^ choice) + _STEP)
     state = _mix((state ^ position) + _STEP)
@@ -102,7 +108,7 @@ def _mix(x: int) -> int:
 
 
 def filtered_weights(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """One row's weights after all cuts, relative to the likeliest token's."""
+    """Returns one row's weights after all cuts, relative to the likeliest token's."""
     weights = ((logits.double() - logits.double().max()) / temperature).exp()
     if 0 < top_k < len(weights):
         weights = weights.where(weights >= weights.sort().values[-top_k], 0.0)

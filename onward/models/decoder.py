@@ -1,7 +1,7 @@
-"""One decoder for every dense model of the Llama line. What differs between them is data in `ModelConfig`.
+"""One decoder on the CPU for all models. They differ only in the data of `ModelConfig`.
 
-Two families of layers can fill it: floats around torch, and int8 without torch. Both read the same `ForwardBatch`, write
-the same `PagedKV`, and answer with the logits of the rows that were asked for.
+Two families of layers implement it: float layers with torch, and int8 layers without torch. Both read the same
+`ForwardBatch`, write the same `PagedKV`, and return the logits of the requested rows.
 """
 
 from collections.abc import Mapping
@@ -9,11 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onward.kernels.cpu.threads import ThreadPool
+from onward.kernels.cpu.threads import KernelThreads
 from onward.models.device_support import check_supported, device_kind, head_unit
 from onward.models.layers.forward_batch import ForwardBatch
 from onward.models.layers.paged_kv import AttentionScratch, PagedKV
 from onward.models.layers.rotary_table import RotaryTables
+from onward.models.layers.step_arrays import StepArrays
 from onward.proto.model import PreparedModel
 
 
@@ -26,16 +27,17 @@ class DecoderModel(Protocol):
         ...
 
     def last_hidden_states(self) -> np.ndarray:
-        """Of every row of the last call: what the head reads, float32 [rows, hidden_size]."""
+        """Returns the input of the head for every row of the last call, float32 [rows, hidden_size]."""
         ...
 
     def layers_done(self) -> int:
-        """How many layers have written all their keys and values, since the beginning: `num_layers` more after each
-        call. Another thread may ask while a call runs."""
+        """Returns how many layers have written all their keys and values, summed over all calls: each call adds
+        `num_layers`. Another thread may call this while `forward` runs."""
         ...
 
     def phase_cycles(self) -> dict[str, int]:
-        """What the last call spent its time on, by kind of work, where the family can tell."""
+        """Returns the cycles that the last call spent on each kind of work; empty if the family does not measure
+        them."""
         ...
 
 
@@ -47,8 +49,11 @@ def build_decoder(
     max_model_len: int,
     max_rows: int,
     max_sampled: int,
-    threads: ThreadPool,
+    threads: KernelThreads,
+    shared: StepArrays | None = None,
 ) -> DecoderModel:
+    """Returns the decoder of a model on the CPU. `shared` allocates arrays that all ranks of a group share; None: there
+    is one rank."""
     config = model.config
     check_supported(config, device_kind("cpu", model.quantization))
     assert config.head_dim % head_unit(model.quantization) == 0, "the caller has padded the heads"
@@ -57,7 +62,10 @@ def build_decoder(
         from onward.models.layers.int8_layers import TILE_SCRATCH, Int8Model
 
         scratch = AttentionScratch.allocate(config, max_model_len, threads.size, TILE_SCRATCH)
-        return Int8Model(weights, config, rotary, kv, scratch, threads, max_rows=max_rows, max_sampled=max_sampled)
+        return Int8Model(
+            weights, config, rotary, kv, scratch, threads, max_rows=max_rows, max_sampled=max_sampled, shared=shared
+        )
+    assert shared is None, "only int8 models run on several ranks"
     import torch
 
     from onward.models.layers.float_layers import Attention, FloatModel

@@ -1,8 +1,9 @@
-"""The dense decoder on a device: rows in, logits out, keys and values into their pages. All families of `ModelConfig`.
+"""The decoder on a device, for all families of `ModelConfig`: computes the logits of rows and writes their keys and
+values into pages.
 
-A step has two kinds of rows. Those that decode bring one token each and read a whole history; chunks of prompts bring many
-and are attended tile by tile. Decoding rows come first. `decode` runs those alone and asks the host for nothing, so that
-it can be captured in a graph.
+A step has two kinds of rows. A decoding row is the one new token of a slot and attends to its whole history. A chunk of
+a prompt has many rows, which are attended tile by tile. Decoding rows come first. `forward_decode` runs these alone and
+never waits for the host, so that it can be captured in a CUDA graph.
 """
 
 from dataclasses import dataclass
@@ -25,22 +26,22 @@ from onward.proto.model import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunks:
-    """The rows of a step that do not decode, one after the other."""
+    """The rows of all prompt chunks of a step, one after the other."""
 
     token_indices: torch.Tensor
-    """int64: where each row's token is among all slots' tokens."""
+    """int64: index of each row's token in the tokens of all slots."""
     table_indices: torch.Tensor
-    """int64: where its block is named among all slots' tables."""
+    """int64: index of the entry for its block in the block tables of all slots."""
     positions: torch.Tensor
     """int32."""
     tiles: torch.Tensor
-    """int32 [tiles, 4], of `chunk_tiles`; requests are slots, and rows count from the first of these."""
+    """int32 [tiles, 4], made by `chunk_tiles`; requests are slots, and rows count from the first of these rows."""
 
 
 def build_attention_layers(
     config: ModelConfig, weights: ModelWeights, max_model_len: int, device: str
 ) -> list[AttentionLayer]:
-    """What attention does in each layer. Layers of one kind share their tables."""
+    """Returns the `AttentionLayer` of each layer. Layers of one kind share their rope tables."""
     tables = RotaryTables.build(config, max_model_len)
     on_device: dict[int, Rotary] = {}
 
@@ -53,7 +54,7 @@ def build_attention_layers(
         return on_device[id(table)]
 
     def window(index: int) -> int | None:
-        """One that no context is longer than is none: kernels without windows are faster."""
+        """Returns None for a window that covers every context, because kernels without windows are faster."""
         found = config.layer(index).window
         return found if found is not None and found < max_model_len else None
 
@@ -83,19 +84,20 @@ class DeviceDecoder:
         self._config, self._weights, self._ops, self._buffers = config, weights, ops, buffers
         self._attention_layers, self._deterministic = attention_layers, deterministic
         self.logits = logits
-        """Of the last step; the next one overwrites them."""
+        """Logits of the last step; the next step overwrites them."""
         self._kv: list[torch.Tensor] = []
 
     def set_kv_cache(self, kv: list[torch.Tensor]) -> None:
-        """The pages of each layer, [blocks, 2, kv heads, block_size, head_dim]: measured and allocated last."""
+        """Sets the pages of each layer, [blocks, 2, kv heads, block_size, head_dim]. They are measured and allocated
+        after everything else."""
         self._kv = kv
 
     def last_hidden_states(self) -> torch.Tensor:
-        """The last norm's, of the rows of the last step that was mixed; the next step overwrites them."""
+        """Returns the output of the last norm for the rows of the last mixed step. The next step overwrites it."""
         return self._buffers.normed
 
     def forward_decode(self, rows: RowTensors) -> torch.Tensor:
-        """Logits of each row, which lie in a buffer that the next step overwrites."""
+        """Returns the logits of each row, in a buffer that the next step overwrites."""
         count = len(rows.token_ids)
         buffers = self._buffers.first(count)
         self._embed(rows.token_ids, rows.lengths - 1 if self._config.learned_positions else None, buffers.residual)
@@ -114,7 +116,8 @@ class DeviceDecoder:
         chunks: PrefillChunks,
         logits_indices: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits of the rows in `logits_indices` (int64). The first `num_decoding` of `rows` are rows of this step."""
+        """Returns the logits of the rows in `logits_indices` (int64). Only the first `num_decoding` of `rows` are rows
+        of this step."""
         count = num_decoding + len(chunks.positions)
         assert count <= len(self._buffers.residual), "a plan keeps to the tokens that one step may have"
         buffers = self._buffers.first(count)
@@ -134,12 +137,13 @@ class DeviceDecoder:
         forward(self._config, self._weights, buffers, self._ops, attend, own=self._deterministic)
         if not len(logits_indices):
             return self.logits[:0]
-        # Into a buffer that nothing needs any more, and that has rows behind these.
+        # Copied into a buffer that is no longer needed and has further rows behind these.
         hidden = torch.index_select(buffers.normed, 0, logits_indices, out=self._buffers.product[: len(logits_indices)])
         return self._head(hidden)
 
     def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor | None, residual: torch.Tensor) -> None:
-        """`positions` where the model has learned ones. Rows that only fill a batch up have position -1."""
+        """Writes the embeddings to `residual`. `positions` is set for learned positions; rows that only pad a batch
+        have position -1."""
         torch.index_select(self._weights.embedding, 0, token_ids, out=residual)
         if self._config.embedding_multiplier != 1.0:
             residual.mul_(self._config.embedding_multiplier)

@@ -1,6 +1,7 @@
 """The numerics fingerprint: equal on two instances if and only if they compute the same bits.
 
-KV may be exchanged, and a stream resumed exactly, only between equal ones. Nothing heavy is imported to compute it.
+KV may be exchanged, and a stream resumed exactly, only between instances with equal fingerprints. Computing it imports
+no heavy library.
 """
 
 import hashlib
@@ -12,6 +13,12 @@ import msgspec
 
 KERNEL_VERSION = 3
 """Raised whenever a change to layers or kernels can change a bit of a result."""
+KV_LAYOUT_VERSION = 1
+"""Raised whenever the layout of keys and values in KV memory changes on any device, so that a new server does not use
+the memory of an old one."""
+
+CONVERSION_VERSION = 4
+"""Raised whenever the same checkpoint is converted to other weights, or to another format of the folder."""
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _INSTRUCTION_SETS = ("avx", "fma", "amx", "sse4", "asimd", "sve", "i8mm", "bf16")
@@ -24,6 +31,7 @@ def numerics_fingerprint(
     dtype: str,
     device: str = "cpu",
     deterministic: bool = False,
+    is_converted: bool = False,
     tensor_parallel: int = 1,
 ) -> str:
     facts = {
@@ -37,23 +45,27 @@ def numerics_fingerprint(
     }
     if deterministic:
         facts["deterministic"] = True
+    if is_converted:
+        # The hash of a checkpoint does not say how its numbers are read.
+        facts["conversion"] = CONVERSION_VERSION
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
 
 
 def _libraries(device: str, scheme: str) -> tuple[str, ...]:
-    """Those that compute. int8 uses no torch, so an instance that has it and one that has not are equal."""
+    """Returns the libraries that compute. int8 does not use torch, so instances with and without it have equal
+    fingerprints."""
     if device == "cuda":
         return ("torch", "triton")
     return ("torch", "numba", "numpy") if scheme == "none" else ("numba", "numpy")
 
 
 def has_gpu() -> bool:
-    """Whether a driver says so; without importing anything."""
+    """Returns whether the NVIDIA driver reports a GPU. Imports nothing for it."""
     return _GPUS.is_dir() and any(_GPUS.iterdir())
 
 
 def gpu_model() -> str:
-    """As its driver names it; devices of one name compute alike."""
+    """Returns the name that the driver gives the GPU. Devices of the same name compute the same bits."""
     for path in sorted(_GPUS.glob("*/information")) if _GPUS.is_dir() else ():
         for line in path.read_text().splitlines():
             if line.startswith("Model:"):
@@ -62,7 +74,7 @@ def gpu_model() -> str:
 
 
 def instruction_set() -> str:
-    """The machine and the vector extensions that libraries choose their kernels by."""
+    """Returns the machine type and the vector extensions, by which libraries choose their kernels."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

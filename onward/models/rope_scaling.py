@@ -1,7 +1,7 @@
 """Scaled rope as numbers: theta, one divisor per frequency, and a factor of the cosines and sines.
 
-Some kinds depend on how long a text is. Here they depend on `max_model_len` alone, which is chosen once at the start:
-if a request's own length decided, the keys of a resumed stream would differ from those of its first attempt.
+Some kinds depend on the length of the text. Here they depend on `max_model_len` alone, which is chosen once at the
+start. If a request's own length decided, the keys of a resumed stream would differ from those of its first attempt.
 """
 
 import math
@@ -15,13 +15,13 @@ from onward.proto.model import DynamicRope, LinearRope, Llama3Rope, LongRope, Ro
 class RopeFactors(NamedTuple):
     theta: float
     divisors: Sequence[float] | None
-    """By how much each of the `dim / 2` frequencies is divided; None: by one."""
+    """A divisor for each of the `dim / 2` frequencies; None: all are one."""
     attention_factor: float
-    """Of cosines and sines."""
+    """Factor of cosines and sines."""
 
 
 def rope_factors(scaling: RopeScaling | None, theta: float, dim: int, max_model_len: int) -> RopeFactors:
-    """`dim` is the number of rotated dimensions of a head."""
+    """Returns the numbers of a scaled rope. `dim` is the number of rotated dimensions of a head."""
     match scaling:
         case None:
             return RopeFactors(theta, None, 1.0)
@@ -41,7 +41,8 @@ def rope_factors(scaling: RopeScaling | None, theta: float, dim: int, max_model_
 
 
 def length_choice(scaling: RopeScaling | None, max_model_len: int) -> str:
-    """What `max_model_len` decides: keys of two models agree only where this does. Empty where it decides nothing."""
+    """Returns what `max_model_len` decides about the rope, or an empty string if it has no effect. Keys of two servers
+    agree only if this is equal."""
     match scaling:
         case DynamicRope():
             return f"dynamic:{max(max_model_len, scaling.original_max_position_embeddings)}"
@@ -52,7 +53,9 @@ def length_choice(scaling: RopeScaling | None, max_model_len: int) -> str:
 
 
 def llama3_divisors(scaling: Llama3Rope, theta: float, dim: int) -> list[float]:
-    """wavelength:  short ------- original/high ------ original/low ------- long
+    """Returns by how much each frequency of the rope is divided in Llama 3's scaling:
+
+    wavelength:  short ------- original/high ------ original/low ------- long
     divisor:          1              ramp                    factor
     """
     divisors: list[float] = []
@@ -71,8 +74,10 @@ def _dynamic_theta(scaling: DynamicRope, theta: float, dim: int, max_model_len: 
 
 
 def _yarn_divisors(scaling: YarnRope, theta: float, dim: int) -> list[float]:
-    """Dimension:  0 -------- low -------- high -------- dim / 2
-    divisor:            1          ramp          factor
+    """Returns by how much each frequency of the rope is divided in YaRN:
+
+        dimension:  0 -------- low -------- high -------- dim / 2
+        divisor:            1          ramp          factor
 
     `low` makes `beta_fast` turns within the original length, `high` makes `beta_slow`.
     """

@@ -1,7 +1,7 @@
-"""A model with some of its layers left out: the plainest small model of the same vocabulary, to draft for the whole one.
+"""A model with some of its layers left out: the simplest draft model with the same vocabulary as the whole model.
 
-Nothing is trained. Each layer adds to what the others leave, so with most layers left it still speaks alike; how few are
-enough is up to the model, and small ones need nearly all.
+Nothing is trained. Each layer only adds to the residual stream, so with most layers kept the outputs are similar. How
+few layers are enough depends on the model; small models need nearly all.
 """
 
 import re
@@ -16,13 +16,15 @@ _LAYER = re.compile(r"(?P<before>(?:model\.)?layers\.)(?P<index>\d+)(?P<after>\.
 
 
 def every_nth(num_layers: int, n: int) -> list[int]:
-    """From the first one on, which alone is used to embeddings."""
+    """Returns every n-th layer, from the first one on, because only the first layer was trained on embeddings as
+    input."""
     return list(range(0, num_layers, n))
 
 
 def all_but_every_nth(num_layers: int, n: int) -> list[int]:
-    """Neither the first nor, for n above 2, the last is left out."""
-    return [layer for layer in range(num_layers) if layer % n != n // 2]
+    """Returns all layers but every n-th, and always the first and the last one: the first was trained on embeddings as
+    input, and the head on the outputs of the last."""
+    return [layer for layer in range(num_layers) if layer in (0, num_layers - 1) or layer % n != n // 2]
 
 
 def thinned_config(config: ModelConfig, kept: Sequence[int]) -> ModelConfig:
@@ -31,7 +33,7 @@ def thinned_config(config: ModelConfig, kept: Sequence[int]) -> ModelConfig:
 
 
 class ThinnedTensors(Mapping[str, Any]):
-    """A model's tensors, in floats or packed, with the kept layers numbered anew."""
+    """A model's tensors, in floats or packed, with the kept layers renumbered."""
 
     def __init__(self, tensors: Mapping[str, Any], kept: Sequence[int]) -> None:
         self._tensors = tensors
@@ -49,7 +51,7 @@ class ThinnedTensors(Mapping[str, Any]):
 
 
 def _renamed(name: str, new_indices: Mapping[int, int]) -> str | None:
-    """None for what is left out."""
+    """Returns the name in the thinned model; None for a tensor of a layer that is left out."""
     if (match := _LAYER.fullmatch(name)) is None:
         return name
     index = new_indices.get(int(match["index"]))

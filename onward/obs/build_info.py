@@ -1,4 +1,4 @@
-"""Which version runs, as a metric: dashboards join it, and see a rollout."""
+"""The running version as a metric, which dashboards join with others to show a rollout."""
 
 import platform
 

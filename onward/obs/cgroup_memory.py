@@ -1,7 +1,7 @@
 """The control groups that limit the memory of a process: cgroup versions 1 and 2, also both at once.
 
 A group's limit covers every process below it, so the groups are listed from the process's own one up to the root of the
-mount: a systemd slice or the parent of a container may leave less than the own group says.
+mount: a systemd slice or the parent of a container may allow less than the process's own group.
 
     /sys/fs/cgroup                    root of the mount
     └── system.slice                  memory.high
@@ -23,34 +23,37 @@ class MemoryCgroup:
     version: Version
 
     def headroom_bytes(self) -> int | None:
-        """What the group may still allocate before the kernel kills or throttles its processes; None: it has no limit."""
+        """Returns the bytes that the group may still allocate before the kernel kills or throttles its processes.
+        Returns None if the group has no limit or its use cannot be read."""
         limit, used = self._limit(), self._number("memory.current", "memory.usage_in_bytes")
         if limit is None or used is None:
             return None
-        # Pages of files that were read, such as the model's own, fill any limit in time; they are given back when somebody
-        # else needs them. The system's own figure counts them as free too.
+        # The page cache, for example of the model's files, grows up to any limit, and the kernel reclaims it when
+        # needed. The kernel's own figure of available memory counts it as free too.
         return max(0, limit - max(0, used - self._file_pages()))
 
     def oom_kills(self) -> int | None:
-        """Processes of this group that any out-of-memory killer has ended; None: the kernel does not say."""
+        """Returns how many processes of this group any out-of-memory killer has ended, or None if the kernel does not
+        report it."""
         counts = self._pairs("memory.events" if self.version == 2 else "memory.oom_control")
         return counts.get("oom_kill")
 
     def is_hierarchical(self) -> bool:
-        """Whether the limit holds for groups below: always in version 2, and in version 1 where it is hierarchical."""
+        """Returns whether the limit applies to groups below: always in version 2, and in version 1 if it is
+        hierarchical."""
         return self.version == 2 or self._number("", "memory.use_hierarchy") == 1
 
     def _limit(self) -> int | None:
         if self.version == 2:
             limits = [_number(self.folder / name) for name in ("memory.max", "memory.high")]
         else:
-            # The second one knows the limits of groups that a container does not see.
+            # The second value includes the limits of groups that a container does not see.
             own_limit = _number(self.folder / "memory.limit_in_bytes")
             limits = [own_limit, self._pairs("memory.stat").get("hierarchical_memory_limit")]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _file_pages(self) -> int:
-        """Bytes of files in memory. Memory that processes share without a file is not among them."""
+        """Returns the bytes of files in memory, without memory that processes share without a file."""
         names = ("inactive_file", "active_file") if self.version == 2 else ("total_inactive_file", "total_active_file")
         pairs = self._pairs("memory.stat")
         return sum(pairs.get(name, 0) for name in names)
@@ -59,7 +62,7 @@ class MemoryCgroup:
         return _number(self.folder / (version_2 if self.version == 2 else version_1))
 
     def _pairs(self, name: str) -> dict[str, int]:
-        """The file's lines of a word and a number."""
+        """Returns the lines of the file that are a word and a number."""
         try:
             lines = [line.split() for line in (self.folder / name).read_text().splitlines()]
         except OSError:
@@ -68,34 +71,44 @@ class MemoryCgroup:
 
 
 def memory_cgroups(proc: Path = PROC_SELF) -> list[list[MemoryCgroup]]:
-    """For each mounted hierarchy: the group of the process that `proc` describes, then those above it."""
+    """Returns, for each mounted hierarchy, the group of the process that `proc` describes and then the groups above
+    it."""
+    return [_cgroup_and_ancestors(*place) for place in cgroup_places(proc, "memory")]
+
+
+def cgroup_places(proc: Path, controller: str) -> list[tuple[str, str, Path, Version]]:
+    """Returns the group of the process in each hierarchy with this controller: its path, the mounted part of the
+    hierarchy, the mount point, and the version."""
     try:
-        paths = dict(_paths((proc / "cgroup").read_text()))
-        mounts = _mounts((proc / "mountinfo").read_text())
+        paths = dict(_paths((proc / "cgroup").read_text(), controller))
+        mounts = _mounts((proc / "mountinfo").read_text(), controller)
     except OSError:
         return []
-    return [
-        _cgroup_and_ancestors(paths[version], root, mount, version)
-        for version, root, mount in mounts
-        if version in paths
-    ]
+    return [(paths[version], root, mount, version) for version, root, mount in mounts if version in paths]
 
 
-def _paths(text: str) -> list[tuple[Version, str]]:
-    """`0::/path` is version 2's line; in version 1 the memory controller has one."""
+def cgroup_folder(path: str, root: str, mount: Path) -> Path:
+    """Returns the folder of a group. If the path belongs to another namespace, it is the mount point, since only the
+    mounted part is visible."""
+    folder = mount / _below(path, root)
+    return folder if folder.is_dir() else mount
+
+
+def _paths(text: str, controller: str) -> list[tuple[Version, str]]:
+    """Returns the group's path by version. `0::/path` is version 2's line; in version 1 each controller has one."""
     found: list[tuple[Version, str]] = []
     for line in text.splitlines():
         hierarchy_id, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if hierarchy_id == "0" and not controllers:
             found.append((2, path))
-        elif "memory" in controllers.split(","):
+        elif controller in controllers.split(","):
             found.append((1, path))
     return found
 
 
-def _mounts(text: str) -> list[tuple[Version, str, Path]]:
-    """Version, which part of the hierarchy is mounted, and where."""
+def _mounts(text: str, controller: str) -> list[tuple[Version, str, Path]]:
+    """Returns version, mounted part of the hierarchy, and mount point of each mount with this controller."""
     found: list[tuple[Version, str, Path]] = []
     for line in text.splitlines():
         mount_fields, _, type_fields = line.partition(" - ")
@@ -103,15 +116,13 @@ def _mounts(text: str) -> list[tuple[Version, str, Path]]:
         file_system, *_, options = type_fields.split(" ")
         if file_system == "cgroup2":
             found.append((2, root, Path(mount)))
-        elif file_system == "cgroup" and "memory" in options.split(","):
+        elif file_system == "cgroup" and controller in options.split(","):
             found.append((1, root, Path(mount)))
     return found
 
 
 def _cgroup_and_ancestors(path: str, root: str, mount: Path, version: Version) -> list[MemoryCgroup]:
-    folder = mount / _below(path, root)
-    if not folder.is_dir():
-        folder = mount  # the path is another namespace's; what is mounted is what there is to see
+    folder = cgroup_folder(path, root, mount)
     groups = [MemoryCgroup(folder, version)]
     while folder != mount:
         folder = folder.parent

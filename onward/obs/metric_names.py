@@ -1,6 +1,6 @@
-"""Under which names and labels `/metrics` shows what was counted: labels of the instance, earlier names, vLLM's names.
+"""The names and labels of metrics in `/metrics`: labels of the instance, earlier names, vLLM's names.
 
-Everything here happens when `/metrics` is read, so a further name costs nothing while requests run.
+All this happens when `/metrics` is read, so a further name costs nothing while requests run.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,7 @@ DEPRECATED_NAMES = {
     "onward_shelf_evicted_total": "onward_stream_store_evicted_total",
     "onward_shelf_lost_total": "onward_stream_store_lost_total",
 }
-"""Earlier names by today's. They are shown for one release, and then removed."""
+"""Maps earlier names to current ones. Earlier names are shown for one release, and then removed."""
 
 VLLM_ENGINE = {"engine": "0"}
 """vLLM numbers its engines; an instance has one."""
@@ -48,7 +48,7 @@ class MetricsRelabeling:
 
 
 def with_labels(families: Iterable[MetricFamily], labels: Mapping[str, str]) -> list[MetricFamily]:
-    """A label that a series has already keeps its value."""
+    """Adds labels to all series. A label that a series already has keeps its value."""
     return [
         msgspec.structs.replace(
             family,
@@ -75,7 +75,8 @@ def _same(name: str) -> tuple[str, Convert]:
 
 
 def _selected(name: str, label: str, values: tuple[str, ...], shown_as: str = "") -> tuple[str, Convert]:
-    """The sum of the series with these values; with `shown_as`, one series for each, under that label."""
+    """Adds up the series with these values of a label. With `shown_as`, each value keeps its own series, under that
+    label."""
 
     def convert(family: MetricFamily) -> MetricFamily:
         chosen = [
@@ -89,7 +90,7 @@ def _selected(name: str, label: str, values: tuple[str, ...], shown_as: str = ""
 
 
 def _summed(name: str) -> tuple[str, Convert]:
-    """Without labels, which are all added up."""
+    """Adds up all series and drops their labels."""
 
     def convert(family: MetricFamily) -> MetricFamily:
         series = [msgspec.structs.replace(entry, labels={}) for entry in family.series]
@@ -99,7 +100,7 @@ def _summed(name: str) -> tuple[str, Convert]:
 
 
 def _by_position(name: str) -> tuple[str, Convert]:
-    """vLLM counts the positions of drafts from 0."""
+    """Converts the places of drafts, which count from 1, to vLLM's positions, which count from 0."""
 
     def convert(family: MetricFamily) -> MetricFamily:
         series = [
@@ -112,7 +113,7 @@ def _by_position(name: str) -> tuple[str, Convert]:
 
 
 def _cache_config(name: str) -> tuple[str, Convert]:
-    """The labels that the Gateway API inference extension reads."""
+    """Converts the labels to the ones that the Gateway API inference extension reads."""
 
     def convert(family: MetricFamily) -> MetricFamily:
         series = [
@@ -167,12 +168,13 @@ VLLM_NAMES: tuple[tuple[str, tuple[str, Convert]], ...] = (
     ("vllm:spec_decode_num_accepted_tokens_total", _summed("onward_spec_accepted_tokens_total")),
     ("vllm:spec_decode_num_accepted_tokens_per_pos_total", _by_position("onward_spec_accepted_tokens_total")),
 )
-"""vLLM's name, ours, and how ours becomes vLLM's. Two of vLLM's names may mean the same: an earlier and a later one."""
+"""vLLM's name, our name, and the conversion from ours to vLLM's. Two of vLLM's names may mean the same, an earlier and
+a later one."""
 
 
 def vllm_names(families: Iterable[MetricFamily]) -> list[MetricFamily]:
-    """What vLLM's dashboards, autoscalers and the Gateway API inference extension read. A metric without a series here
-    (no request has ended so yet) is left out."""
+    """Returns the metrics under the names that vLLM's dashboards, autoscalers and the Gateway API inference extension
+    read. A metric without a series here, for example before the first request has ended, is left out."""
     by_name = {family.name: family for family in families}
     shown = list[MetricFamily]()
     for vllm_name, (name, convert) in VLLM_NAMES:

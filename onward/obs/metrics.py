@@ -8,10 +8,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from onward.proto.stats import MetricFamily, MetricSeries
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -21,7 +17,7 @@ TOKEN_BOUNDS = tuple(mantissa * 10.0**exponent for exponent in range(6) for mant
 """For lengths of prompts and outputs: 1, 2, 5, 10, ... 500,000."""
 
 MAX_VALUE = 2.0**53
-"""Of one process, so that the sum over all of them is a number too."""
+"""Bound for one process, so that the sum over all processes is finite too."""
 
 LabelValues = tuple[str, ...]
 MetricT = TypeVar("MetricT", "Counter", "DerivedCounter", "Gauge", "Histogram", "LabelledHistogram")
@@ -40,7 +36,7 @@ class Counter:
         return self._values.get(labels, 0.0)
 
     def total(self) -> float:
-        """Whatever the labels."""
+        """Returns the sum over all labels."""
         return sum(self._values.values())
 
     def family(self) -> MetricFamily:
@@ -48,7 +44,7 @@ class Counter:
 
 
 class DerivedCounter:
-    """Read from what another object has counted, when asked for."""
+    """A counter that is read from another object when metrics are read."""
 
     def __init__(
         self, name: str, help: str, labels: Sequence[str], read: Callable[[], dict[LabelValues, float]]
@@ -90,7 +86,7 @@ class Histogram:
 
 
 class LabelledHistogram:
-    """One histogram for each combination of label values. For observations per request, not per token."""
+    """A histogram for each combination of label values. For observations per request, not per token."""
 
     def __init__(self, name: str, help: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
         self.name, self.help, self.labels, self.bounds = name, help, tuple(labels), list(bounds)
@@ -111,7 +107,7 @@ class LabelledHistogram:
 
 
 class Registry:
-    """All that one process counts. Names are unique."""
+    """All metrics of one process. Names are unique."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Counter | DerivedCounter | Gauge | Histogram | LabelledHistogram] = {}
@@ -149,7 +145,7 @@ def _series(labels: LabelValues, values: dict[LabelValues, float]) -> list[Metri
 
 
 def merge(snapshots: Iterable[Iterable[MetricFamily]]) -> list[MetricFamily]:
-    """Adds up the shares of several processes: same name, same labels, one sum."""
+    """Adds up the metrics of several processes: series with the same name and labels become one sum."""
     merged: dict[str, tuple[MetricFamily, dict[LabelValues, MetricSeries]]] = {}
     for snapshot in snapshots:
         for family in snapshot:
@@ -164,7 +160,8 @@ def merge(snapshots: Iterable[Iterable[MetricFamily]]) -> list[MetricFamily]:
 
 
 def usable(families: Iterable[MetricFamily]) -> tuple[list[MetricFamily], list[str]]:
-    """Without the series that cannot be added up, and the names of the metrics of those: a NaN would stay in the sum."""
+    """Returns the metrics without series that cannot be added up, and the names of the metrics of such series. A NaN,
+    for example, would stay in the sum."""
     usable_families, unusable_names = list[MetricFamily](), list[str]()
     for family in families:
         series = [entry for entry in family.series if _is_usable(entry, family)]
@@ -186,7 +183,7 @@ def _is_usable(series: MetricSeries, family: MetricFamily) -> bool:
 
 
 def without_gauges(families: Iterable[MetricFamily]) -> list[MetricFamily]:
-    """What remains true of a process that has died: what it counted, not what it held."""
+    """Returns the metrics of a dead process that remain valid: its counters and histograms, but not its gauges."""
     return [family for family in families if family.kind != "gauge"]
 
 
@@ -194,40 +191,3 @@ def _sum_series(first: MetricSeries, second: MetricSeries) -> MetricSeries:
     assert len(first.buckets) == len(second.buckets), "shares of one histogram have the same buckets"
     buckets = [x + y for x, y in zip(first.buckets, second.buckets, strict=True)]
     return MetricSeries(first.labels, first.value + second.value, buckets, first.sum + second.sum)
-
-
-def render(families: Iterable[MetricFamily]) -> bytes:
-    """Prometheus' text form."""
-    registry = CollectorRegistry()
-    registry.register(_FamilyCollector([_to_prometheus(family) for family in families]))
-    return generate_latest(registry)
-
-
-class _FamilyCollector(Collector):
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[Metric]:
-        return self._metrics
-
-
-def _to_prometheus(family: MetricFamily) -> Metric:
-    labels = sorted(family.series[0].labels) if family.series else []
-    if family.kind == "histogram":
-        histogram = HistogramMetricFamily(family.name, family.help, labels=labels)
-        for entry in family.series:
-            histogram.add_metric([entry.labels[k] for k in labels], _cumulative(family, entry), entry.sum)
-        return histogram
-    metric_type = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-    metric = metric_type(family.name, family.help, labels=labels)
-    for entry in family.series:
-        metric.add_metric([entry.labels[k] for k in labels], entry.value)
-    return metric
-
-
-def _cumulative(family: MetricFamily, series: MetricSeries) -> list[tuple[str, float]]:
-    total, pairs = 0, []
-    for bound, count in zip([*map(str, family.bounds), "+Inf"], series.buckets, strict=True):
-        total += count
-        pairs.append((bound, total))
-    return pairs

@@ -4,20 +4,21 @@ spans on as data.
     RequestTrace        the server span: one HTTP request of a client, or of a router
       OpenSpan          below it: an attempt at an instance (router), a phase in the engine (api process)
 
-A span is passed on when it ends, not when the request does: what a process that is killed has passed on before is kept. No
-span holds a prompt, an output or a key.
+A span is passed on when it ends, not when the request ends, so that a killed process loses only the spans that are
+open. No span holds a prompt, an output or a key.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from onward.proto.trace import EnginePhase, PhaseCause, RequestPhases, TraceContext
 
 MAX_EVENTS = 128
-"""Of one span, as OpenTelemetry's own limit is. Further ones are counted."""
+"""Events of one span, as in OpenTelemetry's own limit. Further ones are counted."""
 MAX_SPANS = 512
-"""Below one request. A request that is preempted again and again must not flood the collector."""
+"""Spans below one server span. A request that is preempted again and again must not flood the collector."""
 
 SpanKind = Literal["internal", "server", "client"]
 Attribute = str | bool | int | float | tuple[str, ...]
@@ -47,15 +48,15 @@ class FinishedSpan:
     trace_id: str
     span_id: str
     parent_span_id: str
-    """Empty: it is the first of its trace."""
+    """Empty: the span is the first of its trace."""
     start_ns: int
-    """Since 1970."""
+    """Nanoseconds since 1970."""
     end_ns: int
     attributes: Attributes
     events: list[SpanEvent]
     links: list[SpanLink]
     error: str | None
-    """What failed; None: nothing did."""
+    """The failure; None if there was none."""
     trace_state: str = ""
     num_dropped_events: int = 0
 
@@ -120,22 +121,25 @@ class RequestTrace:
 
     @property
     def server_context(self) -> TraceContext:
-        """For the attempt that this process makes itself: it has no span but the server span."""
+        """The context of an attempt that this process makes itself. Its only span is the server span."""
         return self._with_attempt(self.server_span.span_id)
 
     def attempt_context(self, attempt: OpenSpan) -> TraceContext:
-        """For an attempt that another instance makes."""
+        """Returns the trace context that is sent with an attempt: the instance's spans become children of its span."""
         return self._with_attempt(attempt.span_id)
 
     def link_to(self, span: OpenSpan, trace_id: str, span_id: str, relation: str) -> None:
         span.links.append(SpanLink(trace_id, span_id, {"onward.link": relation}))
 
-    def open_span(self, name: str, at_s: float, kind: SpanKind = "internal") -> OpenSpan | None:
-        """Below the server span. None: this request has too many already."""
+    def open_span(
+        self, name: str, at_s: float, kind: SpanKind = "internal", *, parent: OpenSpan | None = None
+    ) -> OpenSpan | None:
+        """Opens a span below `parent`, or below the server span. Returns None if this request has too many spans
+        already."""
         if self._num_spans >= MAX_SPANS:
             return None
         self._num_spans += 1
-        return OpenSpan(name, kind, self._new_span_id(), self.server_span.span_id, at_s)
+        return OpenSpan(name, kind, self._new_span_id(), (parent or self.server_span).span_id, at_s)
 
     def end_span(self, span: OpenSpan, at_s: float, error: str | None = None) -> None:
         if error is not None:
@@ -148,31 +152,51 @@ class RequestTrace:
 
 
 class EnginePhaseSpans:
-    """One span for each phase of a request in the engine (its queue, prefill, decode, handoff), of each choice. What ends a
-    phase early is an event of the server span."""
+    """Spans for the phases of each choice in the engine: queue, prefill, decode, handoff. A handoff's span has those of the
+    prefill instance below it. An event of the server span says why a phase ended early."""
 
     def __init__(self, trace: RequestTrace, request_ids: list[str]) -> None:
         self._trace = trace
         self._choices = {request_id: index for index, request_id in enumerate(request_ids)}
         self._open: dict[str, tuple[OpenSpan, int]] = {}
-        """By request id: the span of the phase, and the output tokens that there were when it began."""
+        """The span of the current phase and the number of output tokens when it began, by request id."""
 
     def receive(self, message: RequestPhases, now_s: float) -> None:
+        if message.prefill_peer:
+            self._emit_of_peer(message, now_s)
+            return
         for change in message.changes:
             at_s = max(self._trace.server_span.started_at_s, now_s - change.ago_s)
             self._end(message.request_id, at_s, change.num_tokens, change.cause)
             self._begin(message.request_id, change.phase, at_s, change.num_tokens, change.num_cached_tokens)
 
     def engine_lost(self, now_s: float, cause: str) -> None:
-        """The engine has died, and the request waits for the next one, with the tokens that came before."""
+        """Ends the open spans after the engine has died. The request waits for the next engine, with its tokens so
+        far."""
         for request_id in list(self._open):
             self._end(request_id, now_s, None, "engine_crash")
         self._trace.server_span.add_event("onward.engine_crash", now_s, **{"onward.cause": cause})
 
     def close(self, now_s: float) -> None:
-        """The stream has ended here, whatever the engine may still say of it."""
+        """Ends the open spans when the stream has ended here, even if the engine may still report phases of it."""
         for request_id in list(self._open):
             self._end(request_id, now_s, None, "")
+
+    def _emit_of_peer(self, message: RequestPhases, now_s: float) -> None:
+        """Emits the spans of a prefill instance's share, below the span of the handoff. The last change ends them."""
+        handoff, _ = self._open.get(message.request_id, (self._trace.server_span, 0))
+        for change, following in pairwise(message.changes):
+            start_s, end_s = (max(handoff.started_at_s, now_s - some.ago_s) for some in (change, following))
+            span = self._trace.open_span(f"onward.peer.{change.phase}", start_s, parent=handoff)
+            if span is None:
+                return
+            span.attributes |= {
+                "onward.choice": self._choices.get(message.request_id, 0),
+                "onward.prefill_instance": message.prefill_peer,
+            }
+            if change.phase == "prefill":
+                span.attributes["gen_ai.usage.cache_read.input_tokens"] = change.num_cached_tokens
+            self._trace.end_span(span, end_s, _failure(following.cause))
 
     def _begin(self, request_id: str, phase: EnginePhase, at_s: float, num_tokens: int, num_cached: int) -> None:
         if phase == "ended":
@@ -197,8 +221,12 @@ class EnginePhaseSpans:
         span, num_before = opened
         if num_tokens is not None and num_tokens > num_before:
             span.attributes["onward.tokens"] = num_tokens - num_before
-        # A preemption is a decision and no failure.
-        self._trace.end_span(span, at_s, None if cause in ("", "preemption") else cause)
+        self._trace.end_span(span, at_s, _failure(cause))
+
+
+def _failure(cause: str) -> str | None:
+    """Returns the failure that ended a phase. A preemption is a decision, not a failure."""
+    return None if cause in ("", "preemption") else cause
 
 
 def _wall_ns(at_s: float, wall_offset_s: float) -> int:

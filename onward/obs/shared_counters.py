@@ -1,15 +1,17 @@
-"""Counters that more than one kind of process keeps a share of: one name, one meaning."""
+"""Counters that more than one kind of process has, with the same name and meaning."""
 
 from onward.obs.metrics import Counter, Registry
 
 
 def stale_events_counter(registry: Registry) -> Counter:
     return registry.counter(
-        "onward_stale_events_total", "Messages about an epoch, request or position that is over, dropped.", ["kind"]
+        "onward_stale_events_total",
+        "Dropped messages about an epoch, request or position that has ended, by kind.",
+        ["kind"],
     )
 
 
 def resubmissions_counter(registry: Registry) -> Counter:
     return registry.counter(
-        "onward_resubmissions_total", "Requests that were started again from their tokens so far, by cause.", ["cause"]
+        "onward_resubmissions_total", "Requests that were started again with their tokens so far, by cause.", ["cause"]
     )

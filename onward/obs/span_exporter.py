@@ -1,8 +1,8 @@
 """Sends finished spans to an OTLP collector over HTTP, as protobuf, from a thread of its own.
 
-The event loop only appends to a bounded queue. What does not fit, and what the collector does not take, is lost and
-counted; no request waits for it. OpenTelemetry's packages are imported in the thread, so a server that does not trace never
-loads them.
+The event loop only appends to a bounded queue. Spans that do not fit, or that the collector does not accept, are lost
+and counted; no request waits for them. OpenTelemetry's packages are imported in the thread, so a server that does not
+trace never loads them.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ EXPORT_INTERVAL_S = 1.0
 """A process that is killed loses the spans of the last second."""
 CLOSE_TIMEOUT_S = 2.0
 FAILING_CLOSE_TIMEOUT_S = 0.2
-"""For a collector that has not taken the last spans either."""
+"""Timeout for a collector that has not accepted the last spans either."""
 
 _EXPORTED, _FAILED, _DROPPED = "exported", "failed", "dropped"
 _LIBRARY_LOGGERS = ("opentelemetry", "urllib3.connectionpool")
@@ -39,7 +39,7 @@ class SpanSink(Protocol):
 
 
 class BatchExporter(Protocol):
-    """Sends one batch. Returns whether the collector has taken it; raises nothing."""
+    """Sends batches. `export` returns whether the collector has accepted the batch, and raises nothing."""
 
     def export(self, spans: Sequence[FinishedSpan]) -> bool: ...
     def close(self) -> None: ...
@@ -49,7 +49,7 @@ class BatchExporter(Protocol):
 
 
 class SpanExportThread:
-    """`put` is for one thread, the event loop's."""
+    """Exports spans from a thread of its own. Only one thread may call `put`, the event loop's."""
 
     def __init__(self, endpoint: str, attributes: Mapping[str, Attribute], registry: Registry) -> None:
         self._endpoint, self._attributes = endpoint, dict(attributes)
@@ -57,10 +57,8 @@ class SpanExportThread:
         self._wake, self._is_closing = threading.Event(), False
         self._has_failed = self._is_failing = False
         self._exporter: BatchExporter | None = None
-        self._spans = registry.counter(
-            "onward_trace_spans_total", "Spans of traced requests, by what became of them.", ["outcome"]
-        )
-        # All labels exist before the second thread counts: a snapshot never meets a dictionary that grows.
+        self._spans = registry.counter("onward_trace_spans_total", "Spans of traced requests, by outcome.", ["outcome"])
+        # All labels exist before the second thread counts, so that a snapshot never reads a dictionary that grows.
         for outcome in (_EXPORTED, _FAILED, _DROPPED):
             self._spans.inc(outcome, by=0)
         self._thread = threading.Thread(target=self._run, name="span-exporter", daemon=True)
@@ -75,12 +73,12 @@ class SpanExportThread:
             self._wake.set()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Sends what is queued, within the time. Blocks: not for an event loop."""
+        """Sends the queued spans within the timeout. Blocks, so an event loop must not call it."""
         self._is_closing = True
         self._wake.set()
         self._thread.join(min(timeout_s, FAILING_CLOSE_TIMEOUT_S) if self._is_failing else timeout_s)
         if self._thread.is_alive():
-            self._has_failed = True  # there is no time left to say why
+            self._has_failed = True  # there is no time left to log why
             self._queue.clear()
             if self._exporter is not None:
                 self._exporter.close()  # ends its wait between two tries
@@ -104,21 +102,21 @@ class SpanExportThread:
             self._spans.inc(_EXPORTED if is_taken else _FAILED, by=len(batch))
             self._is_failing = not is_taken
             if not is_taken and self._exporter is not None and not self._has_failed:
-                self._has_failed = True  # said once: onward_trace_spans_total has the rest
+                self._has_failed = True  # logged once: onward_trace_spans_total counts the rest
                 cause = self._exporter.last_error
                 _logger.warning(log.event("traces could not be exported", endpoint=self._endpoint, cause=cause))
 
     def _take_batch(self) -> list[FinishedSpan]:
         batch = list[FinishedSpan]()
-        with contextlib.suppress(IndexError):  # a process that leaves may have emptied the queue
+        with contextlib.suppress(IndexError):  # `close` may have emptied the queue
             while len(batch) < MAX_BATCH:
                 batch.append(self._queue.popleft())
         return batch
 
 
 def import_exporter() -> None:
-    """Imports what the export thread needs, which takes a second. For a process that freezes its heap: modules that are
-    imported later would be searched for garbage again and again."""
+    """Imports the modules of the export thread, which takes a second. For a process that freezes its heap: the garbage
+    collector would traverse modules that are imported later again and again."""
     from opentelemetry.exporter.otlp.proto.http import trace_exporter  # noqa: F401
 
 
@@ -132,7 +130,7 @@ class OtlpBatchExporter:
 
         self._messages = _LastMessage()
         for name in _LIBRARY_LOGGERS:
-            # It would log every failed try, several times for one batch.
+            # The library would log every failed try, several times for one batch.
             library = logging.getLogger(name)
             library.addHandler(self._messages)
             library.propagate = False
@@ -159,7 +157,8 @@ class OtlpBatchExporter:
 
 
 def _given_resource() -> "Resource":
-    """What the environment says, without the defaults of OpenTelemetry, which would replace ours."""
+    """Returns the resource attributes of the environment, without OpenTelemetry's defaults, which would replace
+    ours."""
     from opentelemetry.sdk.resources import OTELResourceDetector
 
     return OTELResourceDetector().detect()
@@ -184,8 +183,8 @@ def _readable_span(span: FinishedSpan, resource: "Resource") -> "ReadableSpan":
         flags = TraceFlags(TraceFlags.SAMPLED)
         return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=False, trace_flags=flags, trace_state=state)
 
-    # The parts of a request are known only when it has ended, with ids that other processes were told before; a tracer of
-    # the SDK would choose ids and times itself.
+    # The spans of a request are created when it has ended, with ids that other processes already use. A tracer of the
+    # SDK would choose ids and times itself.
     return ReadableSpan(
         span.name,
         context=context(span.trace_id, span.span_id),
@@ -203,7 +202,7 @@ def _readable_span(span: FinishedSpan, resource: "Resource") -> "ReadableSpan":
 
 
 class _LastMessage(logging.Handler):
-    """Keeps what a library has logged last."""
+    """Keeps the last message that a library has logged."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

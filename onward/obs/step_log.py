@@ -1,4 +1,4 @@
-"""The last steps, as the engine saw them: when each was planned, whether another one was running then, when it ended."""
+"""The engine's last steps: when each was planned, whether another one was in flight then, and when its result came."""
 
 import logging
 from collections import deque
@@ -49,18 +49,18 @@ class StepLog:
             self._finished.append(record)
 
     def discard_in_flight(self) -> None:
-        """The worker is dead: the steps in flight have no result."""
+        """Discards the steps in flight, which have no result because the worker is dead."""
         self._open.clear()
 
     def take_finished(self) -> list[StepRecord]:
-        """The steps that ended since the last call."""
+        """Returns the steps that ended since the last call."""
         finished = list(self._finished)
         self._finished.clear()
         return finished
 
 
 class StepLogFile:
-    """One JSON line for each step. A file that cannot be written ends the log, and no step."""
+    """Writes one JSON line for each step. If the file cannot be written the log ends, and steps continue."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -79,7 +79,7 @@ class StepLogFile:
 
 
 def check_step_log(path: str) -> None:
-    """That it can be written, before anything is loaded."""
+    """Checks that the file can be written, before anything is loaded."""
     try:
         Path(path).open("ab").close()
     except OSError as fault:

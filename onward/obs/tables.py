@@ -13,6 +13,6 @@ MAX_WIDTH = 10_000
 def print_table(console: Console, table: Table) -> None:
     wide = console.options.update(max_width=MAX_WIDTH)
     needed = Measurement.get(console, wide, table).maximum
-    # What is printed cannot be wider than its console.
+    # Output is cut at the width of the console.
     console.width = max(console.width, needed)
     console.print(table)

@@ -1,5 +1,5 @@
-"""Trace ids and the headers of W3C Trace Context (`traceparent`, `tracestate`): what comes in, what goes out, and which
-requests are sampled. Takes and returns data."""
+"""Trace ids, parsing and writing of the W3C Trace Context headers (`traceparent`, `tracestate`), and the sampling
+decision. Takes and returns data."""
 
 import hashlib
 import re
@@ -16,7 +16,8 @@ _SAMPLER_BITS = 64
 
 
 def parse_traceparent(traceparent: str | None, tracestate: str | None = None) -> TraceContext | None:
-    """None for a header that is missing or not as the standard says: then the request begins a trace of its own."""
+    """Returns the context of a client's headers, or None if the header is missing or invalid. The request then begins a
+    trace of its own."""
     match = _TRACEPARENT.fullmatch(traceparent.strip()) if traceparent else None
     if match is None:
         return None
@@ -29,7 +30,8 @@ def parse_traceparent(traceparent: str | None, tracestate: str | None = None) ->
 
 
 def trace_headers(context: TraceContext) -> dict[str, str]:
-    """For an HTTP request that belongs to the span of `context`, so that proxies on the way can join its trace."""
+    """Returns the headers of an HTTP request that belongs to the span of `context`, so that proxies on the way can join
+    its trace."""
     if not context.span_id:
         return {}
     headers = {TRACEPARENT: f"00-{context.trace_id}-{context.span_id}-{SAMPLED if context.is_sampled else 0:02x}"}
@@ -37,15 +39,16 @@ def trace_headers(context: TraceContext) -> dict[str, str]:
 
 
 def trace_id_of_request(request_id: str) -> str:
-    """The trace of a request whose client began none. Request ids are 128 random bits, so the trace has the same id: it can
-    be named by every process that continues the stream, also where no other process remembers it."""
+    """Returns the trace id of a request whose client sent none. Request ids are 128 random bits, so the trace has the
+    same id. Every process that continues the stream can therefore derive it."""
     if _TRACE_ID.fullmatch(request_id) and request_id != _NO_TRACE:
         return request_id
     return hashlib.blake2b(request_id.encode(), digest_size=16).hexdigest()
 
 
 def trace_id_in_cursor(request_id: str, context: TraceContext | None) -> str:
-    """What the cursors of a stream have to say of its trace: nothing, unless it is sampled and not the request's own."""
+    """Returns the trace id for a stream's cursors. It is empty unless the trace is sampled and has another id than the
+    request."""
     if context is None or not context.is_sampled or context.trace_id == trace_id_of_request(request_id):
         return ""
     return context.trace_id
@@ -53,13 +56,13 @@ def trace_id_in_cursor(request_id: str, context: TraceContext | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TraceSampler:
-    """As OpenTelemetry's `parentbased_traceidratio` and `traceidratio`: a function of the trace id, so that every process
-    decides alike."""
+    """Samples as OpenTelemetry's `parentbased_traceidratio` and `traceidratio` do: by a function of the trace id, so
+    that every process decides alike."""
 
     ratio: float = 1.0
-    """Of the traces that begin here."""
+    """Share of the traces that begin here and are sampled."""
     is_parent_based: bool = True
-    """A client's own decision holds."""
+    """Whether a client's own decision is followed."""
 
     def is_sampled(self, trace_id: str, parent: TraceContext | None) -> bool:
         if parent is not None and self.is_parent_based:

@@ -1,4 +1,4 @@
-"""Begins the trace of each request that is sampled. One for a process that traces; a process that does not has none."""
+"""Begins the trace of each sampled request. A process that traces has one tracer; any other process has none."""
 
 import logging
 from collections.abc import Mapping
@@ -23,27 +23,28 @@ class Tracer:
         self._sampler, self._sink, self._clock, self._random = sampler, sink, clock, random
 
     def decide(self, request_id: str, known: TraceContext | None, client: TraceContext | None) -> TraceContext:
-        """The trace of a request that begins or continues here. `known`: of an earlier attempt at it, which decides.
-        `client`: what the client's headers say."""
+        """Returns the trace of a request that begins or continues here. `known` is the trace of an earlier attempt,
+        which takes precedence. `client` is the context of the client's headers."""
         if known is not None:
             return known
         trace_id = trace_id_of_request(request_id) if client is None else client.trace_id
         is_sampled = self._sampler.is_sampled(trace_id, client)
         if client is None:
             return TraceContext(trace_id, is_sampled)
-        # The client's span is no attempt, so that the first attempt links to none.
+        # The client's span is not an attempt, so the first attempt links to no span.
         return TraceContext(trace_id, is_sampled, "", client.span_id, client.trace_state)
 
     def context_of_cursor(self, cursor: Cursor) -> TraceContext:
-        """The trace of a stream that no process remembers: the cursor names it, or else it has the stream's id."""
+        """Returns the trace of a stream that no process remembers. The cursor names it, or else its id is derived from
+        the request id."""
         if cursor.trace_id:
             return TraceContext(cursor.trace_id, True)
         trace_id = trace_id_of_request(cursor.request_id)
         return TraceContext(trace_id, self._sampler.is_sampled(trace_id, None))
 
     def begin(self, context: TraceContext, client: TraceContext | None, started_at_s: float) -> RequestTrace | None:
-        """A client's request. None: it is not sampled. A client that continues its stream may have begun another trace for
-        that; it is linked."""
+        """Begins the trace of a client's request, or returns None if it is not sampled. A client that continues its
+        stream may have begun another trace for that; the server span links to it."""
         if not context.is_sampled:
             return None
         is_same = client is not None and client.trace_id == context.trace_id
@@ -54,7 +55,8 @@ class Tracer:
         return trace
 
     def begin_routed(self, context: TraceContext, started_at_s: float) -> RequestTrace | None:
-        """A router's attempt: below the router's own span of it."""
+        """Begins the trace of a router's attempt, below the router's own span of it. Returns None if it is not
+        sampled."""
         return self._new_trace(context, started_at_s, context.span_id) if context.is_sampled else None
 
     def _new_trace(self, context: TraceContext, started_at_s: float, parent_span_id: str) -> RequestTrace:
@@ -68,7 +70,7 @@ class Tracer:
 
 
 class ProcessTracing:
-    """The tracer of a process and its export thread; both are missing where it does not trace."""
+    """The tracer of a process and its export thread. Both are None if the process does not trace."""
 
     def __init__(
         self,
@@ -86,14 +88,14 @@ class ProcessTracing:
             self.tracer = Tracer(sampler, self._thread, clock, random)
 
     def close(self) -> None:
-        """Blocks for as long as the last spans take, within a bound."""
+        """Sends the last spans. Blocks for as long as that takes, within a time limit."""
         if self._thread is not None:
             self._thread.close()
 
 
 def resolve_settings(endpoint: str | None, sample_ratio: float | None) -> OtelSettings | None:
-    """What the flags and the environment ask for. Variables are often set for a whole cluster: where the packages for them
-    are missing, nothing is traced, and the log says so. A flag was checked before."""
+    """Returns the settings from the flags and the environment. The environment is often set for a whole cluster: if the
+    packages are missing, nothing is traced, and the log says so. A flag was checked before."""
     settings = otel_settings(endpoint, sample_ratio)
     if settings is not None and not has_otel():
         _logger.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, and nothing is traced: the extra onward[otel] is missing")

@@ -1,6 +1,8 @@
-"""An engine core and a worker in this process, moved by hand: each turn plans, runs one step and hands out its tokens.
+"""An engine core and a worker in this process, driven by calls of `step`: each call plans, runs one step and delivers
+its tokens.
 
-The layer above the engine is here too, so its recovery is: whatever is open is resubmitted with the tokens so far.
+This module is also the layer above the engine, so it does the recovery: it resubmits open requests with their tokens so
+far.
 """
 
 import time
@@ -33,7 +35,7 @@ class OfflineEngine:
 
     @classmethod
     def from_async_runner(cls, runner: AsyncOfflineRunner, config: EngineConfig) -> Self:
-        """Over a runner that computes while we do something else."""
+        """Creates an engine with a runner that computes while the calling thread does other work."""
         engine = cls.__new__(cls)
         engine._open(runner.hello("w1", _INCARNATION), config, lambda: AsyncWorkerWire(runner))
         return engine
@@ -42,9 +44,10 @@ class OfflineEngine:
         self, worker: WorkerHello, config: EngineConfig, new_wire: Callable[[], InprocWorkerWire | AsyncWorkerWire]
     ) -> None:
         self.worker, self._new_wire = worker, new_wire
-        # Enough that a finished request's place is taken at once; the rest of a long list waits with its owner.
+        # Enough requests that the place of a finished one is taken at once. The rest of a long list waits in the
+        # caller.
         self._max_live = min(2 * config.max_num_seqs, config.max_queue)
-        # Nobody is here to be turned away: prompts of any length are counted as requests only.
+        # No request is refused for the length of its prompt: the queue is limited in requests only.
         self._config = replace(config, max_queue_tokens=max(1, self._max_live * self.worker.max_request_tokens))
         self._live: dict[str, OfflineRequest] = {}
         self._seq = 0
@@ -55,7 +58,7 @@ class OfflineEngine:
         return len(self._live) < self._max_live
 
     def submit(self, request: OfflineRequest) -> None:
-        """With the tokens so far; at first there are none."""
+        """Submits a request with its tokens so far; a new request has none."""
         assert self.can_submit or request.request_id in self._live, "the owner asks before"
         self._live[request.request_id] = request
         request.attempt_epoch += 1
@@ -72,7 +75,7 @@ class OfflineEngine:
         )
 
     def step(self) -> None:
-        """Plans what may be in flight, commits the oldest step, and hands out its tokens."""
+        """Plans the steps that may be in flight, commits the oldest one, and delivers its tokens."""
         try:
             while (plan := self._core.plan(time.monotonic())) is not None:
                 self._wire.send(plan)
@@ -83,11 +86,11 @@ class OfflineEngine:
         except BaseException:
             self._restart()
             raise
-        # Otherwise whoever waits for a token would turn for ever.
-        assert result is not None or not self._live, "there is work, and nobody plans it"
+        # Otherwise the loop that waits for a token would never end.
+        assert result is not None or not self._live, "unfinished requests have a step planned"
 
     def abort(self, requests: Iterable[OfflineRequest]) -> None:
-        """Nobody reads these any more: they are ended, and what they hold is freed."""
+        """Aborts requests whose output is no longer read, and frees what they hold."""
         for request in requests:
             if self._live.pop(request.request_id, None) is not None:
                 self._send(lambda seq, aborted=request: Abort(seq, aborted.request_id, aborted.attempt_epoch))
@@ -100,8 +103,8 @@ class OfflineEngine:
         self._core.audit_idle()
 
     def _restart(self) -> None:
-        """A step was cut short, by Ctrl-C or by a fault, and nobody knows what it has written. So engine and KV memory
-        count as lost, and whatever is open goes on from its tokens."""
+        """Replaces the engine core and its wire after a step that Ctrl-C or a fault has cut short; the runner stays.
+        What that step wrote is unknown, so the KV cache counts as lost. Resubmits open requests with their tokens."""
         self._new_core()
         for request in self._live.values():
             self.submit(request)

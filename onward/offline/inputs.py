@@ -1,4 +1,5 @@
-"""What `onward.LLM` is given, checked before anything runs. An error names the place: `prompts[3]`, `messages[0].role`."""
+"""Checks the inputs of `onward.LLM` before anything runs. An error names the place: `prompts[3]`,
+`messages[0].role`."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ def build_config(model: str, llm_args: Mapping[str, Any]) -> ServeConfig:
             param="max_num_batched_tokens",
         )
     if config.device == "cuda" and config.speculative is not None:
-        raise InvalidRequest("speculative: on CUDA nobody verifies drafts; it is for device cpu", param="speculative")
+        raise InvalidRequest("speculative: drafts are verified on device cpu only, not on cuda", param="speculative")
     return config
 
 
@@ -86,7 +87,7 @@ def _check_speculative(value: object) -> None:
 
 
 def list_prompts(prompts: Any) -> list[tuple[str, Prompt]]:
-    """Each prompt with the path that names it in an error."""
+    """Returns each prompt with the path that names it in an error."""
     if isinstance(prompts, str):
         return [("prompts", prompts)]
     if not isinstance(prompts, Sequence) or not prompts:
@@ -142,7 +143,7 @@ def expand_sampling(sampling: Options, count: int) -> list[SamplingOptions]:
 
 
 def check_token_ids_exist(options: SamplingOptions, vocab_size: int) -> None:
-    """What the options could not know: that the tokens they name exist."""
+    """Checks that the token ids in the options exist in the vocabulary, which the options themselves cannot know."""
     for token_id in options.logit_bias:
         if token_id >= vocab_size:
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""One output of `onward.LLM` while it grows: tokens in, text out. A function of the tokens; knows no engine."""
+"""An output of `onward.LLM` while it grows. Takes tokens and returns text; knows nothing of the engine."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -14,23 +14,24 @@ class Completion:
     text: str
     token_ids: list[int]
     finish_reason: str
-    """`stop`, `length`, or `error`: then `error` says what happened to this one; the others are not concerned."""
+    """`stop`, `length` or `error`. With `error`, the field `error` has the cause; other completions are not
+    affected."""
     prompt_token_ids: list[int]
     num_cached_tokens: int
     error: ErrorInfo | None = None
     logprobs: list[TokenLogprobs] | None = None
-    """Where asked for: one for each of `token_ids`."""
+    """One for each of `token_ids`, if requested."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Where asked for: of the prompt's tokens from the second one on."""
+    """One for each prompt token from the second one on, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionChunk:
-    """What one step added to an output."""
+    """Text and tokens that one step added to an output."""
 
     text: str
     num_tokens: int
-    """Of the whole output so far."""
+    """Tokens of the whole output so far."""
     finish_reason: str | None = None
 
 
@@ -48,7 +49,7 @@ class OfflineRequest:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     unread_chunks: deque[CompletionChunk] = field(default_factory=deque)
-    """What nobody has taken yet."""
+    """Chunks that the caller has not taken yet."""
     _texts: list[str] = field(default_factory=list)
 
     def apply_delta(self, delta: TokenDelta) -> None:

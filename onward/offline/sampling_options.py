@@ -1,4 +1,4 @@
-"""How `onward.LLM` is told to choose tokens: what a person may say, checked here and nowhere behind."""
+"""Sampling options of `onward.LLM`, checked when they are created."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,8 @@ MAX_REPETITION_PENALTY = 10
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """The names and meanings of the HTTP API's fields. Equal options with a seed give equal outputs, in any batch."""
+    """Sampling options, with the names and meanings of the HTTP API's fields. Equal options with a seed give equal
+    outputs, in any batch."""
 
     max_tokens: int | None = None
     """None: until the model ends its answer, or the context is full."""
@@ -28,27 +29,27 @@ class SamplingOptions:
     """0 is no limit."""
     min_p: float = 0.0
     seed: int | None = None
-    """None: another one each time."""
+    """None: a random seed for each request."""
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
     presence_penalty: float = 0.0
-    """Against tokens that the output already has, once each."""
+    """Penalty of tokens that the output already has, applied once for each token."""
     frequency_penalty: float = 0.0
-    """Against the same, once for each time."""
+    """Penalty of tokens that the output already has, applied once for each occurrence."""
     repetition_penalty: float = 1.0
-    """Against tokens that prompt or output already have; below 1 for them."""
+    """Penalty of tokens that the prompt or the output already has. A value below 1 favours them."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """By token id, between -100 (never) and 100 (always)."""
+    """Bias by token id, between -100 (never) and 100 (always)."""
     bad_words: Sequence[str] = ()
     """Words that the output must not contain."""
     logprobs: int | None = None
     """How many of the likeliest tokens to report beside each token of the output. None: no logprobs."""
     prompt_logprobs: int | None = None
-    """The same for the prompt."""
+    """Like `logprobs`, for the tokens of the prompt."""
     grammar: Grammar | None = None
-    """What the output must look like. One that cannot be used, or becomes too much, ends its request with an error."""
+    """Constrains the output. A grammar that cannot be used, or that costs too much, ends its request with an error."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -85,7 +86,8 @@ class SamplingOptions:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def to_sampling(self, eos_token_ids: Sequence[int], bad_words: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
-        """`bad_words` are ours as token sequences, which only the model's tokenizer can tell."""
+        """Returns the options in the form that the engine takes, with a random seed if none is set. `bad_words` are the
+        words as token sequences, which only the model's tokenizer can determine."""
         end_token_ids = {*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}
         return SamplingParams(
             seed=secrets.randbits(63) if self.seed is None else self.seed,
@@ -125,7 +127,7 @@ class SamplingOptions:
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
-    # Written so that NaN fails it.
+    # The comparison is written so that NaN fails it.
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
         raise _invalid(name, f"must be a number between {low} and {high}, got {value!r:.80}")
 

@@ -1,7 +1,8 @@
-"""D's side of all its handoffs: asks, grants, verifies, and has the last word on each.
+"""D's side of all its handoffs: requests prompts, grants leases, verifies, and decides how each handoff ends.
 
-A handoff belongs to the address it was asked of, and from the first word about it to the incarnation that spoke.
-The memory into which KV is written is not known here: the caller owns the leases, and revokes that of a failed handoff.
+A handoff belongs to the address that it was requested from. From the first message about it, it belongs to the
+incarnation that sent this message. The memory into which KV is written is not known here: the caller owns the leases,
+and revokes the lease of a failed handoff.
 """
 
 from dataclasses import dataclass
@@ -30,10 +31,10 @@ from onward.proto.handoff import (
 from onward.timers import Timers
 
 MAX_REMEMBERED = 4096
-"""Handoffs that are over, and incarnations of peers: a late word about one of these is answered with knowledge."""
+"""Finished handoffs, and incarnations of peers, that are remembered to answer late messages about them correctly."""
 
 RESEND_INTERVAL_S = 0.02
-"""Between two attempts to send to a peer that could not be reached."""
+"""Interval between two attempts to send to a peer that could not be reached."""
 
 UNKNOWN_TO_DECODE = handoff_errors.prefill_failed("the decode instance does not have this handoff any more")
 
@@ -50,22 +51,22 @@ class _DecodeHandoff:
     prefill: PrefillRequest
     timeout_at_s: float
     silent_at_s: float
-    """When P, if it says nothing until then, is taken for dead."""
+    """When P counts as dead, if it sends nothing until then."""
     resend_at_s: float | None
     """When `prefill` is sent again. None: P has it."""
     state: DecodeHandoffState = DecodeHandoffState.ASKED
     incarnation: str | None = None
-    """Of the P that spoke first. None: nobody has spoken yet."""
+    """Incarnation of P that sent the first message about the handoff. None: no message has come yet."""
     hold_until_s: float = 0.0
     """When an offer that was neither granted nor refused is refused."""
     grant: LeaseGrant | None = None
     received_checksums: list[int] | None = None
-    """The checksums of what lies in our memory. None: not all of it does."""
+    """Checksums of the blocks in D's memory. None: not all blocks have arrived."""
     ready: PrefillDone | None = None
 
     @property
     def due_at_s(self) -> float:
-        """When `tick` has something to do, if nothing is heard until then."""
+        """When `tick` has to act, if no message arrives before."""
         at_s = min(self.timeout_at_s, self.silent_at_s)
         if self.state is DecodeHandoffState.OFFERED:
             at_s = min(at_s, self.hold_until_s)
@@ -74,11 +75,11 @@ class _DecodeHandoff:
 
 @dataclass(frozen=True, slots=True)
 class _FinalAnswer:
-    """What P is told if it still speaks of a handoff that is over."""
+    """The answer to later messages of P about a handoff that is over."""
 
     peer: str
     taken_from_incarnation: str | None
-    """The incarnation of P that is told Taken; everyone else is told Cancel."""
+    """The incarnation of P that gets `PrefillTaken`; every other one gets `CancelHandoff`."""
     error: ErrorInfo
 
 
@@ -90,14 +91,14 @@ class DecodeHandoffProtocol:
         self._live: dict[int, _DecodeHandoff] = {}
         self._timers: Timers[int] = Timers()
         self._unanswered: dict[str, dict[int, None]] = {}
-        """By peer, in the order in which they were asked: handoffs of which the peer has not been heard yet."""
+        """By peer, in the order of the requests: handoffs about which the peer has not sent a message yet."""
         self._resend_due_s: dict[str, float] = {}
-        """Peers that the last message could not be sent to, and when the next attempt is due."""
+        """Peers to which the last message could not be sent, and when the next attempt is due."""
         self._finished: BoundedDict[int, _FinalAnswer] = BoundedDict(MAX_REMEMBERED)
         self._gone_incarnations: BoundedDict[tuple[str, str], bool] = BoundedDict(MAX_REMEMBERED)
-        """Which incarnations have spoken from which address, and which of them are no more."""
+        """Addresses and incarnations of peers that have sent a message; True for incarnations that have ended."""
         self._events: dict[int, DecodeEvent] = {}
-        """By handoff id. What happens later to one replaces what was not taken yet."""
+        """Events by handoff id. A later event of a handoff replaces one that was not taken yet."""
         self._outbox: list[tuple[str, ToPrefill]] = []
 
     def next_handoff_id(self) -> int:
@@ -105,7 +106,8 @@ class DecodeHandoffProtocol:
         return self._last_handoff_id
 
     def request_prefill(self, peer: str, prefill: PrefillRequest, now_s: float) -> None:
-        """`prefill` carries a number of ours that was not used before."""
+        """Sends a prefill request to a peer, and starts the timeouts of its handoff. `prefill` has an id from
+        `next_handoff_id` that was not used before."""
         assert 0 < prefill.handoff_id <= self._last_handoff_id, "a handoff id comes from next_handoff_id"
         assert prefill.handoff_id not in self._live, "a live handoff id is not requested again"
         assert prefill.handoff_id not in self._finished, "a finished handoff id is not used again"
@@ -121,7 +123,8 @@ class DecodeHandoffProtocol:
         self._send(peer, prefill)
 
     def grant(self, grant: LeaseGrant, now_s: float) -> bool:
-        """Sends it to the incarnation that made the offer. False if the offer has ended; `HandoffFailed` says why."""
+        """Sends the grant to the incarnation that made the offer. Returns False if the offer has ended; the reason is
+        in `HandoffFailed`."""
         handoff = self._live.get(grant.handoff_id)
         if handoff is None or handoff.state is not DecodeHandoffState.OFFERED:
             return False
@@ -135,7 +138,7 @@ class DecodeHandoffProtocol:
         return True
 
     def refuse(self, handoff_id: int, error: ErrorInfo, now_s: float) -> None:
-        """No event follows."""
+        """Refuses an offer. No event follows."""
         handoff = self._live.get(handoff_id)
         if handoff is None or handoff.state is not DecodeHandoffState.OFFERED:
             return
@@ -143,14 +146,16 @@ class DecodeHandoffProtocol:
         self._send(handoff.peer, RefuseHandoff(handoff_id, error, handoff.incarnation or ""))
 
     def on_kv_received(self, handoff_id: int, checksums: list[int], now_s: float) -> None:
-        """Our data plane has every block of the lease that was granted to this handoff."""
+        """Handles that every block of the lease that was granted to this handoff has arrived in D's memory. Completes
+        the handoff if P has reported that it is done, and fails it if the checksums differ."""
         handoff = self._live.get(handoff_id)
         if handoff is not None and handoff.received_checksums is None:
             handoff.received_checksums = checksums
             self._complete_if_verified(handoff_id)
 
     def on_sender_lost(self, handoff_id: int, message: str, now_s: float) -> None:
-        """What has been counted is complete, and needs its writer no more."""
+        """Handles the loss of the writer. Fails the handoff, unless all blocks have arrived: it needs no writer
+        then."""
         handoff = self._live.get(handoff_id)
         if handoff is not None and handoff.received_checksums is None:
             self._fail_and_notify_peer(
@@ -158,7 +163,7 @@ class DecodeHandoffProtocol:
             )
 
     def cancel(self, handoff_id: int, error: ErrorInfo, now_s: float) -> None:
-        """Our own decision: no event follows, not even one that was waiting."""
+        """Cancels the handoff by D's own decision. No event follows, not even one that was not taken yet."""
         if handoff_id in self._live:
             self._cancel_and_notify_peer(handoff_id, error)
         self._events.pop(handoff_id, None)
@@ -181,12 +186,13 @@ class DecodeHandoffProtocol:
                     self._fail_without_notifying_peer(message.handoff_id, message.error)
 
     def on_send_failed(self, peer: str, now_s: float) -> None:
-        """What was last said to this peer did not leave: a connection may just be coming up. Until something does, one
-        message is tried again soon instead of all that the peer has not answered."""
+        """Handles that the last message to this peer was not sent: its connection may still be opening. Until a message
+        is sent, one message is retried soon, instead of all that the peer has not answered."""
         self._resend_due_s.setdefault(peer, now_s + RESEND_INTERVAL_S)
 
     def on_send_succeeded(self, peer: str, now_s: float) -> None:
-        """A message to this peer has left. If earlier ones did not, they follow."""
+        """Handles that a message to this peer was sent. After failed sends, it makes all requests due that the peer has
+        not answered."""
         if self._resend_due_s.pop(peer, None) is None:
             return
         for handoff_id in self._unanswered.get(peer, ()):
@@ -272,7 +278,8 @@ class DecodeHandoffProtocol:
         self._send(peer, HandoffHeartbeat(heartbeat.number, wanted, heartbeat.incarnation))
 
     def _find(self, peer: str, handoff_id: int, incarnation: str, now_s: float) -> _DecodeHandoff | None:
-        """The handoff that this incarnation of this peer works on. It has been heard of."""
+        """Returns the handoff, if this incarnation of this peer works on it. Records that the peer has sent a message
+        about it."""
         handoff = self._live.get(handoff_id)
         if handoff is None or handoff.peer != peer or handoff.incarnation not in (None, incarnation):
             return None
@@ -286,10 +293,11 @@ class DecodeHandoffProtocol:
         handoff.silent_at_s = now_s + self._timeouts.silence_timeout_s
 
     def _accepts_incarnation(self, peer: str, incarnation: str) -> bool:
-        """Whether this incarnation may still be there. The first word of a new one ends what was with the others.
+        """Returns whether this incarnation may still exist. The first message of a new one ends the handoffs of the
+        others.
 
-        Of two incarnations that both have spoken nobody can tell which is the newer one, since words come late. So only
-        a first word counts; a handoff that a dead one holds without having said so ends by its silence.
+        Of two incarnations that both have sent messages, it is not known which is newer, because messages may be late.
+        So only a first message counts. If an incarnation dies without a message, its handoffs end by its silence.
         """
         if (peer, incarnation) not in self._gone_incarnations:
             self._gone_incarnations.put((peer, incarnation), False)
@@ -314,7 +322,7 @@ class DecodeHandoffProtocol:
         ]
 
     def _complete_if_verified(self, handoff_id: int) -> None:
-        """P has said that it is done, and we have counted: only both together are an arrival."""
+        """Completes the handoff once P has reported that it is done and all blocks have arrived and are verified."""
         handoff = self._live[handoff_id]
         assert handoff.state is DecodeHandoffState.GRANTED, "only a granted handoff completes"
         ready, received_checksums, grant = handoff.ready, handoff.received_checksums, handoff.grant
@@ -342,7 +350,7 @@ class DecodeHandoffProtocol:
         self._events[handoff_id] = HandoffFailed(handoff_id, error)
 
     def _fail_without_notifying_peer(self, handoff_id: int, error: ErrorInfo) -> None:
-        """P knows it already."""
+        """Fails a handoff of which P knows already that it has ended."""
         self._remove(handoff_id, error)
         self._events[handoff_id] = HandoffFailed(handoff_id, error)
 
@@ -359,7 +367,8 @@ class DecodeHandoffProtocol:
         return handoff
 
     def _mark_answered(self, peer: str, handoff_id: int) -> None:
-        """Or ended: the peer need not be asked for it again."""
+        """Removes the handoff from the peer's unanswered ones, because the peer has answered or the handoff has ended.
+        It is not requested again."""
         unanswered = self._unanswered.get(peer)
         if unanswered is not None:
             unanswered.pop(handoff_id, None)

@@ -1,12 +1,12 @@
-"""The ways in which a handoff fails, as the typed errors that both sides and the client are told."""
+"""The ways in which a handoff fails, as typed errors for both sides and the client."""
 
 from onward.proto.engine import ErrorInfo
 
 SILENCE_STAGE = "silence"
-"""The stage of a failure that says more of the peer than of what it was asked."""
+"""The stage of a failure that concerns the peer rather than the request."""
 
 WORKER_CRASH_STAGE = "worker_crash"
-"""The stage of a failure that says: a worker died over this prompt."""
+"""The stage of a failure in which a worker died over this prompt."""
 
 
 def no_decode_blocks(message: str) -> ErrorInfo:
@@ -30,13 +30,14 @@ def lease_expired(message: str) -> ErrorInfo:
 
 
 def peer_silent(seconds: float, *, granted: bool) -> ErrorInfo:
-    """Nothing was heard of the prefill instance: it may be dead, or the way to it."""
+    """Returns the error of a handoff without a message from the prefill instance for `seconds`. The instance may be
+    dead, or the connection to it. The code depends on whether a lease was `granted`."""
     code = "pd_lease_expired" if granted else "pd_prefill_failed"
     return _pd_error(code, SILENCE_STAGE, f"the prefill instance was silent for {seconds:g} s")
 
 
 def layout_mismatch(difference: str) -> ErrorInfo:
-    """It stays so, however often one asks."""
+    """Returns the error of peers whose KV layouts differ. It is not retryable, because the layouts do not change."""
     return _pd_error("pd_layout_mismatch", "prefill", f"the peers cannot exchange KV: {difference}", retryable=False)
 
 

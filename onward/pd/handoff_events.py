@@ -1,4 +1,4 @@
-"""What the two sides of a handoff tell the engine that drives them."""
+"""Events that the two sides of a handoff report to the engine that drives them."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from onward.proto.handoff import LeaseGrant, PrefillDone, PrefillRequest
 
 
 class HandoffKey(NamedTuple):
-    """P's name for a handoff."""
+    """Identifies a handoff on P's side."""
 
     decode_incarnation: str
     """Incarnation of the decode instance that numbers it."""
@@ -17,7 +17,8 @@ class HandoffKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OfferReceived:
-    """P can run the prompt now. To be answered by `grant` or `refuse`; who holds it for too long is answered for."""
+    """P can run the prompt now. The engine answers by `grant` or `refuse`; an offer that it holds for too long is
+    refused."""
 
     handoff_id: int
     num_blocks: int
@@ -25,7 +26,7 @@ class OfferReceived:
 
 @dataclass(frozen=True, slots=True)
 class KvArrived:
-    """P is done and every block lies in our memory, verified. P was told, and the handoff is over."""
+    """P is done, and every block is in D's memory and verified. P was informed, and the handoff is over."""
 
     handoff_id: int
     ready: PrefillDone
@@ -33,7 +34,8 @@ class KvArrived:
 
 @dataclass(frozen=True, slots=True)
 class HandoffFailed:
-    """It failed, and P was told or has told us. A lease that it was granted is to be revoked, since P may not know yet."""
+    """The handoff failed. D has informed P, or P has informed D. The engine must revoke a granted lease, because P may
+    not know of the failure yet."""
 
     handoff_id: int
     error: ErrorInfo
@@ -44,7 +46,7 @@ DecodeEvent = OfferReceived | KvArrived | HandoffFailed
 
 @dataclass(frozen=True, slots=True)
 class PrefillRequested:
-    """To be answered, at some time, by `offer` or `refuse`."""
+    """D wants a prompt to be computed. The engine answers, at some time, by `offer` or `refuse`."""
 
     key: HandoffKey
     prefill: PrefillRequest
@@ -52,7 +54,7 @@ class PrefillRequested:
 
 @dataclass(frozen=True, slots=True)
 class GrantReceived:
-    """From now on the blocks of the grant may be written, until `ready`, `refuse`, `fail` or `Dropped`."""
+    """From now on the blocks of the grant may be written, until `ready`, `refuse`, `fail` or `HandoffCancelled`."""
 
     key: HandoffKey
     grant: LeaseGrant
@@ -60,14 +62,14 @@ class GrantReceived:
 
 @dataclass(frozen=True, slots=True)
 class HandoffCompleted:
-    """D has taken it."""
+    """D has taken the KV."""
 
     key: HandoffKey
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffCancelled:
-    """It is over without success: stop writing, free everything."""
+    """The handoff ended without success. The engine must stop writing and free everything."""
 
     key: HandoffKey
     error: ErrorInfo

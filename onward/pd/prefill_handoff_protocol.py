@@ -1,7 +1,8 @@
-"""P's side of all its handoffs: works for decode instances and decides nothing but that it must stop.
+"""P's side of all its handoffs: works for decode instances, and decides nothing itself but when it must stop.
 
-It may write into a peer's memory only while it can prove that the peer still counts on it: each lease runs from the time
-when the offer, or a heartbeat that was answered, was *sent*. What is computed and written is not known here.
+P may write into a peer's memory only while it can prove that the peer still wants the handoff. So each lease runs from
+the time when the offer, or a heartbeat that was answered, was *sent*. This module does not know what is computed and
+written.
 """
 
 from collections import Counter
@@ -37,10 +38,10 @@ from onward.proto.handoff import (
 from onward.timers import Timers
 
 MAX_REMEMBERED = 4096
-"""Handoffs that are over: a late Prefill does not start them again."""
+"""Finished handoffs that are remembered, so that a late `PrefillRequest` does not start them again."""
 
 MAX_UNANSWERED_HEARTBEATS = 1024
-"""Heartbeats to one decode instance that may be unanswered at a time. The answer to an older one comes too late."""
+"""Unanswered heartbeats to one decode instance that are remembered. The answer to an older one comes too late."""
 
 UNKNOWN_TO_PREFILL = handoff_errors.prefill_failed("the prefill instance does not have this handoff any more")
 NO_LONGER_WANTED = handoff_errors.prefill_failed("the decode instance does not want it any more")
@@ -57,14 +58,14 @@ class PrefillHandoffState(Enum):
 class _PrefillHandoff:
     lease_s: float
     last_received_s: float
-    """Of D, in any way: enough to stay in the queue, no licence to write."""
+    """When D last sent the request. This keeps the handoff in the queue, but does not permit to write."""
     state: PrefillHandoffState = PrefillHandoffState.QUEUED
     confirmed_s: float = -inf
-    """When we sent the latest word that D has answered: at that time, or later, it still counted on us."""
+    """When P sent the latest message that D has answered. At that time, or later, D still wanted the handoff."""
     offered_s: float = -inf
-    """When we first sent the offer. The grant may answer any copy of it, so the lease counts from the first."""
+    """When P first sent the offer. The grant may answer any copy of it, so the lease counts from the first."""
     unanswered_message: PrefillOffer | PrefillDone | None = None
-    """What is repeated until it is answered."""
+    """The message that is repeated until it is answered."""
     resend_at_s: float = 0.0
 
     @property
@@ -78,7 +79,7 @@ class _PrefillHandoff:
 
     @property
     def due_at_s(self) -> float:
-        """When `tick` has something to do, if nothing is heard until then."""
+        """When `tick` has to act, if no message arrives before."""
         return self.expires_at_s if self.unanswered_message is None else min(self.expires_at_s, self.resend_at_s)
 
     def confirm(self, sent_s: float) -> None:
@@ -93,12 +94,12 @@ class _SentHeartbeat:
 
 @dataclass(slots=True)
 class _DecodePeer:
-    """A decode instance for which we have something to do."""
+    """A decode instance with unfinished handoffs."""
 
     next_heartbeat_s: float
     handoffs: dict[int, _PrefillHandoff] = field(default_factory=dict)
     lease_durations: Counter[float] = field(default_factory=Counter)
-    """How many of the handoffs have a lease of so many seconds. There are few different ones."""
+    """Number of handoffs by the duration of their lease in seconds. There are few different durations."""
     sent_heartbeats: dict[int, _SentHeartbeat] = field(default_factory=dict)
     """Heartbeats by number, in the order of sending."""
 
@@ -110,13 +111,14 @@ class PrefillHandoffProtocol:
         self._decode_peers: dict[str, _DecodePeer] = {}
         self._timers: Timers[HandoffKey] = Timers()
         self._finished: BoundedDict[HandoffKey, ErrorInfo | None] = BoundedDict(MAX_REMEMBERED)
-        """With the error that D was told. None: D has ended it."""
+        """Finished handoffs, with the error that was sent to D. None: D has ended the handoff."""
         self._last_heartbeat = 0
         self._events: list[PrefillEvent] = []
         self._outbox: list[tuple[str, ToDecode]] = []
 
     def offer(self, key: HandoffKey, num_blocks: int, now_s: float) -> None:
-        """We can run it now. Like everything said about a handoff that has just ended, without effect then."""
+        """Offers to run the prompt now. Has no effect on a handoff that has just ended, like `refuse`, `ready` and
+        `fail`."""
         handoff = self._get(key)
         if handoff is None:
             return
@@ -127,13 +129,14 @@ class PrefillHandoffProtocol:
         self._send_until_answered(key, handoff, PrefillOffer(key.handoff_id, self.incarnation, num_blocks), now_s)
 
     def refuse(self, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
-        """No event follows."""
+        """Refuses the handoff. No event follows."""
         if self._get(key) is not None:
             self._remove(key, error)
             self._send(key.decode_incarnation, RefuseHandoff(key.handoff_id, error, self.incarnation))
 
     def ready(self, key: HandoffKey, done: PrefillDone, now_s: float) -> None:
-        """All is written and nothing will follow. Said until D has taken it."""
+        """Announces that all blocks are written and no write will follow. `done` is sent again until D has taken the
+        KV."""
         handoff = self._get(key)
         if handoff is None:
             return
@@ -143,12 +146,12 @@ class PrefillHandoffProtocol:
         self._send_until_answered(key, handoff, done, now_s)
 
     def fail(self, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
-        """No event follows."""
+        """Ends the handoff with an error. No event follows."""
         if self._get(key) is not None:
             self._cancel_and_notify_peer(key, error)
 
     def reset(self, incarnation: str, now_s: float) -> None:
-        """Our KV memory is gone, and with it everything under way."""
+        """Ends all handoffs, because the KV memory is lost."""
         assert incarnation != self.incarnation, "new KV memory has a new incarnation"
         error = handoff_errors.prefill_failed("the prefill instance has lost its KV memory")
         self._send_gone()
@@ -235,7 +238,8 @@ class PrefillHandoffProtocol:
             self._send_heartbeat(key.decode_incarnation, [key.handoff_id], now_s)
 
     def _repeat_answer(self, key: HandoffKey, handoff: _PrefillHandoff, now_s: float) -> None:
-        """D has not heard of us yet. Whatever names the number tells it that we are at work."""
+        """Answers a repeated request, because D has not received a message about it yet. Any message with the handoff's
+        id shows D that P works on it."""
         if handoff.unanswered_message is not None:
             self._send_until_answered(key, handoff, handoff.unanswered_message, now_s)
         else:
@@ -319,7 +323,8 @@ class PrefillHandoffProtocol:
         self._events.append(HandoffCancelled(key, error))
 
     def _repeat_final_answer(self, key: HandoffKey) -> None:
-        """Where D has ended it, it is a late copy, and D waits for nothing."""
+        """Sends the final error again. If D has ended the handoff, the request is a late copy, and D waits for no
+        answer."""
         error = self._finished.get(key)
         if error is not None:
             self._send(key.decode_incarnation, CancelHandoff(key.handoff_id, error, self.incarnation))
@@ -329,7 +334,7 @@ class PrefillHandoffProtocol:
         self._send(key.decode_incarnation, CancelHandoff(key.handoff_id, error, self.incarnation))
 
     def _cancel_without_notifying_peer(self, key: HandoffKey, error: ErrorInfo) -> None:
-        """D knows it already."""
+        """Cancels a handoff of which D knows already that it has ended."""
         self._remove(key, None)
         self._events.append(HandoffCancelled(key, error))
 
@@ -364,7 +369,7 @@ class PrefillHandoffProtocol:
 
 
 def _heartbeat_period_s(decode_peer: _DecodePeer, timeouts: HandoffTimeouts) -> float:
-    """As often as the shortest lease needs it; D's may be shorter than ours."""
+    """Returns the interval that the shortest lease needs. Leases that D grants may be shorter than P's own."""
     assert decode_peer.lease_durations, "a decode peer has at least one handoff"
     return min(timeouts.heartbeat_interval_s, heartbeat_interval_s(min(decode_peer.lease_durations)))
 

@@ -1,4 +1,4 @@
-"""A key of the table of keys as processes tell it each other: its hash, never the key."""
+"""An entry of the table of API keys, as processes exchange it: the hash of the key, never the key."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ KeyRole = Literal["user", "admin"]
 class ApiKeyEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     digest: str
-    """Of the key, as hex."""
+    """Hash of the key, as hex."""
     role: KeyRole = "user"
     max_in_flight: Serial | None = None
     """Requests that may be under way at once."""

@@ -1,7 +1,6 @@
-"""The name of a full KV block: a hash over its tokens and the name of the block before it.
+"""The hash of a full KV block, over its tokens and the hash of the block before it.
 
-Equal names mean equal token histories under the same salt, so a name is all that the prefix cache, and later a router,
-needs to know.
+Equal hashes mean equal token histories under the same salt, so the prefix cache and routers compare hashes only.
 """
 
 import hashlib
@@ -13,7 +12,8 @@ BLOCK_HASH_BYTES = 16
 
 
 def root_hash(cache_salt: str) -> BlockHash:
-    """Where every chain begins. Tenants with different salts never share a block."""
+    """Returns the hash with which every chain of block hashes begins. Tenants with different salts never share a
+    block."""
     return hashlib.blake2b(b"onward:" + cache_salt.encode(), digest_size=BLOCK_HASH_BYTES).digest()
 
 

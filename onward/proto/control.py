@@ -1,7 +1,8 @@
-"""Between the supervisor and its children, over the socket pair each child is born with.
+"""Messages between the supervisor and its children, over the socket pair that each child inherits.
 
-If the supervisor dies the socket closes and the child leaves; if a child dies the supervisor reaps it, restarts it under
-a new incarnation, and only then tells the others. That announcement, never a timeout, makes the layer above resubmit.
+If the supervisor dies, the socket closes and the child exits. If a child dies, the supervisor reaps it, restarts it
+under a new incarnation, and only then informs the others. This announcement, never a timeout, makes the layer above
+resubmit.
 """
 
 import msgspec
@@ -24,8 +25,10 @@ class StartEngine(msgspec.Struct, frozen=True, tag="start_engine"):
     """Where it shall listen for api processes, with the key that only it holds."""
     handoff_fd: FileDescriptor = -1
     """A listening socket for decode instances, where there is one."""
+    awaits_turn: bool = False
+    """Connections of decode instances are an old server's until `StartListening`."""
     cluster_key: str = ""
-    """What the instances of a cluster share, as hex; empty: none, and all addresses are local."""
+    """Secret of the cluster, as hex. Empty if there is none; all addresses are then local."""
 
 
 class KeptWeights(msgspec.Struct, frozen=True):
@@ -35,7 +38,9 @@ class KeptWeights(msgspec.Struct, frozen=True):
     """Keeps the memory allocated, and is what a process maps it from."""
     num_bytes: Serial
     checksum: str
-    """Of the weights as they were loaded."""
+    """Checksum of the weights as they were loaded."""
+    layout: str = ""
+    """Hash of where each tensor lies. Another version that adopts the weights may expect another layout."""
 
 
 class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
@@ -51,12 +56,16 @@ class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
     kv_memory: str = ""
     """The KV memory that it shall attach; empty: it allocates memory of its own, which ends with it."""
     kv_memory_fd: FileDescriptor = -1
-    """Of that memory. On a CPU the first worker that gets it gives it its size. On a CUDA device the first worker gets
-    none, and sends `DeviceKvAllocated`."""
+    """File descriptor of that memory. On a CPU the first worker that gets it sets its size. On a CUDA device the first
+    worker gets none, and sends `DeviceKvAllocated`."""
     kv_memory_bytes: Serial = 0
-    """Of that memory on a CUDA device."""
+    """Size of that memory on a CUDA device."""
     weights: KeptWeights | None = None
     """On a CUDA device, once a worker has sent `DeviceWeightsLoaded`."""
+    rank_fds: list[FileDescriptor] = []
+    """Sockets to the other ranks with `--tensor-parallel`, in the order of the ranks."""
+    writer_token_fd: FileDescriptor = -1
+    """For each peer that maps the KV memory: it keeps a copy open for as long as it can write."""
 
 
 class ActivateWorker(msgspec.Struct, frozen=True, tag="activate_worker"):
@@ -64,6 +73,8 @@ class ActivateWorker(msgspec.Struct, frozen=True, tag="activate_worker"):
 
     engine_incarnation: str
     wire: WorkerWireAddress
+    kv_address: str = ""
+    """As in `StartWorker`."""
 
 
 class StartApi(msgspec.Struct, frozen=True, tag="start_api"):
@@ -73,7 +84,13 @@ class StartApi(msgspec.Struct, frozen=True, tag="start_api"):
     model: PreparedModel
     listen_fd: FileDescriptor
     keys: list[ApiKeyEntry] = []
-    """Without any, everybody may do everything."""
+    """If empty, access needs no key."""
+    awaits_turn: bool = False
+    """Connections are an old server's until `StartListening`."""
+
+
+class StartListening(msgspec.Struct, frozen=True, tag="start_listening"):
+    """To an api process or engine with `awaits_turn`: accept connections from now on."""
 
 
 class StartStreamStore(msgspec.Struct, frozen=True, tag="start_shelf"):
@@ -141,12 +158,14 @@ class QueryMetrics(msgspec.Struct, frozen=True, tag="ask_snapshot"):
     query_id: Serial
 
 
-class ProcessView(msgspec.Struct, frozen=True):
+class ProcessView(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str
     pid: Count
     incarnation: str
     state: str
     """`starting`, `ready` or `stopping`."""
+    rank: Count | None = None
+    """With `--tensor-parallel`: the rank of a process of the worker. All ranks have one incarnation."""
 
 
 class InstanceView(msgspec.Struct, frozen=True, tag="instance_view"):
@@ -177,6 +196,8 @@ class StopChild(msgspec.Struct, frozen=True, tag="stop"):
     """Finish what you can within `grace_s`, then leave."""
 
     grace_s: Duration
+    is_replaced: bool = False
+    """A new server takes over at the same address: routers shall wait for it."""
 
 
 class UpdateApiKeys(msgspec.Struct, frozen=True, tag="new_keys"):
@@ -211,6 +232,7 @@ ToChild = (
     | InstanceView
     | LiveView
     | UpdateApiKeys
+    | StartListening
     | Drain
     | Undrain
     | StopChild
@@ -229,11 +251,11 @@ class DeviceWeightsLoaded(msgspec.Struct, frozen=True, tag="device_weights_loade
 
     num_bytes: Serial
     checksum: str
+    layout: str
 
 
 class DeviceKvAllocated(msgspec.Struct, frozen=True, tag="device_kv_allocated"):
-    """From a worker on a CUDA device: it has allocated the KV memory that it was told to. Its file descriptor travels with
-    it."""
+    """From a worker on a CUDA device that has allocated the requested KV memory. Its file descriptor is attached."""
 
     kv_memory: str
     num_bytes: Serial
@@ -242,7 +264,7 @@ class DeviceKvAllocated(msgspec.Struct, frozen=True, tag="device_kv_allocated"):
 
 
 class StartupProgress(msgspec.Struct, frozen=True, tag="progress"):
-    """What the child is busy with while it starts, for people to read."""
+    """A step of the child's start, for people to read."""
 
     message: str
     fraction: UnitInterval | None = None
@@ -256,7 +278,7 @@ class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
 
 
 class ReplaceWorker(msgspec.Struct, frozen=True, tag="renew_worker"):
-    """From the engine: end this worker and start another. Too much of its KV memory is in nobody's hands."""
+    """From the engine: end this worker and start another, because too many of its KV blocks are quarantined."""
 
     incarnation: str
     cause: str
@@ -280,11 +302,11 @@ class QueryInstance(msgspec.Struct, frozen=True, tag="ask_instance"):
 
 
 class RequestDrain(msgspec.Struct, frozen=True, tag="ask_drain"):
-    """From an api process: someone wants the whole instance drained."""
+    """From an api process that was asked to drain the instance."""
 
 
 class RequestUndrain(msgspec.Struct, frozen=True, tag="ask_undrain"):
-    """From an api process: someone wants the whole instance to take requests again."""
+    """From an api process that was asked to end the drain, so that the instance takes requests again."""
 
 
 FromChild = (

@@ -1,4 +1,4 @@
-"""What the buttons of `--demo` kill."""
+"""The processes that the buttons of `--demo` can kill."""
 
 from typing import Literal
 

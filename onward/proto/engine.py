@@ -1,7 +1,7 @@
-"""Between api and engine. Identity is (request id, epoch, position).
+"""Messages between api and engine. Identity is (request id, epoch, position).
 
-The api issues epochs, each higher than any it used for that request before; the engine echoes them. The position is the
-index in the whole output. Anything may be lost here: `HeldRequestsReport`, once a second, shows each side what the other
+The api issues epochs, each higher than any it used for that request before; the engine repeats them. The position is the
+index in the whole output. Any message may be lost: `HeldRequestsReport`, once a second, shows each side what the other
 has.
 """
 
@@ -29,12 +29,12 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     param: str | None = None
     retry_after_s: Duration | None = None
     stage: str | None = None
-    """Of a handoff between instances: where it failed (`prefill`, `offer`, `transfer`, `decode`), or how (`silence`,
+    """Where a handoff between instances failed (`prefill`, `offer`, `transfer`, `decode`), or how (`silence`,
     `worker_crash`)."""
 
 
 class CallerLimits(msgspec.Struct, frozen=True, array_like=True):
-    """What one caller may have and use at a time, as its key says. None: no limit."""
+    """Limits of one caller, from its API key. None: no limit."""
 
     max_in_flight: Serial | None = None
     """Output sequences: a request of n choices counts n."""
@@ -66,29 +66,29 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     engine_crashes: Count = 0
     """How many engines have died, without progress of this request, while they held it among others."""
     num_cached_tokens: Count | None = None
-    """Prefix hit of the first admission, once known. Later admissions do not change what the client is told."""
+    """Prefix-cache hit of the first admission, once known. Later admissions do not change what the client sees."""
     client_request_id: str = ""
     """The client's own name for the request, by which it may abort it."""
     rescore_from: SerialOrNone | None = None
     """A position of the output: from there on, the logprobs of `generated_token_ids` are wanted again. -1: those of the
     prompt too."""
     prefill_peers: list[str] = []
-    """Handoff addresses that may be asked for this one, best first. Empty: those that the engine knows."""
+    """Handoff addresses of prefill instances for this request, best first. Empty: those that the engine knows."""
     is_routed: bool = False
-    """A router is in front: what cannot go on here goes on elsewhere, so nobody waits for blocks."""
+    """A router has sent the request and can move it, so it does not wait for blocks here."""
     caller: str = ""
-    """Whose request it is, by the name of the key; empty where there are no keys."""
+    """Name of the API key that the request came with; empty without keys."""
     caller_limits: CallerLimits | None = None
     """The caller's, as they are now."""
     admit_as_new: bool = False
-    """It passes the door as a new one, though the epoch is a later one: other instances have turned it away before, or a
-    client's cursor says so, which nobody can prove."""
+    """The queue limits apply as to a new request, although the epoch is a later one: other instances have refused it
+    before, or only a client's cursor, which proves nothing, says that it has begun."""
     max_draft_tokens: Count | None = None
     """Tokens that it may draft in a step. None: as many as the instance does."""
     restart_cause: Literal["", "engine", "lost"] = ""
     """Why an api process submits the request again, for metrics: its engine died, or a message was lost."""
     trace_id: str = ""
-    """Of a sampled trace: the engine reports the phases of this request. Empty: it does not."""
+    """Id of a sampled trace: the engine reports the phases of this request. Empty: it does not."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -114,11 +114,11 @@ class AbortByName(msgspec.Struct, frozen=True, array_like=True, tag="abort_by_na
     """Said again to an engine that is new: how long ago it was said first. A request that came later is another one, though
     it may have the same label."""
     caller: str | None = None
-    """Only this caller's requests are meant. None: everybody's."""
+    """Only requests of this caller match. None: requests of all callers."""
 
 
 class QueryKvEvents(msgspec.Struct, frozen=True, array_like=True, tag="ask_kv_events"):
-    """What has changed in the prefix cache since the change of this number; -1: all that it knows."""
+    """Asks for the changes of the prefix cache since this number; -1 asks for a complete listing."""
 
     seq: Serial
     query_id: Serial
@@ -136,7 +136,7 @@ class RequestAccepted(msgspec.Struct, frozen=True, array_like=True, tag="accepte
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="delta"):
-    """What a step added to one request's output."""
+    """The part of one request's output that a step has added."""
 
     request_id: str
     epoch: Serial
@@ -155,13 +155,13 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="de
     rescored_logprobs: list[TokenLogprobs] | None = None
     """With `Submit.score_from`, with the first delta: of the given tokens from there on."""
     embedding: bytes | None = None
-    """Of a request that wants a vector: that, with its end. See `proto.step.Embedding`."""
+    """The vector of an embedding request, sent with its end. See `proto.step.SlotEmbedding`."""
     num_draft_tokens: Serial = 0
-    """How many tokens were guessed. The first `len(token_ids) - 1` were right: these are among `token_ids`."""
+    """Number of draft tokens. The first `len(token_ids) - 1` were accepted: these are among `token_ids`."""
 
 
 class AbortReply(msgspec.Struct, frozen=True, array_like=True, tag="abort_answer"):
-    """Which of the names were aborted, and which nobody here has."""
+    """The names that were aborted, and those that are unknown here."""
 
     query_id: Serial
     aborted: list[str]
@@ -189,7 +189,8 @@ class HeldRequest(msgspec.Struct, frozen=True, array_like=True):
     position: Count
     """Next position the engine will send."""
     num_computed: Serial = 0
-    """Tokens whose KV is there; while a peer computes it, how often the peer has said so. Moves as long as work does."""
+    """Tokens whose KV is computed; while a peer computes it, the number of its progress reports. Grows as long as work
+    continues."""
     queue_position: Serial = 0
     """How many are served before it; 0 when it runs."""
 

@@ -1,4 +1,4 @@
-"""How an error travels between processes."""
+"""An error in the form in which processes exchange it."""
 
 from onward.errors import OnwardError
 from onward.proto.engine import ErrorInfo

@@ -11,7 +11,7 @@ from msgspec import Meta
 MAX_SERIAL = (1 << 63) - 1
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
-"""Of tokens, blocks, slots or requests; also an index of one of them, and a token id."""
+"""A number of tokens, blocks, slots or requests; an index of one of them; or a token id."""
 Serial = Annotated[int, Meta(ge=0, le=MAX_SERIAL)]
 """An epoch, a step, the number of a message; also a size in bytes."""
 SerialOrNone = Annotated[int, Meta(ge=-1, le=MAX_SERIAL)]
@@ -22,12 +22,12 @@ Word64 = int
 """Any 64 bits, with or without a sign: a seed, a checksum, or a place in memory, which its owner holds against its own
 memory. msgpack has no longer integers."""
 FileDescriptor = Annotated[int, Meta(ge=-1, lt=1 << 31)]
-"""Of an open file; -1: there is none."""
+"""An open file descriptor; -1: none."""
 Priority = Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]
 HttpError = Annotated[int, Meta(ge=400, le=599)]
 
 WallSecond = Annotated[int, Meta(ge=0, lt=1 << 37)]
-"""Of Unix time."""
+"""Seconds of Unix time."""
 MAX_DURATION_S = 2.0**53
 Duration = Annotated[float, Meta(ge=0.0, le=MAX_DURATION_S)]
 """In seconds."""
@@ -39,6 +39,6 @@ RetryDelay = Annotated[float, Meta(ge=0.0, le=3600.0)]
 UnitInterval = Annotated[float, Meta(ge=0.0, le=1.0)]
 Factor = Annotated[float, Meta(ge=0.0, le=1e6)]
 ModelParameter = Annotated[float, Meta(ge=0.0, le=1e30)]
-"""Of a model's architecture, as its authors chose it; still a float32."""
+"""A parameter of a model's architecture, from its config; within the range of a float32."""
 Bias = Annotated[float, Meta(ge=-1e6, le=1e6)]
 """Added to or subtracted from a logit."""

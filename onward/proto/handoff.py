@@ -1,14 +1,16 @@
-"""Between a decode instance (D) and a prefill instance (P). D owns the request; P works for it and decides nothing.
+"""Messages between a decode instance (D) and a prefill instance (P). D owns the request; P works for it.
 
-    D -> P   Prefill     the request and its tokens so far
-    P -> D   Offer       when it can run the prompt now
-    D -> P   Grant       blocks under a lease          or Refuse
-    P -> D   Ready       tokens; all KV was written, nothing will follow. Repeated until Taken or Cancel
-    D -> P   Taken       P frees
-    either   Cancel, Heartbeat, Gone
+    D -> P   PrefillRequest   the request and its tokens so far
+    P -> D   PrefillOffer     P has room for the prompt now
+    D -> P   LeaseGrant       blocks under a lease; or RefuseHandoff
+    P -> D   PrefillDone      tokens; all KV was written, no write will follow. Repeated until PrefillTaken or CancelHandoff
+    D -> P   PrefillTaken     P frees its blocks
+    P -> D   PrefillPhases    of a traced request: what P did. Sent once, before the handoff ends
+    either   CancelHandoff, HandoffHeartbeat, PeerGone
 
-D numbers handoffs; every message carries the number. D is known to P by its incarnation, which is also the identity of
-its socket; P's messages carry P's. Anything may be lost, doubled, delayed or reordered. Times are durations.
+D numbers handoffs; every message contains the number. P knows D by its incarnation, which is also the identity of its
+socket; P's messages contain P's incarnation. Messages may be lost, duplicated, delayed or reordered. Times are
+durations.
 """
 
 import msgspec
@@ -18,6 +20,7 @@ from onward.proto.field_types import Count, Duration, LeaseId, Priority, Serial,
 from onward.proto.kv_transfer import KvEndpoint, KvLayout
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
+from onward.proto.trace import PhaseChange
 
 
 class PrefillRequest(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
@@ -36,11 +39,15 @@ class PrefillRequest(msgspec.Struct, frozen=True, array_like=True, tag="prefill"
     deadline_in_s: TimeLeft | None = None
     cache_salt: str = ""
     worker_crashes: Count = 0
-    """Of workers that died under it without progress: P runs it alone from the second one on."""
+    """Workers that died while they ran it without progress. From the second one on, P runs it alone."""
     rescore_from: SerialOrNone | None = None
-    """See `Assign.score_from`."""
+    """See `AssignSlot.score_from`."""
     max_draft_tokens: Count = 0
-    """How many guesses for what follows are of use."""
+    """How many draft tokens the decode instance can use."""
+    client_request_id: str = ""
+    """The client's label of the request, for logs."""
+    is_traced: bool = False
+    """P reports its phases of this request, see `PrefillPhases`."""
 
 
 class PrefillOffer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
@@ -60,7 +67,7 @@ class LeaseGrant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
 
     handoff_id: Serial
     incarnation: str
-    """Of the P that it is for."""
+    """Incarnation of the P that the message is for."""
     lease_id: LeaseId
     endpoint: KvEndpoint
     num_cached_tokens: Count
@@ -87,15 +94,23 @@ class PrefillDone(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     token_ids: list[Count]
     """From position len(generated) on."""
     num_cached_tokens: Count
-    """Of the list, how many P did not have to compute."""
+    """Number of tokens in the list that P did not have to compute."""
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     draft_token_ids: list[Count] = []
-    """Guesses for what follows. They take no position."""
+    """Draft tokens that follow the first token. They take no position."""
     checksums: list[Word64] = []
-    """Of each block that was written, where the grant asked for it."""
+    """Checksum of each block that was written, if the grant asked for them."""
     grammar_done: bool = False
-    """See `Tokens.grammar_done`."""
+    """See `SlotTokens.grammar_done`."""
+
+
+class PrefillPhases(msgspec.Struct, frozen=True, array_like=True, tag="prefill_phases"):
+    """The phases of a traced request at P, for the spans that D's api process sends. A lost message is not repeated."""
+
+    handoff_id: Serial
+    incarnation: str
+    changes: list[PhaseChange]
 
 
 class PrefillTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
@@ -124,7 +139,7 @@ class HandoffHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartb
 
 
 class PeerGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """That incarnation is no more, or its KV memory is not: all it had under way is over."""
+    """The named incarnation has ended, or its KV memory has: all of its handoffs are over."""
 
     incarnation: str
 
@@ -140,4 +155,6 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
 ToPrefill = (
     PrefillRequest | LeaseGrant | RefuseHandoff | PrefillTaken | CancelHandoff | HandoffHeartbeat | PeerGone | Ping
 )
-ToDecode = PrefillOffer | PrefillDone | RefuseHandoff | CancelHandoff | HandoffHeartbeat | PeerGone | Pong
+ToDecode = (
+    PrefillOffer | PrefillDone | PrefillPhases | RefuseHandoff | CancelHandoff | HandoffHeartbeat | PeerGone | Pong
+)

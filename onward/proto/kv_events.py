@@ -1,4 +1,4 @@
-"""What changes in an instance's prefix cache, for those who send requests where their prompt is known already."""
+"""Changes of an instance's prefix cache, for routers that send requests to instances with a cached prefix."""
 
 import msgspec
 
@@ -6,10 +6,12 @@ from onward.proto.field_types import SerialOrNone
 
 
 class KvEvents(msgspec.Struct, frozen=True, rename={"first_event": "number"}):
-    """In order. Names of blocks, as `proto.block_hash` makes them."""
+    """Changes of an instance's prefix cache in order, numbered from `first_event`; with `reset`, all cached blocks.
+    The name of a block is its hash (`proto.block_hash`)."""
 
     first_event: SerialOrNone
-    """Of the first event here. One that was expected earlier and is not here is lost: ask for all there is, from -1."""
+    """Number of the first event. If the reader expected an earlier one, events were lost, and it asks for a complete
+    listing, from -1."""
     changes: list[tuple[bool, bytes]] = []
     """(True, name): the cache knows this block now. (False, name): not any more."""
     reset: bool = False

@@ -1,10 +1,12 @@
-"""KV memory between workers, as engine and worker speak of it.
+"""Messages about KV transfers between an engine and its worker.
 
-A lease lets one peer write into some of our blocks. The decode worker expects it, counts what arrives and can revoke it;
-the prefill worker pushes into it while it computes. Both report what has happened, never what they hope.
+A lease lets one peer write into some of this instance's blocks. The decode worker expects the writes, counts what arrives
+and can revoke the lease. The prefill worker pushes into it while it computes. Both report only what has happened.
 
-    decode engine   -> its worker    Expect, EndLease, Revoke      <- Expecting, Counted, WriterLost, LeaseQuiet
-    prefill engine  -> its worker    `Assign.push`, StopPush       <- Sent, PushFailed, PushQuiet
+    decode engine   -> its worker    ExpectWrites, EndLease, RevokeLease
+                    <-               ExpectingWrites, WritesComplete, WriterLost, LeaseQuiesced
+    prefill engine  -> its worker    `AssignSlot.push`, StopPush
+                    <-               PushComplete, PushFailed, PushQuiesced
 """
 
 import msgspec
@@ -13,12 +15,12 @@ from onward.proto.field_types import Count, Duration, Serial, Word64
 
 
 class KvLayout(msgspec.Struct, frozen=True, array_like=True):
-    """What two workers must have in common before KV can pass between them."""
+    """Properties that two workers must have in common to exchange KV."""
 
     fingerprint: str
     """Everything that decides the bits: weights, quantization, kernels, instruction set."""
     dtype: str
-    """Of keys and values."""
+    """Data type of keys and values."""
     block_size: Count
     num_layers: Count
     num_kv_heads: Count
@@ -38,7 +40,7 @@ class KvEndpoint(msgspec.Struct, frozen=True, array_like=True):
     address: str
     """`unix:@name` or `tcp:host:port`."""
     incarnation: str
-    """Of the worker: a connection to another one is refused."""
+    """Incarnation of the worker: a connection to another one is refused."""
 
 
 class KvPush(msgspec.Struct, frozen=True, array_like=True):
@@ -69,7 +71,8 @@ class EndLease(msgspec.Struct, frozen=True, array_like=True, tag="end_lease"):
 
 
 class RevokeLease(msgspec.Struct, frozen=True, array_like=True, tag="revoke"):
-    """Let nothing more be written. Answered by `LeaseQuiesced` when that is certain; also for a lease nobody knows."""
+    """Stops all writes under a lease. `LeaseQuiesced` is the reply once no write can follow, also for an unknown
+    lease."""
 
     lease_id: str
 
@@ -84,7 +87,7 @@ KvCommand = ExpectWrites | EndLease | RevokeLease | StopPush
 
 
 class ExpectingWrites(msgspec.Struct, frozen=True, array_like=True, tag="expecting"):
-    """Answers `ExpectWrites`: a peer that is told of the lease now finds the door open."""
+    """Reply to `ExpectWrites`: writes of a peer that learns of the lease from now on are accepted."""
 
     lease_id: str
 
@@ -94,7 +97,7 @@ class WritesComplete(msgspec.Struct, frozen=True, array_like=True, tag="counted"
 
     lease_id: str
     checksums: list[Word64] = []
-    """Of each block as it lies here, where asked for."""
+    """Checksum of each block as stored here, if asked for."""
     num_bytes: Serial = 0
     seconds: Duration = 0.0
     """From the first byte to the last."""

@@ -1,6 +1,6 @@
-"""What an instance does at one moment, for the live view of `/ui` and for `onward top`.
+"""A snapshot of an instance's work, for the live view of `/ui` and for `onward top`.
 
-Bounded in itself: so many requests, so many cells of the block map, whatever the engine holds.
+Its size is bounded, whatever the engine holds: a maximum number of requests, and of cells in the block map.
 """
 
 from typing import Literal
@@ -30,7 +30,7 @@ BLOCK_STATES = {
 
 
 class LiveRequest(msgspec.Struct, frozen=True):
-    """One choice of a request in the engine."""
+    """A choice of a request in the engine."""
 
     id: str
     """As clients know it."""
@@ -51,7 +51,7 @@ class LiveRequest(msgspec.Struct, frozen=True):
     first_token_s: Duration | None = None
     """From its arrival to its first token here."""
     trace_id: str = ""
-    """Of a request that is traced."""
+    """Set for a traced request."""
 
 
 class LiveEngine(msgspec.Struct, frozen=True):
@@ -61,12 +61,12 @@ class LiveEngine(msgspec.Struct, frozen=True):
     block_size: Count
     kv_blocks: dict[str, Count]
     block_map: str
-    """One character for each cell, see `BLOCK_STATES`."""
+    """A character for each cell, see `BLOCK_STATES`."""
     blocks_per_cell: Count
     num_requests: Count
     num_waiting: Count
     num_generated_tokens: Serial
-    """Of all requests since the engine started; tokens per second are its difference."""
+    """Tokens of all requests since the engine started; viewers compute the rate from differences."""
     num_preemptions: Serial
     requests: list[LiveRequest]
 

@@ -1,8 +1,8 @@
-"""What every process must know about the model, without opening its weights.
+"""Facts about the model that every process needs, without opening its weights.
 
-A prepared model is a folder with a `manifest.json` (one `PreparedModel`), written once by `models.loader.model_store`. The
-api reads the tokenizer and the template named there, the worker maps the weights, and nobody parses the original files
-again.
+A prepared model is a folder with a `manifest.json` (one `PreparedModel`), written once by `models.loader.model_store`.
+The api processes read the tokenizer and the template named there, and the worker maps the weights; no process parses
+the original files again.
 """
 
 from typing import Literal
@@ -47,7 +47,7 @@ class YarnRope(msgspec.Struct, frozen=True, tag="yarn"):
 
 
 class LongRope(msgspec.Struct, frozen=True, tag="longrope"):
-    """One divisor per frequency; the long list where `max_model_len` is beyond the original length."""
+    """A divisor per frequency; the long list applies if `max_model_len` exceeds the original length."""
 
     short_factor: tuple[ModelParameter, ...]
     long_factor: tuple[ModelParameter, ...]
@@ -59,18 +59,55 @@ RopeScaling = LinearRope | DynamicRope | Llama3Rope | YarnRope | LongRope
 
 
 class LayerKind(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What layers of one model do differently from each other."""
+    """Properties in which the layers of one model differ."""
 
     window: Count | None = None
     """Positions that a token attends to, its own included; None: all before it."""
     rope: Literal["global", "local", "none"] = "global"
     """`global`: `ModelConfig.rope_theta` and `rope_scaling`; `local`: those of the same names with `local_`."""
+    is_dense: bool = False
+    """An MLP, where other layers of the model have experts."""
+
+
+class Experts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A mixture of experts: MLPs of which a router chooses some for each token. Their outputs are added, each times its
+    weight."""
+
+    num_experts: Count
+    top_k: Count
+    """How many each token gets: those of the largest scores, and of equal scores the ones with the lowest index."""
+    intermediate_size: Count
+    """Intermediate size of each expert; `ModelConfig.intermediate_size` is that of dense layers."""
+    renormalize: bool = False
+    """The weights of the chosen experts add up to one: a softmax of their scores. Else the softmax is over all scores."""
+    router_bias: bool = False
+    shared_intermediate_size: Count | None = None
+    """The size of one expert more, which every token gets."""
+    shared_is_gated: bool = True
+    """The output of the shared expert is multiplied by the sigmoid of a product of its own (Qwen2-MoE)."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    """How scores become weights. `sigmoid`: each score alone; `renormalize` then divides by the sum of the chosen ones."""
+    selection_bias: bool = False
+    """With sigmoids: a bias of each expert, added when experts are chosen, and not in their weights."""
+    num_groups: Count = 1
+    """With sigmoids: experts are in so many groups of equal size, one after the other."""
+    top_groups: Count = 1
+    """How many groups each token chooses from: those with the largest sum of their two best experts."""
+    weight_multiplier: ModelParameter = 1.0
+    """Factor of the weights of the chosen experts. The shared expert does not have it."""
+
+
+class ClampedSwiglu(msgspec.Struct, frozen=True):
+    """(clamp(up, -limit, limit) + 1) * gate * sigmoid(alpha * gate), with a gate of at most `limit` (gpt-oss)."""
+
+    alpha: ModelParameter
+    limit: ModelParameter
 
 
 class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One dense decoder; the families differ only in these values. What has a default is a Llama without the field.
+    """Configuration of a decoder. The families differ only in these values.
 
-    A device refuses the fields that it does not implement (`models.device_support`).
+    Each default is the value of a Llama. A device refuses fields that it does not implement (`models.device_support`).
     """
 
     architecture: str
@@ -85,7 +122,7 @@ class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     max_position_embeddings: Count
     """The longest context that can be served."""
     rms_norm_eps: ModelParameter
-    """Of every norm, whatever its kind."""
+    """Epsilon of every norm, whatever its kind."""
     rope_theta: ModelParameter
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
@@ -96,9 +133,9 @@ class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     """The norm of q and k is over all heads together, with a weight for each of their values (OLMo2)."""
     o_bias: bool = False
     mlp_bias: bool = False
-    """Of every product of the MLP."""
+    """Applies to every matrix of the MLP, and of every expert."""
     norm: Literal["rms", "layer"] = "rms"
-    """Of the residual stream and of sublayers' outputs. Norms of q and k are always `rms`."""
+    """Kind of the norms of the residual stream and of sublayers' outputs. Norms of q and k are always `rms`."""
     norm_bias: bool = False
     norm_weight_offset: ModelParameter = 0.0
     """Added to the weights of all norms, those of q and k included (Gemma: 1)."""
@@ -111,14 +148,18 @@ class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
     gated_mlp: bool = True
     """activation(gate) * up; else activation(up), and there is no gate."""
+    clamped_swiglu: ClampedSwiglu | None = None
+    """In the place of activation(gate) * up."""
+    experts: Experts | None = None
+    """In the place of the MLP, in all layers but the dense ones."""
     query_scale: ModelParameter | None = None
-    """What scores are multiplied with; None: 1 / sqrt(head_dim)."""
+    """Factor of the attention scores; None: 1 / sqrt(head_dim)."""
     rotary_dim: Count | None = None
     """The first dimensions of a head that are rotated; None: all."""
     local_rope_theta: ModelParameter | None = None
     local_rope_scaling: RopeScaling | None = None
     layers: tuple[LayerKind, ...] = ()
-    """One for each layer; empty: all are `LayerKind()`."""
+    """An entry for each layer; empty: all are `LayerKind()`."""
     attention_softcap: ModelParameter | None = None
     """Scores s become cap * tanh(s / cap)."""
     attention_sinks: bool = False
@@ -127,7 +168,7 @@ class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     """A vector for each position is added to the embedding, and nothing is rotated (GPT-2)."""
     embedding_multiplier: ModelParameter = 1.0
     residual_multiplier: ModelParameter = 1.0
-    """Of what attention and the MLP give."""
+    """Factor of the outputs of attention and MLP before they are added to the residual stream."""
     logits_multiplier: ModelParameter = 1.0
     """Comes before `logit_softcap`."""
     logit_softcap: ModelParameter | None = None
@@ -136,6 +177,15 @@ class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def layer(self, index: int) -> LayerKind:
         return self.layers[index] if self.layers else LayerKind()
+
+    def layer_experts(self, index: int) -> Experts | None:
+        """Returns the experts of a layer; None if the layer is dense."""
+        return None if self.layer(index).is_dense else self.experts
+
+    def mlp_size(self, index: int) -> int | None:
+        """Returns the intermediate size of a layer's MLP, or of its shared expert; None if it has neither."""
+        experts = self.layer_experts(index)
+        return self.intermediate_size if experts is None else experts.shared_intermediate_size
 
     @property
     def attention_window(self) -> int | None:
@@ -159,7 +209,7 @@ class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
-    """For requests that do not say. None: nobody has."""
+    """Defaults for requests without these fields. None: no default."""
 
     temperature: Factor | None = None
     top_p: UnitInterval | None = None
@@ -189,8 +239,23 @@ class PreparedModel(msgspec.Struct, frozen=True):
     eos_token_ids: list[Count]
     created_s: WallSecond = 0
     sampling_defaults: SamplingDefaults = SamplingDefaults()
+    weight_formats: tuple[str, ...] = ()
+    """For int8: how the matrices are stored (`kernels.weight_formats`), the format with the most bytes first."""
+    aliases: tuple[str, ...] = ()
+    """Further names that clients may use."""
+    is_converted: bool = False
+    """The files were written by the converter. Their tensors have canonical names, or those of the int8 arrays; in a
+    checkpoint that is used as it is they have the family's names."""
     is_deterministic: bool = False
     """On CUDA: a token's bits depend on its history alone, not on its batch nor on how the history was cut into chunks."""
+
+    @property
+    def precision(self) -> str:
+        """In words: the type, or the quantization and the formats of the weights."""
+        if self.quantization == "none":
+            return self.dtype
+        own = [name for name in self.weight_formats if name != self.quantization]
+        return f"{self.quantization}, weights in {', '.join(self.weight_formats)}" if own else self.quantization
 
     @property
     def is_exact(self) -> bool:

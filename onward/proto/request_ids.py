@@ -2,5 +2,5 @@
 
 
 def external_id(request_id: str) -> str:
-    """The id that the client knows: the engine's id without the number of the choice."""
+    """Returns the id that the client knows: the engine's id without the number of the choice."""
     return request_id.rpartition("-")[0] or request_id

@@ -1,34 +1,38 @@
-"""Between a router and the instances behind it: who is there, and one attempt at a client's request.
+"""Messages between a router and the instances behind it.
 
 The router owns the client's stream. It sends the request as the client wrote it, with the tokens that were delivered so
-far, and reads tokens and ends from the `id:` lines of the answer; what the tokens mean it need not know.
+far. It reads tokens and ends from the `id:` lines of the answer, and does not interpret the tokens.
 
-    POST /internal/attempt      router -> instance   an Attempt; answered by a stream of events
-    POST /internal/close        router -> instance   a Close: how an attempt's answer ends; answered by a Closed
-    POST /internal/register     instance -> router   a Registration, each second; answered by a RegisterAnswer
-    POST /internal/probe        router -> instance   what it would answer to a Registration; answered by a Registration
-    POST /internal/find         router -> instance   a Find: who has this stream's record? answered by a Record, or 404
-    POST /internal/abort        router -> instance   an abort as clients ask for it, and whose; JSON both ways
-    POST /internal/tokenize     router -> instance   as clients ask it at /tokenize; JSON both ways
-    POST /internal/detokenize   router -> instance   as clients ask it at /detokenize; JSON both ways
-    POST /internal/text         router -> instance   an AskText: the tokenizer and template; answered by a ModelText
-    POST /internal/response     router -> instance   an AskResponse: what a record says; answered as a client would be
+    POST                        from, to             body, and the answer
+    /internal/attempt           router -> instance   Attempt; a stream of events, see below
+    /internal/close             router -> instance   CloseAttempt, how an attempt's answer ends; ClosedAttempt
+    /internal/register          instance -> router   Registration, once a second; RegistrationReply
+    /internal/probe             router -> instance   RegistrationReply; Registration. If it does not register itself
+    /internal/find              router -> instance   FindStream; StreamRecord, or 404
+    /internal/abort             router -> instance   a client's abort, as JSON, and its caller; JSON
+    /internal/tokenize          router -> instance   a client's request to /tokenize, as JSON; JSON
+    /internal/detokenize        router -> instance   a client's request to /detokenize, as JSON; JSON
+    /internal/embeddings        router -> instance   an Attempt at a path that embeds texts; JSON
+    /internal/tokenizer_info    router -> instance   a client's question, as JSON; JSON
+    /internal/count_tokens      router -> instance   a client's request to /v1/messages/count_tokens, as JSON; JSON
+    /internal/input_tokens      router -> instance   a client's request to /v1/responses/input_tokens, as JSON; JSON
+    /internal/text              router -> instance   QueryTokenizerFiles; the tokenizer and the chat template
+    /internal/response          router -> instance   QueryResponse; the response as a client gets it
 
-Bodies are msgpack both ways but where it says JSON, and for an attempt's answer. The probe is for instances that do not
-register by themselves.
-All of them carry the header `X-Onward-Proof` where there is a cluster key; see `transport.cluster_signature`.
+Bodies are msgpack unless the table says JSON. With a cluster key, each request has the header `X-Onward-Proof`; see
+`transport.cluster_signature`.
 
 The events of an attempt's answer, in order:
 
-    : progress …                each second while nothing else is said; see `Progress`
-    event: facts                once, before the first token: data is a Facts, as JSON
-    id: CURSOR  data: CHUNK     as the client gets it, whole tokens each
+    : progress ...              each second without another event; see `StreamProgress`
+    event: facts                once, before the first token: PromptUsage, as JSON
+    id: CURSOR  data: CHUNK     whole tokens, as the client gets them
     id: CURSOR                  for the router alone: tokens of an answer that is not streamed, or that were skipped
-    data: CHUNK                 without an id: openings (not for a resumed choice) and, where asked for, usage
-    : held                      in front of an event: it goes to the client with the next one that has an id, or not at all
+    data: CHUNK                 without an id: openings (not for a resumed choice) and, if requested, usage
+    : held                      before an event that goes to the client with the next one that has an id, or not at all
     event: answer               instead of chunks, for a client that does not stream: data is the whole body
-    event: error                it cannot go on: data is the error as JSON, with `partial` where there are tokens.
-                                `retryable` says whether another attempt may
+    event: error                the attempt has failed: data is the error as JSON, with `partial` if there are tokens.
+                                `retryable` says whether another attempt may succeed
     data: [DONE]
 """
 
@@ -57,9 +61,9 @@ from onward.proto.trace import TraceContext
 SIGNATURE_HEADER = "x-onward-proof"
 INTERNAL_PREFIX = "/internal/"
 CALLER_HEADER = "x-onward-caller"
-"""For whom a router asks, where the message does not say it."""
+"""The caller on whose behalf a router sends a request, if the message does not contain it."""
 IGNORED_FIELDS_HEADER = "x-onward-ignored-fields"
-"""Of an answer: the names of the request's fields that the instance does not know. A router passes it on."""
+"""In an answer: the names of request fields that the instance does not know. A router passes it on."""
 ATTEMPT_PATH = "/internal/attempt"
 CLOSE_PATH = "/internal/close"
 REGISTER_PATH = "/internal/register"
@@ -70,11 +74,21 @@ ABORT_PATH = "/internal/abort"
 TOKENIZE_PATH = "/internal/tokenize"
 EMBED_PATH = "/internal/embeddings"
 DETOKENIZE_PATH = "/internal/detokenize"
+TOKENIZER_INFO_PATH = "/internal/tokenizer_info"
+COUNT_TOKENS_PATH = "/internal/count_tokens"
+INPUT_TOKENS_PATH = "/internal/input_tokens"
 RESPONSE_PATH = "/internal/response"
 
 
+MAX_MODEL_NAMES = 16
+"""Aliases of one instance."""
+MAX_MODEL_NAME_CHARS = 256
+
+ModelTag = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{8})?$")]
+
+
 class ChoiceSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """One choice as far as the client has it."""
+    """A choice as far as the client has it."""
 
     token_ids: list[Count] = []
     finish_reason: str | None = None
@@ -85,12 +99,12 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: Count
     path: str
-    """Of the client's request."""
+    """Path of the client's request."""
     body: bytes
     """As the client sent it, without whitespace between its tokens."""
     request_id: str
     attempt_epoch: Serial
-    """Of this attempt: higher than any before. It stands in the cursors."""
+    """Epoch of this attempt, higher than that of any earlier one. It is part of the cursors."""
     seed: Word64
     created_s: WallSecond
     """Also the clock of chat templates."""
@@ -98,11 +112,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Since it came to the router, by the router's clock. See `Submit.waited_s`."""
     client_request_id: str = ""
     deadline_in_s: TimeLeft | None = None
-    """What is left, as a duration."""
+    """Time that is left, as a duration."""
     choices: list[ChoiceSnapshot] = []
     """Empty at the first attempt: the number of choices is the body's to say."""
     num_cached_tokens: Count | None = None
-    """Of the first admission, once known."""
+    """Prefix-cache hit of the first admission, once known."""
     prompt_token_ids: list[Count] | None = None
     """Where the router has made them, by a tokenizer that this instance has too. The body's text is not looked at."""
     prefill_peers: list[str] = []
@@ -110,25 +124,34 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     is_final: bool = False
     """No attempt follows: a give-up is answered in the client's own form (`pd_reschedule`), not by an error event."""
     reader_positions: list[ChoiceCursor] = []
-    """What the client has of each choice although nobody has the tokens any more. They are made again from the seed and
-    told by `id:` lines alone, without openings; the chunks begin behind these places."""
+    """What the client has of each choice although no process has the tokens any more. They are generated again from the
+    seed. Their events have only `id:` lines; chunks begin behind these positions."""
     usage_sent: bool = False
     """The client has everything but the end."""
     was_accepted: bool = False
     """An earlier attempt was let in. Until then each instance may turn it away, as it does with any new request."""
     caller: str = ""
-    """Whose request it is, by the name of the key; empty where there are no keys."""
+    """Name of the API key that the request came with; empty without keys."""
     caller_limits: CallerLimits | None = None
     """The caller's, as they were when this attempt was made."""
     caller_priority: Priority | None = None
     """The best that the caller's requests may ask for. None: any."""
     default_max_tokens: Count = 0
-    """Output limit of a completion whose body names none, as it was where the request arrived first: every attempt has the
-    same one. 0: what fits."""
+    """Output limit of a completion whose body has none, fixed where the request arrived first, so that every attempt
+    has the same one. 0: what fits into the context."""
     strict_fields: bool = False
     """The router refuses unknown fields of the body, whatever this instance does for its own clients."""
     trace: TraceContext | None = None
     """None: no trace is known, and an instance that traces decides for itself."""
+    model_tag: ModelTag = ""
+    """`cursor.model_tag` of the model that the body names, where the client asked for it by another name. The cursors have
+    it, so that a client that sends its own request again gets the same model."""
+    max_prompt_tokens: Count | None = None
+    """Number of tokens that `truncate_prompt_tokens: -1` cuts a prompt to, fixed by the first instance, so that another one
+    with another context continues the same prompt. None: the body does not ask for it, or no instance has fixed it."""
+    completed_s: WallSecond | None = None
+    """When the output was complete. Set by the process that completed it, and repeated by all later ones, so that a
+    response keeps its `completed_at`. None: it is not complete, or the sender does not know."""
 
 
 class CloseAttempt(msgspec.Struct, frozen=True):
@@ -143,15 +166,17 @@ class CloseAttempt(msgspec.Struct, frozen=True):
 
 class ClosedAttempt(msgspec.Struct, frozen=True):
     status: Annotated[int, msgspec.Meta(ge=200, le=599)]
-    """Of a response that has none yet."""
+    """Status of a response that has not been started yet."""
     body: bytes
-    """Of a stream the events that are missing, but for `[DONE]`; else the whole body."""
+    """For a stream, the missing events without `[DONE]`; otherwise the whole body."""
 
 
 class PromptUsage(msgspec.Struct, frozen=True):
     num_prompt_tokens: Count
     num_cached_tokens: Count
     num_choices: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
+    max_prompt_tokens: Count | None = None
+    """See `Attempt.max_prompt_tokens`."""
 
 
 class StreamProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -161,7 +186,7 @@ class StreamProgress(msgspec.Struct, frozen=True, array_like=True):
     """Incarnation; `-` while the instance restarts one."""
     step: Serial
     num_computed: Serial
-    """Tokens of the request, over all choices, whose KV is there."""
+    """Tokens of the request, over all choices, whose KV is computed."""
     queue_position: Serial
     """How many are served before it; 0 when it runs."""
 
@@ -180,14 +205,15 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: Count
     instance: str
-    """Its incarnation."""
+    """Incarnation of the instance."""
     url: str
     role: str
     state: str
     """`starting`, `ready`, `restarting` (a process of it), `draining` or `leaving`."""
     model: str
+    """The name that its answers give; the version that a stream keeps to."""
     fingerprint: str
-    """Of the numerics: equal ones continue each other's streams bit by bit."""
+    """Fingerprint of the numerics: instances with equal ones continue each other's streams bit by bit."""
     kv_layout: KvLayout | None
     handoff_address: str = ""
     """Where decode instances ask it for prefills; empty: nowhere."""
@@ -202,12 +228,22 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     oom_kills: dict[str, Count] = {}
     """Processes that the kernel killed for lack of memory, by role."""
     tokenizer_hash: str = ""
-    """Of the tokenizer and the chat template: equal ones make the same token ids. Empty: it takes token ids only."""
+    """Hash of the tokenizer and the chat template: equal ones give the same token ids. Empty: the instance accepts only
+    token ids."""
+    model_aliases: list[str] = []
+    """Further names that clients may ask for the model by."""
+    name: str = ""
+    """Name of the instance in its cluster, which stays when the instance is started anew."""
+    generation: Serial = 0
+    """Number of the start under this name, on whatever machine. A router keeps only the highest one of a name. 0: the name
+    may be shared."""
+    node: str = ""
+    """The machine, as people are shown it."""
 
 
 class RegistrationReply(msgspec.Struct, frozen=True):
     router: str
-    """Its incarnation: a new one knows nothing yet."""
+    """Incarnation of the router: a new one knows no instances yet."""
     interval_s: RetryDelay
     error: str = ""
     """Why it is not taken: another model, another layout."""
@@ -227,18 +263,18 @@ class QueryTokenizerFiles(msgspec.Struct, frozen=True):
 
 
 class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream whose client has gone, kept for a while so that it can come back."""
+    """Record of a stream whose client has gone, kept for a while so that the client can resume it."""
 
     attempt: Attempt
     """As it would be sent again, with all tokens that were made."""
     is_live: bool = False
-    """It is under way, as far as whoever tells this knows."""
+    """The stream is running, as far as the sender knows."""
     logprobs: list[TokenLogprobs] = []
-    """Of a response that is kept: those of its tokens, where they were asked for."""
+    """For a stored response: the logprobs of its tokens, if requested."""
     error: ErrorInfo | None = None
-    """Of a response: why it has failed."""
+    """For a stored response: the error that it failed with."""
     is_cancelled: bool = False
-    """Of a response: its client does not want the rest."""
+    """For a stored response: it was cancelled."""
 
     @property
     def is_finished(self) -> bool:
@@ -248,7 +284,7 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceAbortReply(msgspec.Struct, frozen=True):
-    """What an instance answers to a router's `ABORT_PATH`."""
+    """An instance's reply to a request at `ABORT_PATH`."""
 
     aborted: list[str]
     idle: dict[str, list[str]] = {}
@@ -267,5 +303,5 @@ class QueryResponse(msgspec.Struct, frozen=True, kw_only=True):
     after_event: SerialOrNone = -1
     """The number of the last event that the client has."""
     num_told: Count | None = None
-    """With `rest`: how many tokens the client has been told of. None: it has no event yet."""
+    """With `rest`: number of tokens whose events the client has. None: it has no event yet."""
     query: dict[str, str] = {}

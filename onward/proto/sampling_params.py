@@ -9,9 +9,11 @@ from onward.proto.field_types import Bias, Count, Factor, UnitInterval, Word64
 from onward.proto.reasoning_params import ReasoningParams
 
 MAX_GRAMMAR_BYTES = 1 << 17
-"""Of a grammar's source, in UTF-8: it travels with every assignment."""
+"""Size of a grammar's source in UTF-8, which is part of every assignment."""
 MAX_BAD_WORD_TOKENS = 8192
-"""Of all bad words together: they too."""
+"""Tokens of all bad words together, which are part of every assignment too."""
+MAX_ALLOWED_TOKEN_IDS = 4096
+"""Tokens that a request may list as the only ones, which are part of every assignment too."""
 
 _LEAST_TEMPERATURE = 1e-5
 """The least one that divides logits without overflowing float32."""
@@ -20,7 +22,7 @@ GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What an output must look like. Data, so that it goes wherever the request goes."""
+    """Constrains an output. Plain data, so that it can be sent with the request."""
 
     kind: GrammarKind
     source: str = ""
@@ -64,8 +66,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     """Tokens that it does not allow are never drawn, and the output ends where nothing can follow."""
     reasoning: ReasoningParams | None = None
     """Thinking is no part of what the grammar is about, and ends within its budget."""
+    allowed_token_ids: tuple[Count, ...] = ()
+    """No other tokens are sampled. Empty: all of the vocabulary."""
 
 
 def clamp_temperature(asked: float) -> float:
-    """A request's temperature as kernels can use it: what is next to nothing is greedy."""
+    """Returns a request's temperature as kernels can use it. A value too small to divide logits in float32 becomes 0,
+    which is greedy."""
     return 0.0 if asked < _LEAST_TEMPERATURE else asked

@@ -1,4 +1,4 @@
-"""What `--speculative` says: who drafts, and how many tokens at most."""
+"""The value of `--speculative`: the proposer, and the maximum number of draft tokens."""
 
 from typing import Literal, cast, get_args
 
@@ -19,15 +19,16 @@ class SpeculativeConfig(msgspec.Struct, frozen=True):
     num_draft_tokens: int
     """At most, for each slot and step."""
     path: str = ""
-    """Of the model that drafts; the n-grams need none."""
+    """Path of the draft model; empty for n-grams."""
 
 
 def parse_speculative(text: str) -> SpeculativeConfig:
-    """The flag's value. The path is what lies between the first colon and the last, so it may have some of its own."""
+    """Parses the flag's value. The path is the text between the first and the last colon, so it may contain colons. Raises
+    `StartupError` for an invalid value."""
     kind, _, rest = text.partition(":")
     path, _, number = rest.rpartition(":")
     if kind not in get_args(ProposerKind):
-        raise StartupError(f"--speculative {text}: {kind or 'nothing'} is no proposer; say {_FORMS}")
+        raise StartupError(f"--speculative {text}: {kind or 'nothing'} is not a proposer; give {_FORMS}")
     if not (number.isascii() and number.isdecimal()) or not 1 <= int(number) <= MAX_DRAFT_TOKENS:
         raise StartupError(f"--speculative {text}: the number of drafts must be 1 to {MAX_DRAFT_TOKENS}; say {_FORMS}")
     if bool(path) != (kind != "ngram"):

@@ -1,7 +1,7 @@
-"""Between engine and worker: one plan, one result, in order, always both.
+"""Messages between engine and worker: one result for each plan, in order.
 
-A plan names slots; a slot belongs to (request, epoch). Epochs here come from one counter for all requests, so an event
-that names (slot, epoch) can never be taken for another request's.
+A plan names slots; a slot belongs to (request, epoch). These epochs come from one counter for all requests, so an event
+with (slot, epoch) can never be applied to another request.
 
     tokens of a slot   |---- prompt ----|---- generated ----|
                        0          num_prompt           len(token_ids)
@@ -34,18 +34,20 @@ class AssignSlot(msgspec.Struct, frozen=True, array_like=True):
     push: KvPush | None = None
     """Where a decode instance waits for this KV."""
     rescore_from: SerialOrNone | None = None
-    """An index of `token_ids` behind the prompt: from there on, logprobs of the given tokens are wanted again, because
-    nobody has them any more. They come like prompt logprobs."""
+    """Index in `token_ids` behind the prompt: from there on, logprobs of the given tokens are computed again, because
+    no process has them any more. They are returned like prompt logprobs."""
     draft_token_ids: list[Count] = []
     """Guesses of the peer that computed the prompt, for what follows `token_ids`: the first step verifies them."""
 
 
 class RunSlot(msgspec.Struct, frozen=True, array_like=True):
-    """Permits a slot to compute up to `num_tokens` further tokens. When that reaches the end of what is known, the
-    worker samples the next token and keeps it as the slot's newest. `new_block_ids` extend the slot's block table.
+    """Permits a slot to compute up to `num_tokens` further tokens. When that reaches the last known token, the worker
+    samples the next token and appends it to the slot. `new_block_ids` extend the slot's block table.
 
-    Who is at the end may guess up to `num_drafts` tokens that follow, compute them along, and keep those that turn out
-    to be what it samples. There are blocks for all of them. A worker that guesses nothing samples one token."""
+    A slot at its last known token may also draft up to `num_drafts` following tokens, compute them in the same step,
+    and keep those that equal the sampled ones. There are blocks for all of them. Without drafts the slot samples one
+    token.
+    """
 
     slot: Count
     slot_epoch: Serial
@@ -111,7 +113,7 @@ class SlotTokens(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t"
     num_draft_tokens: Count = 0
     """How many were guessed. The first `len(token_ids) - 1` of them were right."""
     draft_token_ids: list[Count] = []
-    """Of a slot whose KV goes to a peer: guesses for what follows. They take no position."""
+    """For a slot whose KV goes to a peer: drafts of the following tokens. They have no positions yet."""
 
 
 class SlotPreempted(msgspec.Struct, frozen=True, array_like=True, tag="p"):
@@ -121,6 +123,11 @@ class SlotPreempted(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     slot_epoch: Serial
     num_tokens: Count
     """Length of the slot's token list when it was cleared."""
+
+
+GRAMMAR_FAILED, NO_TOKEN_ALLOWED = "grammar_failed", "no_token_allowed"
+REQUEST_FAULTS = frozenset({GRAMMAR_FAILED, NO_TOKEN_ALLOWED})
+"""Codes of a `SlotFailed` that the request itself is the cause of. It would fail everywhere."""
 
 
 class SlotFailed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
@@ -155,7 +162,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerHello(msgspec.Struct, frozen=True, rename={"kv_layout": "layout"}):
-    """A worker's first message to its engine: who it is, and what memory it has."""
+    """A worker's first message to its engine: its identity and its memory."""
 
     schema_version: Count
     worker_incarnation: str
@@ -168,15 +175,15 @@ class WorkerHello(msgspec.Struct, frozen=True, rename={"kv_layout": "layout"}):
     max_model_len: Count
     vocab_size: Count
     kv_layout: KvLayout | None = None
-    """Of its KV memory; None for a worker that cannot exchange it."""
+    """Layout of its KV memory; None if the worker cannot exchange KV."""
     kv_endpoint: KvEndpoint | None = None
     """Where peers may write it."""
     kernels: str = ""
-    """What computes, for people to read."""
+    """Description of the kernels, for people to read."""
     threads: Count = 0
-    """Of the CPU; 0 where a device computes."""
+    """CPU threads; 0 if a device computes."""
     draft_cost: Factor = 0.0
-    """Of guessing one token for each slot: a share of what the model's own pass over them takes."""
+    """Cost of drafting one token for each slot, as a fraction of the model's own forward pass over them."""
     attention_window: Count | None = None
     """No position more than this far back is read, a token's own included; None: all are."""
     kv_memory: str = ""

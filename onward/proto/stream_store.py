@@ -1,7 +1,8 @@
-"""Between the api processes of an instance and its stream store, the one owner of what clients can ask for by an id.
+"""Messages between the api processes of an instance and its stream store, which owns the records that clients can
+ask for by an id.
 
-Streams that run belong to the api process that serves them; the stream store has no record of them and queries the api
-processes when it must.
+A running stream belongs to the api process that serves it; the stream store has no record of it and queries the api
+processes.
 
     api -> stream store    PutEntry, DropSuperseded                                  no reply
                            StoreHeartbeat    each second, and after many entries     StoreHeartbeatReply
@@ -9,10 +10,10 @@ processes when it must.
                            ClaimAttempt      before a later attempt at it starts     ClaimReply
                            DropByName        an abort                                DropReply
                            Delete            a response, for good                    DropReply
-    stream store -> api    QueryLiveStream   do you run it?                          LiveStreamReply
+    stream store -> api    QueryLiveStream   asks whether it runs there              LiveStreamReply
                            ReleaseAttempt    another process continues it            ReleaseReply
 
-Any of them may be lost. Then a query is answered late, by the deadline of the stream store or of the process that asked.
+Any message may be lost. The query then ends at the deadline of the stream store or of the process that asked.
 """
 
 from typing import Literal
@@ -31,16 +32,16 @@ the process that ran it has yet to put how it has ended."""
 
 
 class StoreEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that can be asked for by its id. What `data` is, only those who put and ask know."""
+    """A record that can be found by its id. The stream store does not interpret `data`."""
 
     request_id: str
     aliases: tuple[str, ...]
-    """What it can be dropped by, beside its id."""
+    """Further names by which the record can be dropped."""
     caller: str
-    """Whose it is; empty: nobody's in particular."""
+    """The caller that owns the record; empty without keys."""
     kind: EntryKind
     attempt_epoch: Serial
-    """Of two with one id the higher one counts."""
+    """If two records have one id, the one with the higher epoch is valid."""
     data: bytes
     ttl_s: Duration
     status: EntryStatus = "open"
@@ -50,7 +51,7 @@ class StoreEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 class StoreHeartbeat(msgspec.Struct, frozen=True, tag="hello"):
     num_bytes: Serial
-    """That were put so far."""
+    """Bytes stored so far."""
 
 
 class PutEntry(msgspec.Struct, frozen=True, tag="put"):
@@ -71,18 +72,18 @@ class FindEntry(msgspec.Struct, frozen=True, tag="find"):
     attempt_epoch: Serial = 0
     """A record of this one or a later one is good enough; 0: whichever is the latest."""
     caller: str | None = None
-    """None: everybody's."""
+    """None: records of all callers match."""
 
 
 class ClaimAttempt(msgspec.Struct, frozen=True, tag="claim"):
     query_id: Serial
     request_id: str
     attempt_epoch: Serial
-    """Of the attempt that is about to start. Earlier ones that run elsewhere end."""
+    """Epoch of the attempt that is about to start. Earlier attempts that run elsewhere end."""
     caller: str
-    """Nobody ends another's."""
+    """A claim does not end another caller's attempt."""
     to_finalize: bool = False
-    """Whoever claims it will not run it, but put how it has ended: nobody else starts it meanwhile."""
+    """The claiming process will not run the request, but store its end. No other process starts it meanwhile."""
 
 
 class DropByName(msgspec.Struct, frozen=True, tag="drop_named"):
@@ -108,7 +109,7 @@ class LiveStreamReply(msgspec.Struct, frozen=True, tag="shown"):
 class ReleaseReply(msgspec.Struct, frozen=True, tag="released"):
     query_id: Serial
     entry: StoreEntry | None = None
-    """What there was of an earlier attempt, which has ended by this."""
+    """Output of an earlier attempt, which the claim has ended."""
     blocking_epoch: Serial | None = None
     """An attempt that does not end for this one runs here: it is not earlier, or another caller's."""
 
@@ -144,7 +145,7 @@ class ClaimReply(msgspec.Struct, frozen=True, tag="claimed"):
 class DropReply(msgspec.Struct, frozen=True, tag="dropped"):
     query_id: Serial
     names: list[str]
-    """Those that were known; the ids, where everything was dropped."""
+    """The known names; the ids, if everything was dropped."""
     open: dict[str, list[str]] = {}
     """Stored responses that have not ended, each with the names that matched. The api process that asks ends them."""
 
@@ -158,7 +159,7 @@ class ReleaseAttempt(msgspec.Struct, frozen=True, tag="release"):
     query_id: Serial
     request_id: str
     attempt_epoch: Serial
-    """Of the attempt that is about to start elsewhere."""
+    """Epoch of the attempt that is about to start elsewhere."""
     caller: str
 
 

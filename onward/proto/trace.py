@@ -30,8 +30,9 @@ class TraceContext(msgspec.Struct, frozen=True, array_like=True):
     trace_state: Annotated[str, msgspec.Meta(max_length=MAX_TRACE_STATE)] = ""
 
 
-EnginePhase = Literal["queue", "prefill", "decode", "handoff", "ended"]
-"""`handoff`: another instance computes the prompt."""
+EnginePhase = Literal["queue", "prefill", "decode", "handoff", "transfer", "ended"]
+"""`handoff`: another instance computes the prompt. `transfer`: a prefill instance has computed a prompt for a peer, and
+sends the rest of its KV."""
 PhaseCause = Literal["", "preemption", "worker_crash", "handoff_failed"]
 """Why a request left the phase before, if not by progress."""
 
@@ -48,8 +49,10 @@ class PhaseChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestPhases(msgspec.Struct, frozen=True, array_like=True, tag="phases"):
-    """What has happened to one traced request since the last such message."""
+    """Phase changes of one traced request since the last such message."""
 
     request_id: str
     epoch: Serial
     changes: list[PhaseChange]
+    prefill_peer: str = ""
+    """Handoff address of the prefill instance that reports these phases. Empty: they are the engine's own."""

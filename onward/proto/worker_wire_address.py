@@ -1,4 +1,4 @@
-"""Where engine and worker meet: how the wire of one worker incarnation is reached, as the supervisor tells both."""
+"""How engine and worker reach the wire of one worker incarnation. The supervisor sends it to both."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ class ShmWireAddress(msgspec.Struct, frozen=True, tag="shm"):
     """Anonymous shared memory and a socket pair as doorbell. Both come as file descriptors; nothing has a name."""
 
     incarnation: str
-    """Of the worker; written into every header."""
+    """Incarnation of the worker, which is part of every header."""
     num_slots: Count
     max_tokens_per_row: Count
     plan_bytes: Serial

@@ -18,7 +18,9 @@ NAME = "onward.attempt"
 def begin_attempt(
     trace: RequestTrace, stream: ClientStream, dispatch: Dispatch, now_s: float
 ) -> tuple[OpenSpan | None, Dispatch]:
-    """The span, and the attempt as it is sent, which says to what span it belongs."""
+    """Opens the attempt's span and returns it with the dispatch, whose attempt now carries the span's trace context.
+    Stores this context in the stream's request too, so that the next attempt links to this one. If the request has too
+    many spans, returns None and the dispatch unchanged."""
     attempt, previous = dispatch.attempt, stream.request.trace
     span = trace.open_span(NAME, now_s, "client")
     if span is None:

@@ -1,7 +1,7 @@
-"""What the router fixes about a request before its first attempt, and the few fields of a body that it acts on.
+"""The fields of a client's request that the router reads or fixes before the first attempt.
 
-It checks no field but the one that every request has: the instance does, and what cannot be read here is for the instance
-to refuse. So is a number that is out of all bounds: here it counts as not given.
+The router checks only the model. The instance checks all others, and refuses what the
+router cannot read. A number that is out of bounds counts as absent here.
 """
 
 from dataclasses import dataclass, replace
@@ -18,6 +18,9 @@ from onward.web.body_parts import check_parts
 from onward.web.json_body import decode
 
 MAX_SESSION_LENGTH = 256
+_PATHS_WITH_USAGE_CHUNK = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/generate"})
+"""Where `stream_options.include_usage` adds a last chunk. Elsewhere instances never send one, so a stream must not wait
+for it."""
 _SEEDS = range(-(1 << 63), 1 << 63)
 _DEADLINES_MS = range(1, 1 << 53)
 
@@ -43,20 +46,18 @@ class _RoutedFields(msgspec.Struct, frozen=True):
     prompt_cache_key: Any = None
 
 
-class _RequiredFields(msgspec.Struct, frozen=True):
-    """What no instance takes a request without."""
-
-    model: str
+class _NamedModel(msgspec.Struct, frozen=True):
+    model: str | None = None
 
 
+_models = msgspec.json.Decoder(_NamedModel)
 _decoder = msgspec.json.Decoder(_RoutedFields)
-_least = msgspec.json.Decoder(_RequiredFields)
 _token_ids = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]])
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetadata:
-    """What came with a request beside its body, and what was made for it."""
+    """Data of a request that is not in its body: what the client sent beside it, and what the router generated."""
 
     request_id: str
     random_seed: int
@@ -75,15 +76,18 @@ class RequestMetadata:
 
 
 def check_body(body: bytes) -> None:
-    """Refuses what every instance would refuse, in the same words: nobody has to wait for one to be told so."""
+    """Refuses a body that every instance would refuse, with the same message, so that the client need not wait for an
+    instance."""
     check_parts(body)
-    decode(body, _least)
+    decode(body, _models)
 
 
 def build_client_request(
     path: str, body: bytes, metadata: RequestMetadata, cursor: Cursor | None = None
 ) -> ClientRequest:
-    """`cursor`: where a client that has lost its stream and sends the request again had read to."""
+    """Builds the client request from a POST body; a body that cannot be decoded counts as one without fields. `cursor`
+    is the client's position if it has lost its stream and sends the request again. The request then keeps the id, seed
+    and creation time of the cursor. Raises `InvalidRequest` if the body has another seed than the cursor."""
     fields = _decode_fields(body)
     return ClientRequest(
         request_id=metadata.request_id if cursor is None else cursor.request_id,
@@ -93,7 +97,7 @@ def build_client_request(
         path=path,
         body=body,
         is_streaming=bool(fields.stream),
-        wants_usage=fields.stream_options is not None and bool(fields.stream_options.include_usage),
+        wants_usage=path in _PATHS_WITH_USAGE_CHUNK and _includes_usage(fields),
         client_request_id=metadata.client_request_id,
         caller=metadata.caller,
         caller_limits=metadata.caller_limits,
@@ -109,7 +113,17 @@ def build_client_request(
         default_max_tokens=metadata.default_max_tokens,
         strict_fields=metadata.strict_fields,
         session_key=_session(fields, metadata),
+        model=model_of_body(body),
+        model_tag="" if cursor is None else cursor.model_tag,
     )
+
+
+def model_of_body(body: bytes) -> str:
+    """Returns the model that a body names; empty if it names none or cannot be decoded."""
+    try:
+        return _models.decode(body).model or ""
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def _decode_fields(body: bytes) -> _RoutedFields:
@@ -117,6 +131,10 @@ def _decode_fields(body: bytes) -> _RoutedFields:
         return _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _RoutedFields()
+
+
+def _includes_usage(fields: _RoutedFields) -> bool:
+    return fields.stream_options is not None and bool(fields.stream_options.include_usage)
 
 
 def _seed(fields: _RoutedFields, metadata: RequestMetadata, cursor: Cursor | None) -> int:
@@ -128,7 +146,7 @@ def _seed(fields: _RoutedFields, metadata: RequestMetadata, cursor: Cursor | Non
 
 
 def deadline_from_body(body: bytes, now_s: float, timeout_s: float | None) -> float | None:
-    """Of a request that has come now. `timeout_s`: for those that bring none."""
+    """Returns the deadline of a request that has arrived now. `timeout_s` applies to requests without one."""
     return _deadline(_decode_fields(body), now_s, timeout_s)
 
 
@@ -139,7 +157,8 @@ def _deadline(fields: _RoutedFields, now_s: float, timeout_s: float | None) -> f
 
 
 def _generated_token_ids(fields: _RoutedFields) -> tuple[list[int], ...]:
-    """A list of ids for the only choice, else a list for each."""
+    """Returns the generated tokens that the request continues, as one list of ids for each choice. A flat list in the
+    body belongs to the only choice. Returns an empty tuple if the body has no such tokens."""
     # An instance refuses a request whose two names for these tokens disagree.
     tokens = fields.generated_token_ids or fields.completion_token_ids or []
     per_choice = tuple(item for item in tokens if isinstance(item, list))
@@ -166,7 +185,8 @@ def _session(fields: _RoutedFields, metadata: RequestMetadata) -> str:
 
 
 def stream_from_record(attempt: Attempt, now_s: float) -> ClientStream:
-    """A stream as an instance has kept it."""
+    """Rebuilds a stream from the attempt of a record that an instance stores. The waiting time and the deadline are
+    converted to this router's clock."""
     metadata = RequestMetadata(attempt.request_id, attempt.seed, attempt.created_s, now_s, attempt.client_request_id)
     client_request = build_client_request(attempt.path, attempt.body, metadata)
     client_request = replace(
@@ -182,8 +202,10 @@ def stream_from_record(attempt: Attempt, now_s: float) -> ClientStream:
         caller_priority=attempt.caller_priority,
         default_max_tokens=attempt.default_max_tokens,
         trace=attempt.trace,
+        model_tag=attempt.model_tag,
     )
     choices = [DeliveredChoice(list(choice.token_ids), choice.finish_reason) for choice in attempt.choices]
     stream = ClientStream(client_request, 0, epoch=attempt.attempt_epoch, choices=choices)
-    stream.num_cached_tokens = attempt.num_cached_tokens
+    stream.num_cached_tokens, stream.completed_s = attempt.num_cached_tokens, attempt.completed_s
+    stream.max_prompt_tokens = attempt.max_prompt_tokens
     return stream

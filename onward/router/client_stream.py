@@ -1,9 +1,9 @@
-"""One client's stream, across all the attempts at it: what the client has, and what became of the attempt under way.
+"""One client's stream across all of its attempts: what the client has, and the state of the running attempt.
 
-An attempt is begun, its events are passed to `on_event`, and it ends by completing the stream or by failing. Whatever
-`on_event` returns must be written to the client before anything else happens to the stream: the tokens count as
-delivered from then on. Whether and where another attempt is made is for `core`. Takes events and the time; knows neither
-sockets nor instances.
+An attempt begins, `on_event` gets its events, and it ends by completing the stream or by failing. The caller must write
+what `on_event` returns to the client before anything else happens to the stream, because the tokens count as delivered
+from then on. `core` decides whether and where another attempt is made. This module takes events and the time; it knows
+neither sockets nor instances.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from enum import Enum
 
 from onward.errors import RETRY_SOON_S
 from onward.proto import SCHEMA_VERSION
-from onward.proto.cursor import ChoiceCursor, Cursor
+from onward.proto.cursor import ChoiceCursor, Cursor, model_tag
 from onward.proto.engine import CallerLimits, ErrorInfo
 from onward.proto.finish_reasons import ABORT, PD_RESCHEDULE
 from onward.proto.router import Attempt, ChoiceSnapshot, PromptUsage, StreamProgress
@@ -26,17 +26,22 @@ from onward.router.upstream_events import (
     UpstreamErrorEvent,
     UpstreamEvent,
 )
+from onward.web.openai_api import response_ids
+from onward.web.openai_api.model_names import with_model
+from onward.web.openai_api.response_object import completed_at_of_body, completed_at_of_event
 
 RESTARTING_ENGINE = "-"
 DRAINING = "draining"
 """The code of an instance's error when it hands its streams over."""
+REPLACED = "replaced"
+"""The code of an instance's error when a new server takes over at its address (`onward serve --adopt`)."""
 NO_DECODE_BLOCKS = "pd_no_decode_blocks"
 """The code of an instance's error when it has no room for a prompt that others would compute."""
 MAX_OPENING_CHUNKS = 128
 MAX_HELD_CHUNKS = 4096
-"""Events that an instance wants to be told together."""
+"""Events that an instance marks as belonging together."""
 BYTES_PER_TOKEN = 36
-"""Of an id in a list, for estimates."""
+"""Estimated size of a token id in a JSON list."""
 
 
 class FailureCause(Enum):
@@ -50,6 +55,8 @@ class FailureCause(Enum):
     REJECTED = "rejected"
     """By a 4xx: this instance will never take it."""
     DRAIN = "drain"
+    REPLACED = "replaced"
+    """A new server takes over at the instance's address."""
     LOST = "lost"
     STALL = "stall"
     RESTART = "restart"
@@ -90,25 +97,29 @@ class ClientRequest:
     has_client_deadline: bool = False
     """It is the client's, and holds however often it comes back. Any other is for one connection."""
     generated_token_ids: tuple[list[int], ...] = ()
-    """Tokens that the client brought along from an earlier answer, of each choice. Their ends are told again."""
+    """Tokens of an earlier answer that the client sent, for each choice. Their finish events are sent again."""
     skip_to: tuple[ChoiceCursor, ...] = ()
     usage_sent: bool = False
-    """The client has it from an earlier attempt that nobody else remembers."""
+    """The client got the usage from an earlier attempt of which no record is left."""
     prompt_token_ids: list[int] | None = None
     """Made for the request, and passed on."""
     tokenizer_hash: str = ""
-    """Of the tokenizer and template that made them."""
+    """Hash of the tokenizer and the template that made the token ids."""
     routing_token_ids: list[int] | None = None
     """Where the request itself has token ids, or they were made: for choosing."""
     cache_salt: str = ""
     max_output: int | None = None
     session_key: str = ""
     default_max_tokens: int = 0
-    """Of completions; see `Attempt`."""
+    """Default of completions; see `Attempt`."""
     strict_fields: bool = False
     """Unknown fields of the body are refused."""
     trace: TraceContext | None = None
     """With the span of the latest attempt."""
+    model: str = ""
+    """The name that the body asks for; empty where it names none."""
+    model_tag: str = ""
+    """Tag of the model that generated the client's tokens, if the client named the model differently."""
 
 
 @dataclass(slots=True)
@@ -131,9 +142,18 @@ class ClientStream:
         self.choices: list[DeliveredChoice] = choices or []
         """Empty until the first place is known; from then on the client has had the openings too."""
         self.num_cached_tokens: int | None = None
+        self.completed_s: int | None = None
+        """When an instance completed a response, as its client was told."""
         self.num_prompt_tokens: int | None = None
+        self.max_prompt_tokens: int | None = None
+        """See `Attempt.max_prompt_tokens`."""
         self.fingerprint: str | None = None
         """Numerics that its tokens were made with."""
+        self.model = ""
+        """The model that answers. Fixed with the first token; empty before it is known."""
+        self._attempt_body: bytes | None = None
+        """The client's body, with `model` instead of the alias or route that the client named. None: they are the
+        same."""
         self.num_failures = 0
         """Attempts that failed since the last delivered token."""
         self.num_resumes = 0
@@ -153,7 +173,7 @@ class ClientStream:
         """Which has the attempt under way, or had the last one."""
         self.is_attempt_running = False
         self.is_sending = False
-        """To the client, who may be slow: no fault of the instance."""
+        """A write to the client is in progress. The client may be slow, which is no fault of the instance."""
         self.last_progress_at_s = 0.0
         self.last_delivery_at_s: float | None = None
         self.num_stale_events = 0
@@ -166,10 +186,28 @@ class ClientStream:
     def request_id(self) -> str:
         return self.request.request_id
 
+    def set_model(self, model: str) -> None:
+        """Sets the model that the next attempts go to. Their body names it instead of an alias, a route or nothing, so that
+        every router, and every instance with a record of the stream, knows which model generated the tokens. Raises
+        `InvalidRequest` if the client's body cannot be changed."""
+        client_request = self.request
+        is_renamed = client_request.model != model
+        self._attempt_body = with_model(client_request.body, model) if is_renamed else None
+        self.model = model
+
     @property
     def has_progress(self) -> bool:
         """Whether the next attempt resumes something that the client, or the router for it, has."""
         return bool(self.choices)
+
+    @property
+    def is_model_fixed(self) -> bool:
+        """Whether the client, or the router for it, has tokens, which no other model may go on with."""
+        return self.has_progress or bool(self.request.skip_to)
+
+    @property
+    def budget_key(self) -> tuple[str, str]:
+        return self.request.caller, self.model
 
     @property
     def has_tokens(self) -> bool:
@@ -177,7 +215,7 @@ class ClientStream:
 
     @property
     def num_tokens(self) -> int:
-        """That the client has, over all choices."""
+        """Number of tokens that the client has, over all choices."""
         return sum(len(choice.token_ids) for choice in self.choices)
 
     @property
@@ -232,7 +270,7 @@ class ClientStream:
         return Attempt(
             schema_version=SCHEMA_VERSION,
             path=client_request.path,
-            body=client_request.body,
+            body=client_request.body if self._attempt_body is None else self._attempt_body,
             request_id=client_request.request_id,
             attempt_epoch=self.epoch,
             seed=client_request.seed,
@@ -245,7 +283,7 @@ class ClientStream:
             deadline_in_s=None
             if client_request.deadline_at_s is None
             else max(0.0, client_request.deadline_at_s - now_s),
-            choices=[ChoiceSnapshot(list(choice.token_ids), choice.finish_reason) for choice in self.choices],
+            choices=self._snapshots(),
             num_cached_tokens=self.num_cached_tokens,
             prompt_token_ids=client_request.prompt_token_ids,
             prefill_peers=prefill_peers,
@@ -256,16 +294,43 @@ class ClientStream:
             was_accepted=self.was_accepted,
             strict_fields=client_request.strict_fields,
             trace=client_request.trace,
+            model_tag=self.model_tag,
+            completed_s=self.completed_s,
+            max_prompt_tokens=self.max_prompt_tokens,
         )
 
+    def readable_choices(self) -> list[ChoiceSnapshot]:
+        """Returns the choices for a client that reads the response while it is generated. An answer that is not streamed
+        lacks its last tokens until its body has arrived, which says when the response was completed."""
+        choices = self._snapshots()
+        has_time = self.completed_s is not None or self.is_complete or self.request.is_streaming
+        if has_time or not self.all_finished:
+            return choices
+        return [ChoiceSnapshot(choice.token_ids[:-1]) for choice in choices]
+
+    def note_completion(self, wall_s: float) -> None:
+        """Notes the time at the end of a stream whose output is complete, and whose body was lost with the time in it."""
+        if self.completed_s is None and self.all_finished and not self.request.is_streaming:
+            self.completed_s = max(self.request.created_s, int(wall_s))
+
+    def _snapshots(self) -> list[ChoiceSnapshot]:
+        return [ChoiceSnapshot(list(choice.token_ids), choice.finish_reason) for choice in self.choices]
+
+    @property
+    def model_tag(self) -> str:
+        """The model tag in cursors: empty if the request itself names the model."""
+        client_request = self.request
+        is_renamed = self.model not in ("", client_request.model)
+        return client_request.model_tag or (model_tag(self.model) if is_renamed else "")
+
     def on_accepted(self, now_s: float) -> None:
-        """The instance has begun to answer."""
+        """Notes that the instance has accepted the running attempt: it has begun its answer with status 200."""
         assert self.is_attempt_running, "an instance accepts a running attempt"
         self.was_accepted = True
         self.last_progress_at_s = now_s
 
     def on_event(self, event: UpstreamEvent, now_s: float) -> bytes | None:
-        """What of the event is for the client, without its closing blank line."""
+        """Returns the part of the event that is for the client, without its closing blank line."""
         assert self.is_attempt_running, "events belong to a running attempt"
         assert self.failure is None, "a failed attempt takes no more events"
         assert not self.is_complete, "a complete stream takes no more events"
@@ -285,6 +350,8 @@ class ClientStream:
                 self._note_facts(event)
             case CompleteBody():
                 self.response_body, self.is_complete = event.body, True
+                if self.request.path == response_ids.PATH:
+                    self.completed_s = self.completed_s or completed_at_of_body(event.body)
             case UpstreamErrorEvent():
                 self.fail(_CAUSES.get(event.info.code, FailureCause.ERROR), event.info, event.body or None)
             case DoneEvent():
@@ -293,15 +360,17 @@ class ClientStream:
 
     @property
     def lacks_only_end_marker(self) -> bool:
-        """All that is missing is `[DONE]`, and anybody can write that."""
+        """Whether only `[DONE]` is missing, which the router can write itself."""
         return self.request.is_streaming and self.all_finished and (self._usage_sent or not self.request.wants_usage)
 
     def on_done(self) -> None:
-        """The instance has ended its answer. That is the end of the stream only if nothing is missing."""
+        """Handles the end of the instance's answer. Completes the stream if only its end marker is missing, else fails
+        the attempt as lost."""
         self.fail(FailureCause.LOST, _lost("the instance ended the stream before it was complete"))
 
     def fail_lost(self, cause: FailureCause, reason: str) -> None:
-        """The attempt has ended without a word of the instance: its connection broke, or we end it."""
+        """Fails the attempt with a retryable error, for failures that the instance has not reported: its connection
+        broke, or the router ends the attempt. Completes the stream instead if only its end marker is missing."""
         self.fail(cause, _lost(reason))
 
     def fail(self, cause: FailureCause, error: ErrorInfo, body: bytes | None = None) -> None:
@@ -314,7 +383,8 @@ class ClientStream:
             self.failure = AttemptFailure(cause, error, body)
 
     def end_attempt(self) -> AttemptFailure | None:
-        """Nothing more of it will be heard. Returns how it failed, if it did, and counts that."""
+        """Marks the attempt as ended and returns its failure, or None. A failure with a cause in `_COUNTED` increases
+        `num_failures`."""
         assert self.is_attempt_running, "an attempt ends once"
         self.is_attempt_running = False
         failure = self.failure
@@ -350,9 +420,11 @@ class ClientStream:
         self.num_failures = 0
         if not self.request.is_streaming:
             return None
+        if self.request.path == response_ids.PATH and choices[0].finish_reason is not None:
+            self.completed_s = self.completed_s or completed_at_of_event(event.raw)
         if event.has_data:
             return self._with_pending_chunks(event.raw)
-        # Whoever goes on from here believes that the client has had them.
+        # An instance that resumes from this event assumes that the client has the pending chunks.
         return self._with_pending_chunks(None) if self._pending_chunks else None
 
     def _reject_cursor(self, problem: str) -> None:
@@ -367,7 +439,8 @@ class ClientStream:
         return [DeliveredChoice(list(token_ids)) for token_ids in initial]
 
     def _ends_too_early(self, choices: list[DeliveredChoice], cursor: Cursor) -> bool:
-        """The instance gives a choice up in the client's form although more attempts may follow."""
+        """Returns whether the instance gives a choice up in the form meant for clients (`PD_RESCHEDULE`), although more
+        attempts may follow. Only the final attempt may do so."""
         if self.is_final:
             return False
         return any(
@@ -414,12 +487,14 @@ class ClientStream:
 
     def _note_facts(self, usage: PromptUsage) -> None:
         self.num_prompt_tokens = usage.num_prompt_tokens
+        if self.max_prompt_tokens is None:
+            self.max_prompt_tokens = usage.max_prompt_tokens
         if self.num_cached_tokens is None:
             self.num_cached_tokens = usage.num_cached_tokens
 
     def size_bytes(self) -> int:
         num_tokens = self.num_tokens + len(self.request.prompt_token_ids or ())
-        return len(self.request.body) + BYTES_PER_TOKEN * num_tokens
+        return len(self.request.body) + len(self._attempt_body or b"") + BYTES_PER_TOKEN * num_tokens
 
 
 _COUNTED = frozenset(
@@ -432,7 +507,7 @@ _COUNTED = frozenset(
         FailureCause.PROTOCOL,
     }
 )
-_CAUSES = {DRAINING: FailureCause.DRAIN, NO_DECODE_BLOCKS: FailureCause.OVERLOADED}
+_CAUSES = {DRAINING: FailureCause.DRAIN, REPLACED: FailureCause.REPLACED, NO_DECODE_BLOCKS: FailureCause.OVERLOADED}
 _GAVE_UP = ErrorInfo("pd_preempted", "PD Error: the instance gave the request up", 503, True, stage="decode")
 _DUPLICATE = "duplicate"
 
@@ -442,7 +517,8 @@ def _lost(reason: str) -> ErrorInfo:
 
 
 def _is_simple_append(choices: list[DeliveredChoice], cursor: Cursor) -> bool:
-    """The next tokens of the only choice, which stays open: nearly every event. All others go the long way."""
+    """Returns whether an event only appends tokens to the only choice, which stays open. Nearly all events do; all
+    others take the full check of `_cursor_mismatch`."""
     if len(choices) != 1 or len(cursor.choices) != 1:
         return False
     choice, choice_cursor, new = choices[0], cursor.choices[0], cursor.new_tokens.get(0)
@@ -455,7 +531,8 @@ def _is_simple_append(choices: list[DeliveredChoice], cursor: Cursor) -> bool:
 
 
 def _cursor_mismatch(choices: list[DeliveredChoice], cursor: Cursor) -> str | None:
-    """What is wrong with an event's place, if something is: it must continue each list by its new tokens exactly."""
+    """Returns what is wrong with an event's cursor, or None. It must extend each list of tokens exactly by the event's
+    new ones."""
     if len(cursor.choices) != len(choices):
         return f"{len(cursor.choices)} choices instead of {len(choices)}"
     has_new = repeats = False
@@ -483,7 +560,8 @@ def _apply(choices: list[DeliveredChoice], cursor: Cursor) -> None:
 
 
 def covers_cursor(stream: ClientStream, cursor: Cursor) -> bool:
-    """Whether what is known of a stream is at least what its client has."""
+    """Returns whether the known tokens of a stream reach the positions of its client's cursor. False if the number of
+    choices or the seed differs."""
     if len(cursor.choices) != len(stream.choices) or cursor.seed != stream.request.seed:
         return False
     pairs = zip(stream.choices, cursor.choices, strict=True)
@@ -493,8 +571,9 @@ def covers_cursor(stream: ClientStream, cursor: Cursor) -> bool:
 def resume_at_cursor(
     stream: ClientStream, cursor: Cursor, retry_limit: int, deadline_at_s: float | None
 ) -> ClientStream | None:
-    """The same stream from a place that its client names: tokens beyond it are made again. None: it was never there.
-    `deadline_at_s`: unless the client has its own."""
+    """Returns a copy of the stream that continues at the client's cursor, or None if the known tokens do not reach it.
+    Tokens after the cursor are dropped and generated again. `deadline_at_s` applies unless the client has set its own
+    deadline."""
     if not covers_cursor(stream, cursor):
         return None
     if stream.request.has_client_deadline:
@@ -507,7 +586,10 @@ def resume_at_cursor(
         stream.request, is_streaming=True, deadline_at_s=deadline_at_s, skip_to=(), usage_sent=cursor.usage_sent
     )
     resumed = ClientStream(client_request, retry_limit, epoch=max(stream.epoch, cursor.attempt_epoch), choices=choices)
-    resumed.num_cached_tokens = stream.num_cached_tokens
+    resumed.num_cached_tokens, resumed.completed_s = stream.num_cached_tokens, stream.completed_s
     resumed.num_prompt_tokens = stream.num_prompt_tokens
+    resumed.max_prompt_tokens = stream.max_prompt_tokens
     resumed.fingerprint = stream.fingerprint
+    if stream.model:
+        resumed.set_model(stream.model)
     return resumed

@@ -18,7 +18,7 @@ KEEP_ALIVE_S = 15.0
 
 class ClientWriter:
     end_marker = sse.DONE
-    """What ends every stream."""
+    """The bytes that end every stream."""
 
     def __init__(self, send: Send, stream: ClientStream, *, reports_resumes: bool) -> None:
         self._send = send
@@ -28,7 +28,7 @@ class ClientWriter:
         self._writing = asyncio.Lock()
 
     async def write(self, events: bytes) -> None:
-        """Whole events of a stream."""
+        """Writes complete events to a streaming client. The first call also sends the status 200 and the headers."""
         assert self._stream.request.is_streaming, "events are written to streaming clients only"
         async with self._writing:
             if not self._has_started:
@@ -47,7 +47,7 @@ class ClientWriter:
             await asgi.respond(self._send, 200, self._stream.response_body, headers)
             return
         comment = b": resumes %d\n\n" % self._stream.num_resumes if self._reports_resumes else b""
-        if comment or self.end_marker or not self._has_started:  # who has had all but the end gets a stream of nothing
+        if comment or self.end_marker or not self._has_started:  # a client that lacks only the end gets an empty stream
             await self.write(comment + self.end_marker)
         await self._send(asgi.body_message(b"", more_body=False))
 
@@ -59,7 +59,8 @@ class ClientWriter:
         await self._send(asgi.body_message(b"", more_body=False))
 
     async def error_event(self, error: ErrorInfo, body: bytes | None) -> bytes:
-        """The event that says it. `body`: as an instance has written it."""
+        """Returns the event that reports an error. `body` is the error as an instance wrote it; without it, the event
+        is made from `error`."""
         return sse.error_event(error) if body is None else sse.named_event("error", body)
 
     def _ignored_header(self) -> dict[str, str]:

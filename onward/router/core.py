@@ -1,18 +1,19 @@
-"""The router's decisions: which stream is tried where and when, when that is given up, and who hears of it.
+"""The router's decisions: where and when a stream is attempted, when it is given up, and which error its client gets.
 
-    open ──> next_step ──Dispatch──> begun, accepted, (events), ended ──> next_step ──> … ──> Finish or GiveUp ──> close
-                 └──Wait──> next_step
+    open ──> next_action ──Dispatch──> begun, accepted, (events), ended ──> next_action ──> … ──> Finish or GiveUp ──> close
+                 └──Wait──> next_action
 
-Joins the instances, the choice among them, the retry budget and all streams. Takes messages and the time, and returns
-what to do; sockets, tasks and clocks are the business of `stream_runner`.
+`RouterCore` joins the instance registry, the routing policy, the retry budget and all streams. It takes messages and the
+time, and returns actions; `stream_runner` does the I/O.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onward.config import RouterConfig
-from onward.errors import RETRY_SOON_S, Conflict, DeadlineExceeded, NotFound, Overloaded, Unavailable
+from onward.errors import RETRY_SOON_S, Conflict, DeadlineExceeded, NotFound, OnwardError, Overloaded, Unavailable
 from onward.obs.metrics import LabelValues, Registry
 from onward.proto.block_hash import BlockHash, block_hashes
 from onward.proto.cursor import Cursor
@@ -22,6 +23,7 @@ from onward.proto.router import Attempt, Registration, RegistrationReply
 from onward.router.client_stream import AttemptFailure, ClientRequest, ClientStream, FailureCause, resume_at_cursor
 from onward.router.instance_registry import InstanceInfo, InstanceRegistry, InstanceState
 from onward.router.instance_status import describe_instances
+from onward.router.model_routing import ModelSelector, parse_routes
 from onward.router.resumable_streams import ResumableStreams, Tombstones, matches
 from onward.router.resume_log import ResumeLog
 from onward.router.retry_budget import RetryBudget
@@ -36,6 +38,7 @@ from onward.router.routing_policy import (
     fits_context,
 )
 from onward.router.stream_routing_state import StreamRoutingState
+from onward.web.json_body import short_repr
 
 MAX_INSTANCE_WAIT_S = 60.0
 """For an instance, where the client has set no deadline."""
@@ -45,7 +48,7 @@ DEADLINE_MARGIN_S = 1.0
 GONE_INSTANCE_GRACE_S = 2.0
 """A stream that moves on an instance that is gone from the books is left alone."""
 CLIENT_STALL_TIMEOUT_S = 120.0
-"""A client that takes nothing for so long counts as gone."""
+"""How long a client may read nothing before it counts as gone."""
 
 ABORTED = ErrorInfo("aborted", "the request was aborted", 409)
 STREAM_UNKNOWN = "stream_unknown"
@@ -80,11 +83,11 @@ StreamAction = Dispatch | Wait | GiveUp | Finish
 @dataclass(frozen=True, slots=True)
 class AbortResult:
     running: list[StreamRoutingState]
-    """Those that run, and whose attempt ends now."""
+    """Running streams whose attempt ends now."""
     left: list[ClientStream]
     """By their client, and dropped by this."""
     ids: list[str]
-    """Theirs, and those of streams whose client has gone."""
+    """Their ids, and those of streams whose client has gone."""
     known_names: Set[str]
     """Which of the names were known; the ids, where all were meant."""
     idle: dict[str, set[str]] = field(default_factory=dict)
@@ -92,13 +95,23 @@ class AbortResult:
 
 
 class RouterCore:
-    def __init__(self, config: RouterConfig, incarnation: str, registry: Registry, randbelow: RandBelow) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        incarnation: str,
+        registry: Registry,
+        randbelow: RandBelow,
+        settled_at_s: float = 0.0,
+    ) -> None:
+        """`settled_at_s`: from this time on, every running instance counts as registered. Before it, a request for an
+        unknown model waits instead of failing."""
         self.config = config
         self.incarnation = incarnation
         policies = (config.policy, config.prefill_policy, config.decode_policy)
         self.instances = InstanceRegistry(incarnation, wants_kv_events="prefix" in policies)
         for url in filter(None, (part.strip() for part in config.instances.split(","))):
             self.instances.add_static(url)
+        self.models = ModelSelector(parse_routes(config.route), self.instances, settled_at_s)
         self._selector = InstanceSelector(*policies, randbelow, self.instances.index)
         self._budget = RetryBudget(config.retry_budget)
         self.resumable_streams = ResumableStreams(config.detach_ttl_s)
@@ -106,7 +119,7 @@ class RouterCore:
         self.metrics = RouterMetrics(registry, self._count_streams, self._count_instances, self._count_records)
         self._live: dict[str, StreamRoutingState] = {}
         self._client_request_ids: dict[tuple[str, str], str] = {}
-        """By caller and label: what somebody else calls a request is nobody's business."""
+        """Request ids by caller and label, so that a label of one caller never names another caller's request."""
         self._registrations: dict[str, Registration] = {}
         self._num_waiting = 0
         """New requests for which there is no instance."""
@@ -117,22 +130,23 @@ class RouterCore:
     # Streams begin.
 
     def open_stream(self, client_request: ClientRequest, now_s: float, *, epoch: int = 0) -> StreamRoutingState:
-        """A client's request. `epoch`: the highest that was ever used for it."""
+        """Opens a stream for a client's request. `epoch` is the highest one that was used for it. Raises `Conflict` if its
+        id or label is in use."""
         if client_request.request_id in self._live:
-            raise Conflict(f"Last-Event-ID: the stream {client_request.request_id} is under way already")
+            raise Conflict(f"Last-Event-ID: the stream {client_request.request_id} is already running")
         if (
             client_request.client_request_id
             and (client_request.caller, client_request.client_request_id) in self._client_request_ids
         ):
             raise Conflict(
-                f"X-Request-Id: {client_request.client_request_id!r} is the label of a request that is under way",
+                f"X-Request-Id: {client_request.client_request_id!r} is the label of a request that is still running",
                 code="label_in_use",
             )
-        self._budget.record_request(client_request.caller, now_s)
         return self._add(ClientStream(client_request, self.config.preempt_retry_count, epoch=epoch), now_s)
 
     def resume_stream(self, known_stream: ClientStream, cursor: Cursor, now_s: float) -> StreamRoutingState | None:
-        """A client has come back for a stream, at the place it names. None: what is known of it does not reach so far."""
+        """Opens a stream again at the cursor of a client that has come back. Returns None if the known tokens do not
+        reach the cursor. Raises `NotFound` if the stream was aborted."""
         self.check_not_aborted(cursor.request_id, now_s)
         stream = resume_at_cursor(known_stream, cursor, self.config.preempt_retry_count, self._new_deadline(now_s))
         if stream is None:
@@ -163,7 +177,7 @@ class RouterCore:
             self._client_request_ids[stream.request.caller, stream.request.client_request_id] = stream.request_id
         return routing
 
-    # What to do next.
+    # Next action.
 
     def next_action(self, routing: StreamRoutingState, now_s: float) -> StreamAction:
         self._now_s = now_s
@@ -182,6 +196,13 @@ class RouterCore:
         if routing.overloaded_since_s is not None and now_s >= routing.overloaded_since_s + MAX_INSTANCE_WAIT_S:
             assert stream.failure is not None, "an overloaded stream has the failure that said so"
             return self._give_up(routing, stream.failure.error)
+        try:
+            model = self.models.for_stream(stream, now_s)
+            if model is None:
+                return self._wait_for_instance(routing, now_s)
+            self._set_model(stream, model, now_s)
+        except OnwardError as fault:
+            return self._give_up(routing, to_error_info(fault))
         pause_s = self._retry_policy.pause_s(routing, now_s)
         if pause_s > 0:
             return Wait(pause_s)
@@ -192,36 +213,51 @@ class RouterCore:
         )
         return self._wait_for_instance(routing, now_s) if decision is None else self._dispatch(routing, decision, now_s)
 
+    def _set_model(self, stream: ClientStream, model: str, now_s: float) -> None:
+        if stream.model == model:
+            return
+        assert not (stream.is_model_fixed and stream.model), "a stream whose client has tokens stays with its model"
+        is_new = not stream.model and not stream.is_model_fixed
+        stream.set_model(model)
+        if is_new:
+            self._budget.record_request(stream.budget_key, now_s)
+
     def _routing_criteria(self, routing: StreamRoutingState, now_s: float) -> RoutingCriteria:
         stream, client_request = routing.stream, routing.stream.request
         num_prompt = stream.num_prompt_tokens
         if num_prompt is None and client_request.routing_token_ids is not None:
-            num_prompt = self._prompt_length_if_servable(
-                client_request.routing_token_ids, client_request.max_output, now_s
-            )
+            num_prompt = self._prompt_length_if_servable(stream, client_request.routing_token_ids, now_s)
         return RoutingCriteria(
             num_prompt_tokens=num_prompt,
             max_output=client_request.max_output,
             session=client_request.session_key,
-            prompt_hashes=self._prompt_block_hashes(client_request),
+            prompt_hashes=self._prompt_block_hashes(stream),
             avoided_instances=frozenset(routing.avoided_instances),
             excluded_instances=routing.excluded_instances(now_s),
             fingerprint=stream.fingerprint,
+            preferred_url=routing.successor_url,
+            model=stream.model or None,
         )
 
-    def _prompt_length_if_servable(self, prompt: list[int], max_output: int | None, now_s: float) -> int | None:
-        """None for what nobody can hold: an instance will refuse it, instead of us waiting for a larger one."""
-        criteria = RoutingCriteria(num_prompt_tokens=len(prompt), max_output=max_output)
-        return (
-            len(prompt) if any(fits_context(instance, criteria) for instance in self.serving_instances(now_s)) else None
-        )
+    def _prompt_length_if_servable(self, stream: ClientStream, prompt: list[int], now_s: float) -> int | None:
+        """Returns the prompt's length, or None if no serving instance can hold the request. Without a length, any
+        instance can be selected, and it refuses the request; with one, the request would wait for a larger instance."""
+        criteria = RoutingCriteria(num_prompt_tokens=len(prompt), max_output=stream.request.max_output)
+        instances = self.serving_instances(now_s, stream.model or None)
+        return len(prompt) if any(fits_context(instance, criteria) for instance in instances) else None
 
-    def _prompt_block_hashes(self, client_request: ClientRequest) -> list[BlockHash]:
-        """Of the prompt's full blocks, where anybody will look at them."""
+    def _prompt_block_hashes(self, stream: ClientStream) -> list[BlockHash]:
+        """Returns the hashes of the prompt's full blocks, if the prefix index or an instance needs them."""
+        client_request = stream.request
         if self.instances.index is None or not client_request.routing_token_ids:
             return []
         block_size = next(
-            (registration.block_size for registration in self._registrations.values() if registration.block_size), 0
+            (
+                registration.block_size
+                for registration in self._registrations.values()
+                if registration.block_size and registration.model == stream.model
+            ),
+            0,
         )
         return (
             block_hashes(client_request.routing_token_ids, block_size, client_request.cache_salt) if block_size else []
@@ -243,7 +279,9 @@ class RouterCore:
         assert routing.waiting_since_s is not None, "a waiting stream has the time when its wait began"
         left_s = routing.waiting_since_s + MAX_INSTANCE_WAIT_S - now_s
         if left_s <= 0:
-            message = f"no instance could take the request for {MAX_INSTANCE_WAIT_S:g} s"
+            name = stream.model or stream.request.model
+            of_model = f" of {short_repr(name)}" if name else ""
+            message = f"no instance{of_model} could take the request for {MAX_INSTANCE_WAIT_S:g} s"
             return self._give_up(routing, to_error_info(Unavailable(message, retry_after_s=5.0)))
         soonest_s = min((until_s - now_s for until_s in routing.resting_until_s.values()), default=WAIT_STEP_S)
         deadline_at_s = stream.request.deadline_at_s
@@ -285,7 +323,7 @@ class RouterCore:
         routing.stream.on_accepted(now_s)
 
     def on_first_tokens(self, routing: StreamRoutingState, now_s: float) -> None:
-        """Its first event has come: the instance works, and a resume has succeeded."""
+        """Handles the first event of an attempt: the instance works, and a resume has succeeded."""
         stream = routing.stream
         assert stream.instance_id is not None, "tokens come from an instance"
         self.instances.record_success(stream.instance_id, now_s)
@@ -293,6 +331,7 @@ class RouterCore:
             routing.first_token_at_s = now_s
             if not routing.is_continued:
                 self.metrics.time_to_first_token.observe(now_s - stream.request.arrived_at_s)
+                self.metrics.model_requests.inc(stream.model, stream.request.model or stream.model)
         routing.overloaded_since_s = None
         for reservation in routing.prefill_reservations:
             reservation.release()
@@ -304,7 +343,8 @@ class RouterCore:
         stream.fingerprint = fingerprint
 
     def on_attempt_ended(self, routing: StreamRoutingState, now_s: float) -> None:
-        """The attempt is over, and its connection closed or given back."""
+        """Handles the end of an attempt whose connection is closed or released. Releases its reservations, counts its
+        outcome, and applies a failure to the instance and to the stream's next attempt."""
         stream = routing.stream
         assert stream.instance_id is not None, "an attempt runs at an instance"
         routing.release_reservations()
@@ -317,7 +357,7 @@ class RouterCore:
             self._retry_policy.on_attempt_failed(routing, failure, stream.instance_id, now_s)
 
     def _as_drain_if_draining(self, failure: AttemptFailure, instance_id: str) -> AttemptFailure:
-        """What breaks off at an instance that is going is a part of its going."""
+        """Treats a failure at a draining instance as part of the drain."""
         instance = self.instances.get(instance_id)
         is_draining = instance is not None and instance.state is InstanceState.DRAINING
         if not (
@@ -341,7 +381,8 @@ class RouterCore:
     # Streams end.
 
     def close_stream(self, routing: StreamRoutingState, now_s: float, *, keep: bool) -> None:
-        """The client has its end, or has gone. `keep`: it may come back."""
+        """Removes a stream from the live streams, after its client has received the end or has left. With `keep`, a
+        resumable stream is kept for a client that may come back."""
         stream = routing.stream
         assert self._live.get(stream.request_id) is routing, "a stream is closed once"
         del self._live[stream.request_id]
@@ -360,8 +401,8 @@ class RouterCore:
             self.resumable_streams.keep(stream, now_s)
 
     def abort(self, names: Iterable[str] | None, now_s: float, caller: str | None = None) -> AbortResult:
-        """Ends streams by id or label, or all, running or left by their client; a caller's own, or everybody's. An attempt
-        that has only the whole answer left to send is not ended, and no other one follows it."""
+        """Ends streams with one of these ids or labels (None: all streams), attached or detached. With `caller`, only that
+        caller's streams match. An attempt that only has the whole answer left to send is not ended, and is not retried."""
         wanted = None if names is None else frozenset(names)
         routings = [routing for routing in self._live.values() if matches(routing.stream, wanted, caller)]
         for routing in routings:
@@ -393,7 +434,7 @@ class RouterCore:
             self._registrations[registration.instance] = registration
 
     def tick(self, now_s: float) -> list[StreamRoutingState]:
-        """Streams whose attempt must end now; each says why."""
+        """Returns the streams whose attempt must end now; each has its reason."""
         self._now_s = now_s
         for instance_id in self.instances.tick(now_s):
             self._registrations.pop(instance_id, None)
@@ -414,7 +455,7 @@ class RouterCore:
         return affected
 
     def streams_with_stalled_client(self, now_s: float) -> list[StreamRoutingState]:
-        """Streams whose client has stopped reading. They may come back for the rest."""
+        """Returns the streams whose client has stopped reading. Their clients may resume them later."""
         streams = [routing for routing in self._live.values() if routing.stream.is_sending]
         return [routing for routing in streams if now_s - routing.stream.last_progress_at_s >= CLIENT_STALL_TIMEOUT_S]
 
@@ -436,7 +477,8 @@ class RouterCore:
     def _migrate_from_draining(
         self, routing: StreamRoutingState, instances: dict[str, InstanceInfo], now_s: float
     ) -> None:
-        """Without another ready instance the stream stays, and the draining instance finishes it."""
+        """Ends an attempt at a draining instance if another ready instance can take the stream. Otherwise the attempt
+        stays, and the draining instance finishes it."""
         if self._has_alternative(routing, instances, now_s):
             routing.stream.fail_lost(FailureCause.DRAIN, "the instance is being drained")
 
@@ -454,21 +496,29 @@ class RouterCore:
             instance.state is InstanceState.READY and can_take_request(instance, criteria) for instance in others
         )
 
-    # What others are shown.
+    # Status for other components.
 
     def status(self, now_s: float) -> dict[str, Any]:
         instances = describe_instances(self.instances.list_instances(now_s), self._registrations, self._live.values())
-        return {"instances": instances, "resumes": self._resumes.recent(now_s)}
+        waiting = [routing.stream for routing in self._live.values() if routing.waiting_since_s is not None]
+        return {
+            "instances": instances,
+            "resumes": self._resumes.recent(now_s),
+            "waiting": Counter(stream.model or stream.request.model for stream in waiting),
+        }
 
     def can_serve(self, now_s: float) -> bool:
         return any(can_take_request(instance, RoutingCriteria()) for instance in self.instances.list_instances(now_s))
 
-    def serving_instances(self, now_s: float) -> list[InstanceInfo]:
-        """Those that may know of a stream."""
+    def serving_instances(self, now_s: float, model: str | None = None) -> list[InstanceInfo]:
+        """Returns the instances that may know of a stream; with `model`, only those of this model. An alias is no model:
+        `ModelSelector` chooses the model that it stands for."""
         return [
             instance
             for instance in self.instances.list_instances(now_s)
-            if instance.role != "prefill" and instance.state is not InstanceState.STARTING
+            if instance.role != "prefill"
+            and instance.state is not InstanceState.STARTING
+            and model in (None, instance.model)
         ]
 
     def _count_streams(self) -> dict[LabelValues, float]:
@@ -478,7 +528,7 @@ class RouterCore:
     def _count_instances(self) -> dict[LabelValues, float]:
         counts: dict[LabelValues, float] = {}
         for instance in self.instances.list_instances(self._now_s):
-            key = (instance.role, instance.state.value)
+            key = (instance.role, instance.state.value, instance.model)
             counts[key] = counts.get(key, 0.0) + 1
         return counts
 
@@ -487,7 +537,7 @@ class RouterCore:
 
 
 def _is_resumable(routing: StreamRoutingState) -> bool:
-    """When nobody carries it any more."""
+    """Returns whether a client may resume the stream once no attempt runs."""
     stream = routing.stream
     if routing.is_deleted:
         return False
@@ -500,7 +550,7 @@ def _is_resumable(routing: StreamRoutingState) -> bool:
 
 def unknown_stream(request_id: str) -> NotFound:
     return NotFound(
-        f"Last-Event-ID: nobody has the stream {request_id} any more; send the request again", code=STREAM_UNKNOWN
+        f"Last-Event-ID: no instance has the stream {request_id} any more; send the request again", code=STREAM_UNKNOWN
     )
 
 

@@ -1,18 +1,20 @@
-"""The instances behind the router: who is there, in which state, and how busy.
+"""The registered instances: their state and load.
 
-An instance is known by its incarnation. It announces itself each second, or, if it is in the static list, is asked each
-second; both end in the same lease. What the router sees for itself (lost connections, stalls) is kept beside it. An
-instance that no connection can be made to stays suspect, whatever it announces, until a probe reaches it.
+An instance is identified by its incarnation. It announces itself every second, or, if it is in the static list, is
+probed every second; both renew the same lease. What the router observes itself (lost connections, stalls) is stored
+beside it. An instance that refuses connections stays suspect, whatever it announces, until a probe reaches it.
 
     registered ── silent 3 s ──> suspect ── silent 8 s ──> gone, forgotten
         └───────── says `leaving`, or its URL has a new incarnation ──────^
 
-`routing_policy` chooses an instance. Takes the time and messages; knows neither sockets nor clocks.
+`routing_policy` chooses an instance. This module takes the time and messages; it knows neither sockets nor clocks.
 """
 
 import logging
 import math
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -22,7 +24,13 @@ from onward import log
 from onward.errors import StartupError
 from onward.pd import layout
 from onward.proto import SCHEMA_VERSION
-from onward.proto.router import InstanceLoad, Registration, RegistrationReply
+from onward.proto.router import (
+    MAX_MODEL_NAME_CHARS,
+    MAX_MODEL_NAMES,
+    InstanceLoad,
+    Registration,
+    RegistrationReply,
+)
 from onward.router.prefix_index import RESEND_ALL, PrefixIndex
 from onward.transport.addresses import check_handoff_address
 from onward.transport.http_urls import parse_server_url
@@ -36,13 +44,18 @@ GONE_AFTER_S = 8.0
 
 PROBE_EVERY_S = 1.0
 PROBE_LOST_AFTER_S = 5.0
-"""A probe that nobody reports on is not waited for any longer."""
+"""A probe without a result is given up after this time."""
 
 FAILURES_TO_OPEN_CIRCUIT = 3
 FIRST_OPEN_S = 1.0
 MAX_OPEN_S = 10.0
 
 MAX_INSTANCES = 1024
+KNOWN_MODEL_S = 60.0
+"""How long a model is known after its last instance has gone. Requests wait for an instance of it to come back, and are
+not told that the model is unknown."""
+MAX_NAME_CHARS = 64
+"""Limit of the name of an instance or a node."""
 ROLES = ("mixed", "prefill", "decode")
 LEAVING = "leaving"
 
@@ -82,7 +95,9 @@ class InstanceInfo:
     num_reserved_at_report: int = 0
     """`num_reserved` when `load` was reported: these requests are counted in both."""
     tokenizer_hash: str = ""
-    """Of its tokenizer and chat template."""
+    """Hash of the instance's tokenizer and chat template."""
+    model: str = ""
+    model_aliases: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -109,7 +124,7 @@ class CircuitBreaker:
         self.open_until_s = now_s + self.open_s
 
     def start_trial(self, now_s: float) -> None:
-        """Somebody is sent there. While it is on trial, nobody else."""
+        """Marks a trial request as sent. No other request is sent to the instance during a trial."""
         if self.open_s:
             assert self.failures >= FAILURES_TO_OPEN_CIRCUIT, "a circuit opens after several failures"
             self.on_trial = True
@@ -123,7 +138,7 @@ class CircuitBreaker:
 
 
 class Reservation:
-    """A place on an instance. Whoever has it gives it back once; giving it back again, or late, does nothing."""
+    """A reserved place at an instance. `release` has an effect once; releasing again, or late, changes nothing."""
 
     __slots__ = ("_all", "instance_id")
 
@@ -158,7 +173,7 @@ class _RegisteredInstance:
             return InstanceState.GONE
         reported = InstanceState(self.registration.state)
         if reported in (InstanceState.STARTING, InstanceState.DRAINING):
-            return reported  # not chosen in any case; suspects are, if there is nobody else
+            return reported  # excluded in any case; a suspect instance is used if there is no other
         is_doubted = self.is_unreachable or (self.is_suspected and reported is InstanceState.READY)
         if silent_s >= SUSPECT_AFTER_S or is_doubted:
             return InstanceState.SUSPECT
@@ -180,6 +195,8 @@ class _RegisteredInstance:
             circuit_open_until_s=self.breaker.open_until_s,
             num_reserved_at_report=self.num_reserved_at_report,
             tokenizer_hash=registration.tokenizer_hash,
+            model=registration.model,
+            model_aliases=tuple(registration.model_aliases),
         )
 
 
@@ -202,7 +219,11 @@ class InstanceRegistry:
         self._probes: dict[str, _ProbeSchedule] = {}
         self._gone: list[str] = []
         self._replaced: deque[str] = deque(maxlen=MAX_INSTANCES)
-        """Incarnations whose URL another one has taken: their late messages must not take it back."""
+        """Incarnations whose URL belongs to a newer one. Their late messages must not reclaim it."""
+        self._generations: OrderedDict[str, int] = OrderedDict()
+        """The highest generation that has registered under a name. Those below it are refused, also after it has gone."""
+        self._past_models: OrderedDict[str, tuple[frozenset[str], float]] = OrderedDict()
+        """Aliases of models whose last instance has gone, and until when they are known."""
         self._now_s = -math.inf
 
     def register(self, registration: Registration, now_s: float) -> RegistrationReply:
@@ -223,14 +244,15 @@ class InstanceRegistry:
         self._probes[_normalize_url(url)] = _ProbeSchedule(is_static=True)
 
     def due_probes(self, now_s: float) -> list[str]:
-        """URLs to ask now, each on its own: one that does not answer keeps nobody else waiting."""
+        """Returns the URLs to probe now. Each is probed separately, so that a slow instance delays no other probe."""
         due = [url for url, probe in self._probes.items() if probe.due(now_s)]
         for url in due:
             self._probes[url].begun_s, self._probes[url].under_way = now_s, True
         return due
 
     def on_probe_result(self, url: str, registration: Registration | None, now_s: float) -> str | None:
-        """What a probe has brought; no answer is silence, and judged like it. Returns why the instance is not taken."""
+        """Handles the result of a probe; a failed probe counts as silence. Returns why the instance is refused, if it
+        is."""
         url = _normalize_url(url)
         probe = self._probes.get(url)
         if probe is not None:
@@ -240,11 +262,11 @@ class InstanceRegistry:
         self._clear_unreachable(registration.instance, url)
         if probe is None or not probe.is_static:
             return None  # it registers by itself
-        # The person who wrote the list knows which way leads there.
+        # The URL of the list is used, because the operator knows how to reach the instance.
         return self.register(msgspec.structs.replace(registration, url=url), now_s).error or None
 
     def next_kv_event(self, url: str) -> int:
-        """What to ask a static instance for."""
+        """Returns the number of the next prefix-cache event to request from a static instance."""
         member = self._find_by_url(_normalize_url(url))
         if self.index is None or member is None:
             return RESEND_ALL
@@ -260,8 +282,19 @@ class InstanceRegistry:
                 self._remove(instance_id)
         urls = {member.url for member in self._members.values()}
         self._probes = {url: probe for url, probe in self._probes.items() if probe.is_static or url in urls}
+        while self._past_models and next(iter(self._past_models.values()))[1] <= now_s:
+            self._past_models.popitem(last=False)
         gone, self._gone = self._gone, []
         return gone
+
+    def known_models(self) -> Mapping[str, AbstractSet[str]]:
+        """Returns the aliases of each model that has a registered instance, or had one a short while ago."""
+        known: dict[str, AbstractSet[str]] = {model: aliases for model, (aliases, _) in self._past_models.items()}
+        for member in self._members.values():
+            known[member.registration.model] = known.get(member.registration.model, frozenset()) | frozenset(
+                member.registration.model_aliases
+            )
+        return known
 
     def list_instances(self, now_s: float) -> list[InstanceInfo]:
         self._now_s = now_s
@@ -271,22 +304,29 @@ class InstanceRegistry:
         member = self._members.get(instance_id)
         return member.info(self._now_s) if member else None
 
+    def find_by_url(self, url: str) -> InstanceInfo | None:
+        member = self._find_by_url(url)
+        return member.info(self._now_s) if member else None
+
     def record_failure(self, instance_id: str, now_s: float) -> None:
-        """A connection to it was refused or lost, or a stream of it stalled."""
+        """Marks an instance as suspect and counts a failure in its circuit breaker, after a connection was refused or
+        lost, or a stream stalled."""
         self._now_s = now_s
         if member := self._members.get(instance_id):
             member.is_suspected = True
             member.breaker.record_failure(now_s)
 
     def record_unreachable(self, instance_id: str, now_s: float) -> None:
-        """No connection to it could be made. From here on it is probed, so that no client's request has to find out."""
+        """Records a failed connection to an instance and starts to probe it. The probes find out when it can be reached
+        again, so that no client's request has to try."""
         self.record_failure(instance_id, now_s)
         if member := self._members.get(instance_id):
             member.is_unreachable = True
             self._probes.setdefault(member.url, _ProbeSchedule(is_static=False))
 
     def record_success(self, instance_id: str, now_s: float) -> None:
-        """It has produced something."""
+        """Clears an instance's suspicion and resets its circuit breaker, because it has produced tokens. Stops the
+        probes that `record_unreachable` has started."""
         self._now_s = now_s
         if member := self._members.get(instance_id):
             member.is_suspected = False
@@ -303,7 +343,7 @@ class InstanceRegistry:
             del self._probes[url]
 
     def reserve(self, instance_id: str) -> Reservation:
-        """Bookings of an instance that is gone count for nobody, and can still be released."""
+        """Reserves a place. A reservation at an instance that is gone has no effect, and can still be released."""
         member = self._members.get(instance_id)
         if member is None:
             return Reservation(instance_id, set())
@@ -318,6 +358,7 @@ class InstanceRegistry:
             _logger.warning(log.event("instance replaced", id=previous, url=existing.url, by=registration.instance))
             self._replaced.append(previous)
             self._remove(previous)
+        self._store_generation(registration)
         member = self._members.setdefault(registration.instance, _RegisteredInstance(registration, now_s))
         assert len(self._members) <= MAX_INSTANCES, "the number of instances is bounded"
         # Whether another address can be reached is not known yet.
@@ -327,8 +368,23 @@ class InstanceRegistry:
         member.num_reserved_at_report = len(member.reservations)
         member.is_suspected = False
 
+    def _store_generation(self, registration: Registration) -> None:
+        """Removes earlier starts of an instance. They may still run, on a machine that has lost its connection."""
+        if not registration.generation:
+            return
+        for previous, member in list(self._members.items()):
+            if member.registration.name == registration.name and previous != registration.instance:
+                _logger.warning(log.event("instance replaced", id=previous, url=member.url, by=registration.instance))
+                self._remove(previous)
+        self._generations[registration.name] = registration.generation
+        self._generations.move_to_end(registration.name)
+        while len(self._generations) > MAX_INSTANCES:
+            self._generations.popitem(last=False)
+
     def _apply_kv_events(self, registration: Registration) -> int:
-        """Each engine counts its changes from 0, and begins with an empty cache."""
+        """Applies a registration's KV events to the prefix index and returns the number of the next expected change.
+        For a new engine, the index first forgets the instance: each engine counts its changes from 0 and begins with an
+        empty cache."""
         if self.index is None:
             return RESEND_ALL
         previous = self._members.get(registration.instance)
@@ -339,8 +395,15 @@ class InstanceRegistry:
         return self.index.apply(registration.instance, registration.kv_events)
 
     def num_ready_others(self, url: str) -> int:
-        """Instances that are ready to take streams, beside the one at this URL."""
-        others = [member for member in self._members.values() if member.url != url.rstrip("/")]
+        """Instances that are ready to take the streams of the one at this URL, beside itself. -1: it is not known."""
+        own = self._find_by_url(_normalize_url(url))
+        if own is None:
+            return -1
+        others = [
+            member
+            for member in self._members.values()
+            if member is not own and member.registration.model == own.registration.model
+        ]
         return sum(
             other.registration.role != "prefill" and other.state(self._now_s) is InstanceState.READY for other in others
         )
@@ -352,23 +415,34 @@ class InstanceRegistry:
         )
 
     def _remove(self, instance_id: str) -> None:
-        """Its reservations go with it: they are held by the member, so that a later release changes nothing."""
-        if self._members.pop(instance_id, None) is None:
+        """Removes an instance with its reservations. The member holds them, so a later release changes nothing."""
+        member = self._members.pop(instance_id, None)
+        if member is None:
             return
         self._gone.append(instance_id)
+        self._remember_model(member.registration)
         if self.index is not None:
             self.index.forget(instance_id)
+
+    def _remember_model(self, registration: Registration) -> None:
+        aliases = frozenset(registration.model_aliases)
+        self._past_models[registration.model] = aliases, self._now_s + KNOWN_MODEL_S
+        self._past_models.move_to_end(registration.model)
+        while len(self._past_models) > MAX_INSTANCES:
+            self._past_models.popitem(last=False)
 
     def _find_by_url(self, url: str) -> _RegisteredInstance | None:
         return next((member for member in self._members.values() if member.url == url), None)
 
     def _rejection_reason(self, new: Registration) -> str | None:
-        """Why it cannot be taken, if so. Those who are there decide; whom it replaces has no say."""
+        """Returns why an instance is refused, or None. Existing instances decide, except the one that it replaces."""
         if error := _validation_error(new):
             return error
         existing = self._find_by_url(new.url)
         if new.instance in self._replaced and existing is not None and existing.registration.instance != new.instance:
             return f"another instance has registered at {new.url} since"
+        if error := self._generation_error(new):
+            return error
         others = [
             member.registration
             for instance_id, member in self._members.items()
@@ -377,6 +451,18 @@ class InstanceRegistry:
         if len(others) >= MAX_INSTANCES:
             return f"there are {MAX_INSTANCES} instances already"
         return _incompatibility(new, others)
+
+    def _generation_error(self, new: Registration) -> str | None:
+        highest = self._generations.get(new.name, 0)
+        if new.generation < highest:
+            return f"generation {highest} of {new.name} has registered, and this is generation {new.generation}"
+        if not new.generation or new.generation > highest:
+            return None
+        for instance_id, member in self._members.items():
+            is_other = instance_id != new.instance and member.url != new.url
+            if is_other and member.registration.name == new.name:
+                return f"another instance has registered as generation {highest} of {new.name}"
+        return None
 
 
 def _validation_error(new: Registration) -> str | None:
@@ -387,12 +473,23 @@ def _validation_error(new: Registration) -> str | None:
     try:
         parse_server_url(new.url)
     except ValueError as fault:
-        return f"url is {short_repr(new.url)}, which is no address of a server: {fault}"
+        return f"url is {short_repr(new.url)}, which is not the address of a server: {fault}"
     try:
         if new.handoff_address:
             check_handoff_address(new.handoff_address, "handoff_address")
     except StartupError as fault:
         return f"handoff_address is wrong: {fault.message}"
+    for field_name, names in (("model", [new.model]), ("model_aliases", new.model_aliases)):
+        if any(not 0 < len(name) <= MAX_MODEL_NAME_CHARS for name in names):
+            shown = short_repr(names if field_name == "model_aliases" else new.model)
+            return f"{field_name} is {shown}; a name has 1 to {MAX_MODEL_NAME_CHARS} characters"
+    if len(new.model_aliases) > 2 * MAX_MODEL_NAMES:
+        return f"model_aliases is a list of {len(new.model_aliases)} names, more than {2 * MAX_MODEL_NAMES}"
+    for field_name, name in (("name", new.name), ("node", new.node)):
+        if len(name) > MAX_NAME_CHARS:
+            return f"{field_name} is {short_repr(name)}, longer than {MAX_NAME_CHARS} characters"
+    if new.generation and not new.name:
+        return "generation is given without a name"
     if new.role not in ROLES:
         return f"role is {new.role!r}, not one of {', '.join(ROLES)}"
     if new.state not in REPORTED_STATES:
@@ -401,7 +498,7 @@ def _validation_error(new: Registration) -> str | None:
 
 
 def _normalize_url(url: str) -> str:
-    """One form of each URL. One that is not valid stays as it is: `_validation_error` refuses it."""
+    """Returns the canonical form of a URL. An invalid one stays as it is, and `_validation_error` refuses it."""
     try:
         return str(parse_server_url(url))
     except ValueError:
@@ -409,15 +506,13 @@ def _normalize_url(url: str) -> str:
 
 
 def _incompatibility(new: Registration, others: list[Registration]) -> str | None:
-    """All serve one model. Those that pass KV to each other have one layout; a mixed instance without a handoff
-    address passes none, and may compute in its own way: streams that move there go on, if not bit by bit."""
-    for other in others:
-        if other.model != new.model:
-            return f"model is {other.model!r} here and {new.model!r} there"
+    """Instances of one model that pass KV to each other have one layout; a mixed instance without a handoff address passes
+    none, and may compute in its own way: streams that move there go on, if not bit by bit. Those of different models have
+    nothing to do with each other."""
     if not _transfers_kv(new) or new.kv_layout is None:
         return None
     for other in others:
-        if _transfers_kv(other) and other.kv_layout is not None:
+        if other.model == new.model and _transfers_kv(other) and other.kv_layout is not None:
             return layout.layout_difference(other.kv_layout, new.kv_layout)
     return None
 

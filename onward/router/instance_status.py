@@ -24,7 +24,11 @@ def describe_instances(
 def _describe_instance(instance: InstanceInfo, registration: Registration | None, num_streams: int) -> dict[str, Any]:
     return {
         "id": instance.instance_id,
+        "name": registration.name if registration else "",
+        "node": registration.node if registration else "",
         "role": instance.role,
+        "model": instance.model,
+        "model_aliases": instance.model_aliases,
         "state": instance.state.value,
         "url": instance.url,
         "incarnation": instance.instance_id,

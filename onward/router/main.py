@@ -55,6 +55,7 @@ class RouterProcess:
         self._tracing = router.tracing
         register_own_usage(router.registry, "router")
         self._keyring = router.keyring
+        self._batches = router.batches
         self._live_feed = router.live_feed
         self.stream_runner = router.stream_runner
         self._drain_s = config.drain_s
@@ -66,9 +67,13 @@ class RouterProcess:
 
     async def run(self, listening: socket.socket) -> None:
         maintenance = asyncio.create_task(self.stream_runner.run_maintenance())
+        if self._batches is not None:
+            self._batches.start()
         try:
             await self._server.serve([listening])
         finally:
+            if self._batches is not None:
+                await self._batches.close()
             maintenance.cancel()
             await asyncio.wait((maintenance,))
             self._connections.close()
@@ -90,8 +95,11 @@ class RouterProcess:
         audit_log.log_key_reload(len(keys))
 
     def stop(self) -> None:
-        """No new connections; running streams have the grace, and are then told. Asked twice, they are told at once."""
+        """Stops accepting connections. Running streams get the grace period, or none at the second call; then they are
+        cut with an error event."""
         self._live_feed.close()
+        if self._batches is not None:
+            self._batches.stop()
         if self._is_stopping:
             self.stream_runner.stop_all()
             return
@@ -123,7 +131,7 @@ def run(
     on_started: Callable[[], None] = lambda: None,
     key_source: ApiKeySource | None = None,
 ) -> None:
-    """Serves until told to stop. `on_started`: called once connections are taken. `key_source`: read again on SIGHUP;
-    else what the configuration says."""
+    """Serves until told to stop. `on_started` is called once connections are accepted. `key_source` is read again on
+    SIGHUP; without one, keys come from the configuration."""
     log.configure("router", config.log_level, config.log_format)
     uvloop.run(_run(config, cluster_key, listening, on_started, key_source))

@@ -1,7 +1,7 @@
-"""How the answer to a request ends that the router gives up: with what was generated so far, in the client's own form.
+"""Builds the error of a request that the router gives up, with the output so far in the client's own format.
 
-The router has the tokens and an instance knows what they say, so one is asked. Where none answers, the client is told how
-to continue the request, and nothing else: tokens are not shown without their text.
+The router has the tokens, and an instance can turn them into text, so one is queried. If none answers, the client gets
+only the fields that continue the request: tokens are never shown without their text.
 """
 
 import asyncio
@@ -26,9 +26,11 @@ CLOSE_TIMEOUT_S = 3.0
 """For all of them together: the client waits for its end."""
 
 
-class _ChoiceCounts(msgspec.Struct, frozen=True):
+class _ResponseFields(msgspec.Struct, frozen=True):
     n: Any = None
     best_of: Any = None
+    echo: Any = None
+    max_tokens: Any = None
 
 
 class PartialOutputWriter(ClientWriter):
@@ -60,17 +62,16 @@ class PartialOutputWriter(ClientWriter):
             await asgi.respond_error(self._send, error, closed.body)
 
     async def _render_end(self, error: ErrorInfo) -> ClosedAttempt | None:
-        """As an instance writes it. None: no instance could be asked in time."""
+        """Returns the end of the stream as an instance renders it. Returns None if no instance answers in time, or if
+        the router is stopping."""
         runner = self._runner
         if runner.is_stopping:
             return None
         message = CloseAttempt(self._stream.build_attempt(runner.clock.now_s(), []), error)
-        instances = sorted(runner.core.serving_instances(runner.clock.now_s()), key=self._instance_order)[
-            :MAX_INSTANCES_ASKED
-        ]
+        instances = runner.core.serving_instances(runner.clock.now_s(), self._stream.model or None)
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                for instance in instances:
+                for instance in sorted(instances, key=self._instance_order)[:MAX_INSTANCES_ASKED]:
                     if (closed := await runner.upstream.render_stream_end(instance.url, message)) is not None:
                         return closed
         except TimeoutError:
@@ -78,27 +79,36 @@ class PartialOutputWriter(ClientWriter):
         return None
 
     def _instance_order(self, instance: InstanceInfo) -> tuple[bool, bool]:
-        """Healthy instances are asked first, and the one that the stream was lost at last."""
+        """Returns a sort key: ready instances are queried first, and the instance of the lost attempt comes last among
+        its equals."""
         return instance.state is not InstanceState.READY, instance.instance_id == self._stream.instance_id
 
 
 def build_partial(stream: ClientStream) -> dict[str, Any] | None:
-    """What the router itself can say: the fields that continue the request. None: it cannot be continued."""
-    if not stream.has_tokens or _uses_best_of(stream.request.body):
+    """Returns the fields that continue the request, which the router knows without an instance; None if it cannot be
+    continued."""
+    if not stream.has_tokens or not _is_continuable(stream.request.body):
         return None
     token_ids = [choice.token_ids for choice in stream.choices]
     reasons = [
         None if choice.finish_reason in INCOMPLETE_REASONS else choice.finish_reason for choice in stream.choices
     ]
-    resume = {
+    resume: dict[str, Any] = {
         "seed": stream.request.seed,
         "generated_token_ids": token_ids[0] if len(token_ids) == 1 else token_ids,
         "generated_finish_reasons": reasons,
     }
+    if stream.model_tag:
+        resume["model"] = stream.model
+    if stream.max_prompt_tokens is not None:
+        resume["truncate_prompt_tokens"] = stream.max_prompt_tokens
     return {"seed": stream.request.seed, "resume": resume}
 
 
-def _uses_best_of(body: bytes) -> bool:
-    """An instance has accepted the request, so the fields are numbers or absent."""
-    fields = msgspec.json.decode(body, type=_ChoiceCounts)
-    return isinstance(fields.best_of, int) and fields.best_of > (fields.n or 1)
+def _is_continuable(body: bytes) -> bool:
+    """Returns whether the response has all of the generated tokens: not with `best_of`, and not if it is the prompt alone.
+    An instance has accepted the request, so the fields have their types or are absent."""
+    fields = msgspec.json.decode(body, type=_ResponseFields)
+    selects_best = isinstance(fields.best_of, int) and fields.best_of > (fields.n or 1)
+    only_echoes = fields.echo is True and fields.max_tokens == 0
+    return not (selects_best or only_echoes)

@@ -1,9 +1,9 @@
-"""Which blocks each instance has in its prefix cache, as far as it has told. A hint: a wrong entry costs time only.
+"""Blocks in the prefix cache of each instance, as reported by the instances. A hint: a wrong entry costs only time.
 
     changes of an instance   0 1 2 … |-- number … next_number --| expected next
 
-A change that is missing makes all that is known of the instance doubtful: its index starts anew, and everything is asked
-for. Knows nothing of tokens, load or time.
+If a change is missing, the index of that instance is cleared and a complete listing is requested. Knows nothing of tokens,
+load or time.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ RESEND_ALL = -1
 """Expected of an instance of which nothing is known."""
 
 MAX_BLOCKS = 1 << 20
-"""Of all instances together, about 100 MB. Blocks beyond are not remembered: prompts match shorter, no worse."""
+"""Blocks of all instances together, about 100 MB. Further blocks are not stored; prompts then match a shorter
+prefix."""
 
 
 @dataclass(slots=True)
@@ -36,17 +37,18 @@ class PrefixIndex:
         return self._num_blocks
 
     def next_event_number(self, instance: str) -> int:
-        """The number of the change that should come next."""
+        """Returns the number of the next expected change; `RESEND_ALL` if nothing is known of the instance."""
         cached = self._cached.get(instance)
         return cached.expected if cached else RESEND_ALL
 
     def apply(self, instance: str, events: KvEvents) -> int:
-        """Returns the number that is expected next. What was told before is passed over."""
+        """Applies changes and returns the number of the next expected one. Changes that were applied before are
+        skipped."""
         if events.reset:
             self.forget(instance)
             expected = events.first_event
         else:
-            # Who is new may also begin with the very first change, which comes to the same as everything.
+            # A new instance may also begin with its very first change, which equals a complete listing.
             expected = max(0, self.next_event_number(instance))
         if events.first_event > expected:
             self.forget(instance)
@@ -57,7 +59,7 @@ class PrefixIndex:
         return cached.expected
 
     def matched_blocks(self, instance: str, hashes: Sequence[BlockHash]) -> int:
-        """How many leading blocks of a prompt are there."""
+        """Returns how many leading blocks of a prompt the instance has cached."""
         cached = self._cached.get(instance)
         if cached is None:
             return 0

@@ -1,4 +1,5 @@
-"""What instances have kept of a stream or a response, and whether that is all there is. Knows not what a record says."""
+"""Queries instances for their records of a stream or a response, and whether all of them answered. Does not interpret
+records."""
 
 import asyncio
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from onward.router.stream_runner import StreamRunner
 @dataclass(frozen=True, slots=True)
 class FoundRecords:
     by_url: dict[str, StreamRecord]
-    """Of each instance that has one."""
+    """The record of each instance that has one."""
     is_complete: bool
     """Every instance has answered, and there is one: what is not here is unknown, and not only out of reach."""
 

@@ -1,4 +1,5 @@
-"""Streams whose client has gone, or may not have seen the end: kept for a while, within bounds, so that it can return.
+"""Streams whose client has gone, or may not have received the end. They are stored for a limited time, so that the
+client can resume them.
 
 Callers share the bounds fairly, see `fair_record_store`. Takes the time; does no I/O.
 """
@@ -16,7 +17,7 @@ MAX_TOMBSTONES = 16384
 
 
 class ResumableStreams:
-    """Streams whose attempt has ended and whose client may come back. They do not run."""
+    """Streams without a running attempt whose client may come back."""
 
     def __init__(self, ttl_s: float, bounds: RecordLimits = BOUNDS) -> None:
         self._ttl_s = ttl_s
@@ -37,7 +38,7 @@ class ResumableStreams:
         return self._kept.drop(request_id)
 
     def drop_matching(self, names: Set[str] | None, caller: str | None) -> list[ClientStream]:
-        """Those that go by one of these names, or all; a caller's own, or everybody's. Returns them."""
+        """Removes and returns the streams with one of these names, or all; of one caller, or of all callers."""
         dropped = [kept_stream for kept_stream in self._kept.values() if matches(kept_stream, names, caller)]
         for stream in dropped:
             self.drop(stream.request_id)
@@ -48,8 +49,8 @@ class ResumableStreams:
 
 
 def matches(stream: ClientStream, names: Set[str] | None, caller: str | None) -> bool:
-    """By an abort: by an id or a label, None: by any; among a caller's own, None: among everybody's. A stored response that
-    is complete stays so."""
+    """Returns whether an abort ends the stream: it has one of `names` as its id or label (None: any), and belongs to
+    `caller` (None: any caller). A stored response that is complete is not ended."""
     client_request = stream.request
     names_of_stream = {client_request.request_id, client_request.client_request_id} - {""}
     if caller not in (None, client_request.caller) or (names is not None and names.isdisjoint(names_of_stream)):

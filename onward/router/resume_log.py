@@ -1,4 +1,4 @@
-"""Which streams were carried on, why, and how long their clients had to wait. Counts, logs, and remembers the last ones."""
+"""Resumed streams: the cause of each resume, and the pause for the client. Counts, logs and keeps the last ones."""
 
 import logging
 from collections import deque
@@ -21,13 +21,15 @@ class ResumeLog:
         self._last: deque[dict[str, Any]] = deque(maxlen=MAX_ENTRIES)
 
     def begin(self, routing: StreamRoutingState, cause: FailureCause, instance: str, now_s: float) -> None:
-        """The pause began with the last delivered event; several failures in a row are one pause."""
+        """Begins a resume of a stream that an instance had accepted, unless one is pending. The pause counts from the
+        last delivered event, so several failures in a row are one pause."""
         if routing.pending_resume is None and routing.stream.was_accepted:
             since_s = routing.stream.last_delivery_at_s
             routing.pending_resume = PendingResume(cause, instance, now_s if since_s is None else since_s)
 
     def end(self, routing: StreamRoutingState, outcome: str, now_s: float) -> None:
-        """`exact`, `inexact` (by other numerics) or `failed`."""
+        """Ends the pending resume of a stream: counts, logs and keeps it. One must have begun. `outcome`: `exact`,
+        `inexact` (by other numerics) or `failed`."""
         pending, stream = routing.pending_resume, routing.stream
         assert pending is not None, "only a resume that has begun ends"
         assert outcome in ("exact", "inexact", "failed"), "a resume has one of three outcomes"
@@ -53,7 +55,7 @@ class ResumeLog:
         self._last.append({"request_id": stream.request_id} | entry | {"at_s": now_s})
 
     def recent(self, now_s: float) -> list[dict[str, Any]]:
-        """Oldest first."""
+        """Returns the last resumes, oldest first, with the age of each in seconds."""
         return [
             {key: value for key, value in entry.items() if key != "at_s"} | {"ago_s": round(now_s - entry["at_s"], 3)}
             for entry in self._last

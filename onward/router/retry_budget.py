@@ -1,19 +1,20 @@
-"""How much the router may try again, so that an outage does not become a storm. Knows neither streams nor instances.
+"""Limits retries, so that an outage does not become a retry storm. Knows neither streams nor instances.
 
-Two cases, since they deserve different answers:
+There are two cases:
 
-* A stream is *owed* its first attempt after progress, and its first one after it has lost its instance, also if that had
-  not come to a token yet: what it waited for there, in a queue or in a long prompt, has died with many others' at once,
-  and a share of the traffic would refuse most of them. These are never refused, only spread out.
-* Any further attempt without a token in between, and any that follows on an error of an instance that lives, is counted
-  against a share of its caller's requests of the last minute, and may be refused. One caller's failing requests use up
-  no other caller's retries.
+* Owed attempts are never refused, only spread over time. A stream is owed its first attempt after progress, and its first
+  attempt after it has lost its instance, also without any token. Many streams lose their instance at once, and a share of
+  the traffic would refuse most of them.
+* Every other attempt counts against a share of its caller's requests of the last minute, and may be refused: further
+  attempts without a token in between, and attempts after an error of an instance that is alive. One caller's failing
+  requests use up no other caller's retries.
 
-So in the worst outage, where whatever is tried is lost, each request costs two attempts and the share, not all that its
-own count would allow; and instances that answer with errors, as they do when there is too much, get the share alone.
+In the worst outage, in which every attempt is lost, each request costs two attempts and its part of the share. Overloaded
+instances, which answer with errors, get only the share.
 """
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 WINDOW_S = 60.0
@@ -33,7 +34,8 @@ class _SecondCount:
 
 
 class _SlidingCounter:
-    """How often something has happened, counted by seconds, so that its size does not depend on the traffic."""
+    """Counts how often something has happened in the last `WINDOW_S`, second by second, so that its size does not
+    depend on the traffic."""
 
     def __init__(self) -> None:
         self._seconds: deque[_SecondCount] = deque()
@@ -62,13 +64,13 @@ class _CallerCounters:
 
 
 class RetryBudget:
-    """Bounds retries per caller, to a share of the caller's own requests. All callers together have one pace for attempts
-    that are owed."""
+    """Bounds retries per caller and model, to a share of the caller's own requests for that model: a version that fails
+    uses up no retries of another one. All together have one pace for attempts that are owed."""
 
     def __init__(self, share: float, *, floor: int = MIN_RETRIES_PER_WINDOW) -> None:
         self._share = share
         self._floor = floor
-        self._by_caller: dict[str, _CallerCounters] = {}
+        self._by_caller: dict[Hashable, _CallerCounters] = {}
         self._next_cleanup_s = 0.0
         self._next_slot_s: float | None = None
 
@@ -77,15 +79,16 @@ class RetryBudget:
         """Callers that are counted now: those of the last two minutes at most."""
         return len(self._by_caller)
 
-    def record_request(self, caller: str, now_s: float) -> None:
-        """A client's request has come."""
-        counters = self._counters_of(caller, now_s)
+    def record_request(self, key: Hashable, now_s: float) -> None:
+        """Counts a client's request, which allows more retries. `key`: its caller and model."""
+        counters = self._counters_of(key, now_s)
         counters.requests.count(now_s)
         counters.requests.add(now_s)
 
-    def try_spend(self, caller: str, now_s: float) -> bool:
-        """Whether an attempt of this caller may begin that is not owed. If so, it is counted."""
-        counters = self._counters_of(caller, now_s)
+    def try_spend(self, key: Hashable, now_s: float) -> bool:
+        """Returns whether the budget of this caller and model allows a retry, and counts the retry if so. Retries after
+        progress or after the first lost instance need no budget; `pacing_delay_s` spaces them out."""
+        counters = self._counters_of(key, now_s)
         allowed = max(self._floor, self._share * counters.requests.count(now_s))
         if counters.attempts.count(now_s) + 1 > allowed:
             return False
@@ -93,7 +96,8 @@ class RetryBudget:
         return True
 
     def pacing_delay_s(self, now_s: float) -> float:
-        """How long an attempt that is owed should wait: the more of them at once, the longer, up to a bound."""
+        """Returns how long a retry without budget must wait, and takes its place in the queue. The more retries come at
+        once, the longer the delay, up to `MAX_PACE_S`."""
         interval_s = 1 / PACED_PER_S
         slot_s = max(now_s, self._next_slot_s if self._next_slot_s is not None else now_s)
         wait_s = max(0.0, slot_s - now_s - (PACE_BURST - 1) * interval_s)
@@ -102,8 +106,8 @@ class RetryBudget:
         self._next_slot_s = slot_s + interval_s
         return wait_s
 
-    def _counters_of(self, caller: str, now_s: float) -> _CallerCounters:
+    def _counters_of(self, key: Hashable, now_s: float) -> _CallerCounters:
         if now_s >= self._next_cleanup_s:
             self._by_caller = {name: one for name, one in self._by_caller.items() if not one.is_idle(now_s)}
             self._next_cleanup_s = now_s + WINDOW_S
-        return self._by_caller.setdefault(caller, _CallerCounters())
+        return self._by_caller.setdefault(key, _CallerCounters())

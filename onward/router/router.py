@@ -5,6 +5,7 @@
 
 import aiohttp
 
+from onward.batches.batch_routes import make_service
 from onward.clock import Clock
 from onward.config import OtelSettings, RouterConfig
 from onward.obs.build_info import register_build_info
@@ -39,16 +40,24 @@ class Router:
         keep_alive_s: float = client_writer.KEEP_ALIVE_S,
         otel: OtelSettings | None = None,
     ) -> None:
-        """`keys`: those that clients show; else the plain ones of the configuration."""
+        """`keys` are the accepted API keys; by default, the plain keys of the configuration."""
         self.keyring = ActiveKeys(merge_tables(admin_entries(config.api_key)) if keys is None else keys)
         self.registry = Registry()
         register_build_info(self.registry)
-        core = RouterCore(config, f"router-{random.hex_token()}", self.registry, random.below)
+        settled_at_s = clock.now_s() + settle_s
+        core = RouterCore(config, f"router-{random.hex_token()}", self.registry, random.below, settled_at_s)
         attributes = {"service.instance.id": core.incarnation, "onward.role": "router"}
         self.tracing = ProcessTracing(otel, clock, random, self.registry, attributes)
         upstream = UpstreamClient(cluster_key, clock, session, post)
-        self.stream_runner = StreamRunner(core, upstream, clock, random, settle_s, keep_alive_s)
+        self.stream_runner = StreamRunner(core, upstream, clock, random, keep_alive_s)
         self.live_feed = LiveFeed(RouterLiveView(self.stream_runner).look, clock)
+        self.batches = make_service(config, self.keyring, clock)
         self.app = build_app(
-            self.stream_runner, self.registry, cluster_key, self.keyring, self.live_feed, self.tracing.tracer
+            self.stream_runner,
+            self.registry,
+            cluster_key,
+            self.keyring,
+            self.live_feed,
+            self.tracing.tracer,
+            self.batches,
         )

@@ -1,4 +1,4 @@
-"""What a router counts."""
+"""The router's metrics."""
 
 from collections.abc import Callable
 
@@ -15,14 +15,16 @@ class RouterMetrics:
         instances: Callable[[], dict[LabelValues, float]],
         records: Callable[[], dict[LabelValues, float]],
     ) -> None:
-        self.requests = registry.counter("onward_router_requests_total", "HTTP responses begun", ["path", "status"])
-        self.attempts = registry.counter("onward_router_attempts_total", "Attempts, by how they ended", ["end"])
+        self.requests = registry.counter(
+            "onward_router_requests_total", "HTTP responses that have begun", ["path", "status"]
+        )
+        self.attempts = registry.counter("onward_router_attempts_total", "Attempts, by their end", ["end"])
         self.resumes = registry.counter(
-            "onward_router_resumes_total", "Streams carried on, by why and how well", ["cause", "outcome"]
+            "onward_router_resumes_total", "Resumed streams, by cause and outcome", ["cause", "outcome"]
         )
         self.pause = registry.histogram(
             "onward_router_resume_pause_seconds",
-            "From the last event before a resume to the first one after it",
+            "From the last event before a resume to the first event after it",
             PAUSE_BOUNDS_S,
         )
         self.queue_wait = registry.histogram(
@@ -36,10 +38,19 @@ class RouterMetrics:
         self.budget_refusals = registry.counter(
             "onward_router_budget_refusals_total", "Attempts without progress that the retry budget refused"
         )
-        self.overloads = registry.counter("onward_router_overloads_total", "Requests refused since too many wait")
-        self.stale_events = registry.counter(
-            "onward_router_stale_events_total", "Events of an older attempt, or told twice, that were dropped"
+        self.overloads = registry.counter(
+            "onward_router_overloads_total", "New requests refused because too many were waiting for an instance"
         )
-        registry.gauge("onward_router_streams", "Streams here", ["state"], streams)
-        registry.gauge("onward_router_instances", "Instances", ["role", "state"], instances)
-        registry.gauge("onward_router_records", "Streams kept for clients that have gone", [], records)
+        self.stale_events = registry.counter(
+            "onward_router_stale_events_total", "Dropped events: of an older attempt, or repeated"
+        )
+        self.model_requests = registry.counter(
+            "onward_router_model_requests_total",
+            "Requests, by the model that generated their first token and the name in the request",
+            ["model_name", "requested"],
+        )
+        registry.gauge(
+            "onward_router_streams", "Clients' streams, by whether an attempt is running", ["state"], streams
+        )
+        registry.gauge("onward_router_instances", "Instances", ["role", "state", "model_name"], instances)
+        registry.gauge("onward_router_records", "Streams kept for clients that have disconnected", [], records)

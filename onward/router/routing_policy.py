@@ -1,8 +1,8 @@
-"""Which instance takes a request, and which ones compute its prompt: facts in, decision out. Read this to know who wins.
+"""Chooses the instance for a request, and the instances that may compute its prompt. Pure functions over facts.
 
-First the rules that no policy may break: `can_take_request` says who can have it at all, and `reluctance` in which order of
-necessity; only the least reluctant ones are put before the policy. A policy is a pure function over these. What round
-robin must remember is kept by the `InstanceSelector`.
+First come the rules that no policy may break: `can_take_request` says which instances are able to take the request, and
+`reluctance` ranks them. Only the least reluctant ones are given to the policy. The `InstanceSelector` stores what round
+robin must remember.
 """
 
 import hashlib
@@ -27,30 +27,34 @@ SELECTABLE_STATES = (InstanceState.READY, InstanceState.RESTARTING, InstanceStat
 
 @dataclass(frozen=True, slots=True)
 class RoutingCriteria:
-    """What is known of a request."""
+    """The facts about a request that routing uses."""
 
     num_prompt_tokens: int | None = None
     max_output: int | None = None
     session: str = ""
     prompt_hashes: list[BlockHash] = field(default_factory=list)
-    """Of its full blocks, chained; empty where nobody has made them."""
+    """Chained hashes of the prompt's full blocks; empty if they were not computed."""
     avoided_instances: frozenset[str] = frozenset()
     """Instances to keep out if there is another."""
     excluded_instances: frozenset[str] = frozenset()
     """Instances to keep out always."""
     fingerprint: str | None = None
     """Numerics that its tokens so far were made with: equal ones go on bit by bit."""
+    preferred_url: str | None = None
+    """URL of the instance that has adopted the stream's blocks."""
+    model: str | None = None
+    """Instances of other models never take it. None: any model."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingDecision:
     instance: InstanceInfo
     prefill_peers: list[InstanceInfo]
-    """Who may compute the prompt, best first. Empty: the instance itself."""
+    """Instances that may compute the prompt, best first. Empty: the instance itself computes it."""
 
 
 def fits_context(instance: InstanceInfo, criteria: RoutingCriteria) -> bool:
-    """What is not known passes: the instance will say."""
+    """Returns False only if the request is known not to fit. The instance checks unknown cases."""
     if not instance.max_tokens or criteria.num_prompt_tokens is None:
         return True
     return criteria.num_prompt_tokens + (criteria.max_output or 1) <= instance.max_tokens
@@ -59,6 +63,7 @@ def fits_context(instance: InstanceInfo, criteria: RoutingCriteria) -> bool:
 def can_take_request(instance: InstanceInfo, criteria: RoutingCriteria) -> bool:
     return (
         instance.role in ("mixed", "decode")
+        and criteria.model in (None, instance.model)
         and instance.state in SELECTABLE_STATES
         and instance.instance_id not in criteria.excluded_instances
         and fits_context(instance, criteria)
@@ -66,9 +71,11 @@ def can_take_request(instance: InstanceInfo, criteria: RoutingCriteria) -> bool:
 
 
 def can_take_prefill(instance: InstanceInfo, criteria: RoutingCriteria) -> bool:
-    """It needs room for the prompt only."""
+    """Returns whether the instance can compute the request's prompt for a decode instance. Unlike `can_take_request`,
+    it requires room for the prompt only."""
     return (
         instance.role in ("mixed", "prefill")
+        and criteria.model in (None, instance.model)
         and bool(instance.handoff_address)
         and instance.state in SELECTABLE_STATES
         and instance.instance_id not in criteria.excluded_instances
@@ -77,19 +84,22 @@ def can_take_prefill(instance: InstanceInfo, criteria: RoutingCriteria) -> bool:
 
 
 def can_transfer_kv(prefill: InstanceInfo, decode: InstanceInfo) -> bool:
-    """The rest of their layouts was compared when they registered."""
-    return (prefill.fingerprint, prefill.block_size) == (decode.fingerprint, decode.block_size)
+    """Returns whether the prefill instance can send its KV to the decode instance: model, fingerprint and block size
+    are equal. The rest of their layouts was compared when they registered."""
+    sent = prefill.model, prefill.fingerprint, prefill.block_size
+    return sent == (decode.model, decode.fingerprint, decode.block_size)
 
 
 def is_unhealthy(instance: InstanceInfo, now_s: float) -> bool:
     return instance.state is InstanceState.SUSPECT or now_s < instance.circuit_open_until_s
 
 
-def preference_key(instance: InstanceInfo, criteria: RoutingCriteria, now_s: float) -> tuple[bool, bool, bool, bool]:
-    """Less is better, and the first difference decides: whether it lives, whether it has failed this request, whether
-    the stream would stay exact, whether it can begin at once."""
+def preference_key(instance: InstanceInfo, criteria: RoutingCriteria, now_s: float) -> tuple[bool, ...]:
+    """Less is better, and the first difference decides: whether it lives, whether it has the stream's blocks, whether
+    it has failed this request, whether the stream would stay exact, whether it can begin at once."""
     return (
         is_unhealthy(instance, now_s),
+        criteria.preferred_url is not None and instance.url != criteria.preferred_url,
         instance.instance_id in criteria.avoided_instances,
         criteria.fingerprint is not None and instance.fingerprint != criteria.fingerprint,
         instance.state is InstanceState.RESTARTING,
@@ -97,8 +107,9 @@ def preference_key(instance: InstanceInfo, criteria: RoutingCriteria, now_s: flo
 
 
 def relative_load(instance: InstanceInfo) -> float:
-    """Requests at the instance, divided by how many run at once: those of its last report, plus what this router has
-    reserved or released since. A report may be older than our latest reservations, which count in any case."""
+    """Returns the number of requests at the instance, divided by how many run at once. The number is that of the last
+    report, plus what this router has reserved or released since. A report may be older than the latest reservations, so
+    the number is never below the current reservations."""
     load = instance.load
     since = instance.num_reserved - instance.num_reserved_at_report
     return max(instance.num_reserved, load.running + load.waiting + since) / max(1, load.max_running)
@@ -110,7 +121,8 @@ def _load_key(instance: InstanceInfo) -> tuple[float, float, str]:
 
 
 def round_robin(candidates: Sequence[InstanceInfo], last_turns: Mapping[str, int]) -> InstanceInfo:
-    """Whose last turn is longest ago. A mere counter would be unfair where candidates differ between requests."""
+    """Returns the instance whose last turn is longest ago. A plain counter would be unfair if candidates differ between
+    requests."""
     return min(candidates, key=lambda instance: (last_turns.get(instance.instance_id, -1), instance.instance_id))
 
 
@@ -119,12 +131,14 @@ def random(candidates: Sequence[InstanceInfo], randbelow: RandBelow) -> Instance
 
 
 def least_loaded(candidates: Sequence[InstanceInfo]) -> InstanceInfo:
-    """The least requests for its size, then the most free blocks."""
+    """Returns the instance with the lowest relative load; among equals, the one with the largest share of free
+    blocks."""
     return min(candidates, key=_load_key)
 
 
 def power_of_two(candidates: Sequence[InstanceInfo], randbelow: RandBelow) -> InstanceInfo:
-    """The less loaded of two: several routers with the same old figures do not all run to the same instance."""
+    """Returns the less loaded of two random instances. So several routers with the same outdated figures do not all
+    choose the same instance."""
     if len(candidates) == 1:
         return candidates[0]
     first = randbelow(len(candidates))
@@ -136,11 +150,11 @@ def power_of_two(candidates: Sequence[InstanceInfo], randbelow: RandBelow) -> In
 def prefix(
     candidates: Sequence[InstanceInfo], hashes: Sequence[BlockHash], prefix_index: PrefixIndex | None
 ) -> InstanceInfo:
-    """The longest cached prefix, balanced against load.
+    """Balances the longest cached prefix against load.
 
-    Each is rated by its load, less `PREFIX_WEIGHT` times the share of the prompt that it has cached; the lowest wins. So
-    whoever wins is never more than `PREFIX_WEIGHT` (of what runs at once) busier than the least loaded one, a longer
-    match is worth as much more load as it is longer, and where nobody knows the prompt the load decides.
+    Each instance is rated by its load minus `PREFIX_WEIGHT` times the share of the prompt that it has cached; the
+    lowest rating wins. So the chosen instance is at most `PREFIX_WEIGHT` (a fraction of its capacity) busier than the
+    least loaded one. If no instance has cached a part of the prompt, load alone decides.
     """
     if prefix_index is None or not hashes:
         return least_loaded(candidates)
@@ -165,7 +179,7 @@ def session(candidates: Sequence[InstanceInfo], key: str) -> InstanceInfo:
 
 
 class _PolicySelector:
-    """One policy, and the turns that it has given."""
+    """One policy, and the turns that it has assigned."""
 
     def __init__(self, policy: RoutingPolicy, randbelow: RandBelow, prefix_index: PrefixIndex | None) -> None:
         self._policy: RoutingPolicy = policy
@@ -191,7 +205,7 @@ class _PolicySelector:
                 return session(candidates, criteria.session)
 
     def forget_except(self, instances: frozenset[str]) -> None:
-        """Forgets those that are gone."""
+        """Forgets instances that are gone."""
         if not self._last_turns.keys() <= instances:
             self._last_turns = {name: turn for name, turn in self._last_turns.items() if name in instances}
 
@@ -217,7 +231,7 @@ class InstanceSelector:
     def select(
         self, criteria: RoutingCriteria, instances: Sequence[InstanceInfo], now_s: float
     ) -> RoutingDecision | None:
-        """None: nobody can take it now."""
+        """Returns the decision; None if no instance can take the request now."""
         instance_ids = frozenset(instance.instance_id for instance in instances)
         for selector in (self._mixed, self._prefill, self._decode):
             selector.forget_except(instance_ids)
@@ -234,8 +248,9 @@ class InstanceSelector:
     def _select_prefill(
         self, chosen: InstanceInfo, prefill_instances: Sequence[InstanceInfo], criteria: RoutingCriteria, now_s: float
     ) -> list[InstanceInfo]:
-        """The policy's choice, then the least loaded of the rest. Doubtful ones only where all are: the instance asks
-        them in this order, and waits for each."""
+        """Returns the peers that may compute the prompt: the policy's choice, then the rest by preference and load.
+        Unhealthy peers are listed only if all are unhealthy, because the decode instance asks peers in this order and
+        waits for each. Empty if the chosen instance is not a decode instance."""
         if chosen.role != "decode":
             return []
         peers = [instance for instance in prefill_instances if can_transfer_kv(instance, chosen)]
@@ -259,7 +274,8 @@ def _most_preferred(
     criteria: RoutingCriteria,
     now_s: float,
 ) -> list[InstanceInfo]:
-    """Decode instances with nobody to compute prompts for them come after mixed ones, which are made for both."""
+    """Ranks decode instances without a prefill instance behind mixed ones, which can compute prompts efficiently
+    themselves."""
 
     def key(instance: InstanceInfo) -> tuple[tuple[bool, ...], bool]:
         alone = instance.role == "decode" and not any(

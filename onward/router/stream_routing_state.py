@@ -10,7 +10,7 @@ from onward.router.instance_registry import Reservation
 
 @dataclass(frozen=True, slots=True)
 class PendingResume:
-    """A stream is being carried on, and has not moved yet."""
+    """A resume that is under way: the next attempt has not delivered anything yet."""
 
     cause: FailureCause
     from_instance: str
@@ -44,6 +44,9 @@ class StreamRoutingState:
     grace_instance_id: str | None = None
     """It restarts a process, and may have the stream back if it is quick: until `grace_until_s`."""
     grace_until_s: float = 0.0
+    successor_url: str | None = None
+    """A new server takes the place of `grace_instance_id` at this URL: the stream waits for it, until `grace_until_s`, and
+    is sent there."""
     budget_refused_error: ErrorInfo | None = None
     """The retry budget had nothing left for it, after this error; it is asked again until `budget_deadline_at_s`."""
     budget_deadline_at_s: float = 0.0
@@ -51,7 +54,7 @@ class StreamRoutingState:
     overloaded_since_s: float | None = None
     """Since when instances that begin with it find no room, one after the other or again and again."""
     earliest_overload: AttemptFailure | None = None
-    """Of the instances that were full, what the one has said that will have room first."""
+    """The failure with the earliest Retry-After among those at overloaded instances."""
     reservation: Reservation | None = None
     prefill_reservations: list[Reservation] = field(default_factory=list)
     pending_resume: PendingResume | None = None
@@ -62,7 +65,7 @@ class StreamRoutingState:
     is_deleted: bool = False
     """A response that no client may see any more, while its run ends."""
     trace: RequestTrace | None = None
-    """Of a request that is traced."""
+    """Set for a traced request."""
 
     def set_final_error(self, error: ErrorInfo, body: bytes | None = None) -> None:
         if self.final_error is None:

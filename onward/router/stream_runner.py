@@ -35,11 +35,13 @@ from onward.router.upstream_client import UpstreamClient, read_error_body
 from onward.router.upstream_connections import UpstreamConnectError, UpstreamResponse
 from onward.router.upstream_errors import parse_error_info
 from onward.router.upstream_events import BLANK_LINE, EventSplitter, MalformedEvent, parse_event
+from onward.web.json_body import short_repr
 from onward.web.openai_api.abort_request import MAX_IDS
 
 TICK_S = 0.25
 STARTUP_GRACE_S = 4.0
 """After the start: all instances that are there have registered by then."""
+MODEL_POLL_S = 0.25
 _NOT_ACCEPTING_CODES = ("unavailable", "draining")
 _logger = logging.getLogger(__name__)
 
@@ -51,14 +53,12 @@ class StreamRunner:
         upstream: UpstreamClient,
         clock: Clock,
         random: RandomSource,
-        startup_grace_s: float = STARTUP_GRACE_S,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         self.core = core
         self.upstream = upstream
         self.clock = clock
         self.random = random
-        self.settled_at_s = clock.now_s() + startup_grace_s
         self.is_stopping = False
         self._keep_alive_s = keep_alive_s
         self._streams: dict[str, asyncio.Task[None]] = {}
@@ -66,10 +66,16 @@ class StreamRunner:
         self._changed = asyncio.Event()
         self._probe_tasks: set[asyncio.Task[None]] = set()
 
-    # One stream.
+    @property
+    def settled_at_s(self) -> float:
+        """By then every instance that is there has registered."""
+        return self.core.models.settled_at_s
+
+    # Stream.
 
     async def run_stream(self, routing: StreamRoutingState, writer: ClientWriter) -> None:
-        """To its end, or until cancelled since the client has gone."""
+        """Runs a stream until its client has the end or an error, then closes it. If the task is cancelled because the
+        client has left, the stream is kept for a resume."""
         task = asyncio.current_task()
         assert task is not None, "a stream runs in a task"
         self._streams[routing.stream.request_id] = task
@@ -80,7 +86,7 @@ class StreamRunner:
             raise
         except Exception:
             self.core.close_stream(routing, self.clock.now_s(), keep=False)
-            _logger.exception(log.event("a stream failed by a fault of ours", **_request_fields(routing)))
+            _logger.exception(log.event("a stream failed because of an internal error", **_request_fields(routing)))
             await writer.fail(to_error_info(InternalError("internal error")), None)
         else:
             self.core.close_stream(routing, self.clock.now_s(), keep=True)
@@ -90,7 +96,8 @@ class StreamRunner:
                 del self._streams[routing.stream.request_id]
 
     async def detach(self, request_id: str, timeout_s: float) -> None:
-        """A client has come back before we noticed that it had gone: the connection it had is given up."""
+        """Cancels the running task of a stream and waits for its end, at most `timeout_s`. The stream's client has come
+        back before the router noticed the loss of its previous connection."""
         task = self._streams.get(request_id)
         if task is not None:
             task.cancel()
@@ -113,12 +120,25 @@ class StreamRunner:
                     return
 
     async def wait_for_change(self, seconds: float) -> None:
-        """Of the instances; or so many seconds."""
+        """Waits until an instance changes, at most this long."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 
+    async def choose_model(self, name: str, request_id: str, deadline_at_s: float | None) -> str:
+        """Returns the model for a request that one instance answers as a whole. A router that has just started waits
+        for its instances to register. Raises if the model is not served."""
+        last_s = self.settled_at_s if deadline_at_s is None else min(self.settled_at_s, deadline_at_s)
+        while True:
+            now_s = self.clock.now_s()
+            model = self.core.models.for_name(name, request_id, now_s)
+            if model is not None:
+                return model
+            if now_s >= last_s:
+                raise no_instance_of(name)
+            await self.wait_for_change(MODEL_POLL_S)
+
     def notify_change(self) -> None:
-        """Something has changed that waiting streams may wait for."""
+        """Wakes all callers of `wait_for_change`, which then check whether they can continue."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -128,7 +148,7 @@ class StreamRunner:
             routing.last_write_at_s = now_s
             await writer.keep_alive()
 
-    # One attempt.
+    # Attempt.
 
     async def _attempt(self, routing: StreamRoutingState, dispatch: Dispatch, writer: ClientWriter) -> None:
         trace, span = routing.trace, None
@@ -223,8 +243,8 @@ class StreamRunner:
     # From outside.
 
     async def abort(self, names: list[str] | None, caller: str | None = None) -> AbortResult:
-        """Ends streams by id or label, here and at the instances; a caller's own, or everybody's. What has ended here, and
-        the names that anybody knew."""
+        """Ends streams by id or label, here and at the instances; of one caller, or of all. Returns the ids that ended
+        here, and the names that were known anywhere."""
         aborted = self.abort_local(names, caller)
         # Instances know labels too, so it does not matter where a label means more streams than may be named.
         all_names = [] if names is None else list(dict.fromkeys((*names, *aborted.ids)))[: 2 * MAX_IDS]
@@ -233,7 +253,8 @@ class StreamRunner:
         return replace(aborted, known_names={*aborted.known_names, *known_names}, idle=idle)
 
     def abort_local(self, names: list[str] | None, caller: str | None = None) -> AbortResult:
-        """The part of an abort that is this router's own."""
+        """Aborts streams at this router only: ends their attempts and wakes streams that wait. `abort` also queries the
+        instances."""
         aborted = self.core.abort(names, self.clock.now_s(), caller)
         for routing in aborted.running:
             self._cancel_attempt(routing)
@@ -241,7 +262,8 @@ class StreamRunner:
         return aborted
 
     async def _abort_at_instances(self, query: dict[str, object]) -> tuple[set[str], dict[str, set[str]]]:
-        """The names that they knew, and the responses that they have left to this router."""
+        """Forwards an abort to all serving instances. Returns the names that they knew, and the stored responses that
+        they left to this router: by id, the names that mean them."""
         urls = [instance.url for instance in self.core.serving_instances(self.clock.now_s())]
         answers = await asyncio.gather(*(self.upstream.abort(url, query) for url in urls))
         known_names, idle = set[str](), dict[str, set[str]]()
@@ -257,7 +279,8 @@ class StreamRunner:
             task.cancel()
 
     def stop_all(self) -> None:
-        """The grace is over: every stream ends now, and says so."""
+        """Ends all streams with an error that asks their clients to reconnect. Called when the grace period of the
+        shutdown is over."""
         self.is_stopping = True
         info = to_error_info(
             Unavailable("the router is stopping; reconnect with Last-Event-ID", retry_after_s=RETRY_SOON_S)
@@ -277,7 +300,7 @@ class StreamRunner:
             try:
                 self._tick()
             except Exception:
-                _logger.exception("the clockwork failed by a fault of ours")
+                _logger.exception("a periodic task of the router failed because of an internal error")
             await asyncio.sleep(TICK_S)
 
     def _tick(self) -> None:
@@ -334,8 +357,13 @@ def log_instance_state(registration: Registration, instance: InstanceInfo | None
     _logger.info(log.event("instance", id=registration.instance, url=registration.url, state=state))
 
 
+def no_instance_of(model: str) -> Unavailable:
+    of_model = f" of {short_repr(model)}" if model else ""
+    return Unavailable(f"no instance{of_model} can answer now", retry_after_s=RETRY_SOON_S)
+
+
 def cause_of_http_error(info: ErrorInfo) -> FailureCause:
-    """What an HTTP error of an instance means, before its stream has begun."""
+    """Returns the cause for an HTTP error of an instance before its stream has begun."""
     if info.status == 429:
         return FailureCause.OVERLOADED
     if info.status < 500:

@@ -66,7 +66,8 @@ class ForwardedResponse(NamedTuple):
 
 
 class UpstreamClient:
-    """`post` sends attempts, whose answers are streams; `session` asks for all else."""
+    """HTTP client for instances. `post` sends attempts, whose answers are streams; `session` sends all other
+    requests."""
 
     def __init__(self, cluster_key: str, clock: Clock, session: aiohttp.ClientSession, post: PostStream) -> None:
         self._cluster_key = cluster_key
@@ -79,7 +80,8 @@ class UpstreamClient:
 
     @asynccontextmanager
     async def send_attempt(self, url: str, attempt: Attempt) -> AsyncIterator[UpstreamResponse]:
-        """The instance's answer. Whoever leaves before its end has closed the connection, and so stopped the work."""
+        """Sends an attempt and yields the instance's answer. Leaving before its end closes the connection and so stops
+        the work."""
         body = msgspec.msgpack.encode(attempt)
         headers = _MSGPACK | self._auth_headers("POST", ATTEMPT_PATH, body)
         if attempt.trace is not None:
@@ -95,7 +97,8 @@ class UpstreamClient:
                 reply.close()
 
     async def find_record(self, url: str, request_id: str) -> tuple[StreamRecord | None, bool]:
-        """And whether the instance has answered: only then is it sure that it has none."""
+        """Returns the instance's record of a stream, or None, and whether the instance has answered. Only an answer
+        makes sure that the instance has no record."""
         message = msgspec.msgpack.encode(FindStream(request_id))
         reply = await self.forward(url, FIND_PATH, message, ASK_TIMEOUT_S)
         if reply is None or reply.status >= 500:
@@ -124,7 +127,7 @@ class UpstreamClient:
     async def forward(
         self, url: str, path: str, body: bytes, timeout_s: float = PASS_ON_TIMEOUT_S, caller: str | None = None
     ) -> "ForwardedResponse | None":
-        """A client's question, and the answer whatever its status. None: there is none."""
+        """Sends a client's request to an instance and returns its answer, with any status; None if there is no answer."""
         headers = {"content-type": "application/json"} | self._auth_headers("POST", path, body)
         if caller is not None:
             headers[CALLER_HEADER] = caller
@@ -139,8 +142,8 @@ class UpstreamClient:
             return None
 
     async def get(self, url: str, path: str) -> tuple[int, bytes] | None:
-        """What an instance says at this path, and at no other: a client may have written it, and we are proven to be more
-        than a client. None: no answer."""
+        """Gets a path from an instance; None if there is no answer. The path is quoted, because a client may have
+        chosen it and this request carries the router's authentication."""
         try:
             target = URL(url + quote(path), encoded=True)
             headers = self._auth_headers("GET", path, b"")
@@ -174,7 +177,7 @@ class UpstreamClient:
 
 
 async def read_error_body(reply: UpstreamResponse) -> bytes:
-    """The body of a refusal; a broken one is as good as none."""
+    """Returns the body of an error response; empty if it is too large or cannot be read in time."""
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
             return await _read_within(reply.iter_any(), MAX_ERROR_BYTES)

@@ -1,7 +1,7 @@
-"""POSTs whose answers are streams: connections that are kept, and bytes as they come.
+"""HTTP POSTs with streamed answers, over kept connections.
 
-aiohttp costs a router 20 µs for each event that comes alone, most of it between the parser and whoever reads. Here the
-parser is the same kind (httptools, which the server side uses), and what it finds is handed over at once.
+aiohttp costs a router 20 µs for each event that arrives alone, most of it between its parser and the reader. Here
+httptools, the parser of the server side, passes data to the reader directly.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ KEEP_ALIVE_S = 15.0
 MAX_IDLE_CONNECTIONS = 256
 """Connections that are kept, of all hosts together."""
 MAX_BUFFERED_BYTES = 1 << 20
-"""What may wait for a slow client before the instance is not read any more."""
+"""Bytes that may wait for a slow client before reading from the instance pauses."""
 
 
 class UpstreamConnectError(Exception):
-    """There was nobody to talk to, so nothing has been begun."""
+    """No connection could be made, so no work has begun."""
 
 
 class UpstreamResponse(Protocol):
-    """What an attempt reads; a part of what `aiohttp.ClientResponse` has."""
+    """The part of `aiohttp.ClientResponse` that an attempt uses."""
 
     status: int
 
@@ -47,7 +47,8 @@ class UpstreamConnectionPool:
         self._num_idle = 0
 
     async def post(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> "UpstreamConnection":
-        """The answer, once its status is known. What is not read to its end is to be closed."""
+        """Sends the request and returns its connection when the status has arrived. The caller must close it unless it
+        reads the whole body."""
         try:
             server = parse_server_url(url)
         except ValueError as fault:
@@ -104,7 +105,7 @@ class UpstreamConnectionPool:
         self._idle.setdefault(server, deque()).append((self._clock.now_s() + KEEP_ALIVE_S, connection))
 
     def _close_stale(self) -> None:
-        """Those of hosts that are gone, and those that a busier hour has left: nobody takes them up any more."""
+        """Closes connections to hosts that are gone, and idle ones that a busier time has left."""
         now_s, idle = self._clock.now_s(), self._idle
         self._idle, self._num_idle = {}, 0
         for server, waiting in idle.items():
@@ -117,7 +118,8 @@ class UpstreamConnectionPool:
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One request after another, and the answer to the last one. Called by the transport and by httptools' parser."""
+    """Sends one request after another and reads the answer of the last one. The transport and httptools' parser call
+    it."""
 
     def __init__(self, keep: Callable[["UpstreamConnection"], None]) -> None:
         self.status = 0
@@ -126,14 +128,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep = keep
         self._transport: Any = None
         self._parser: httptools.HttpResponseParser | None = None
-        """Of the answer that is awaited or read. None: nothing was asked yet."""
+        """Parser of the awaited answer; None before the first request."""
         self._chunks: list[bytes] = []
         self._num_held = 0
         self._is_paused = self._has_begun = self._has_ended = self._may_be_kept = False
         self._lost: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    # Whoever asks.
+    # Called by the client.
 
     def send_request(self, host: str, path: str, body: bytes, headers: Mapping[str, str]) -> None:
         assert self._transport is not None, "a request is sent over a connection that was made"
@@ -153,7 +155,8 @@ class UpstreamConnection(asyncio.Protocol):
             await self._wait_for_data()
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        """Bytes of the body, all that have come together."""
+        """Yields the bytes of the body as they arrive; bytes that have arrived together are one chunk. Raises if the
+        connection is lost."""
         while True:
             if self._chunks:
                 chunk = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
@@ -172,14 +175,14 @@ class UpstreamConnection(asyncio.Protocol):
         return self._has_ended and not self._chunks
 
     def release(self) -> None:
-        """The answer was read to its end: another request may use the connection."""
+        """Keeps the connection for another request if its answer was read to the end; otherwise closes it."""
         if self.is_open and self._may_be_kept and self.at_eof():
             self._keep(self)
         else:
             self.close()
 
     def close(self) -> None:
-        """Without an end, this tells the instance to stop."""
+        """Closes the connection. Without a complete answer, this tells the instance to stop."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
@@ -207,7 +210,7 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             if self._parser is None:
-                raise httptools.HttpParserError("it sends what nobody asked for")
+                raise httptools.HttpParserError("it sent data without a request")
             self._parser.feed_data(data)
         except httptools.HttpParserError as fault:
             self._fail(OSError(f"the instance does not speak HTTP as agreed: {fault}"))

@@ -1,4 +1,4 @@
-"""What went wrong at an instance, as it told a router or failed to: the reading side of `web.error_format`."""
+"""Reads the errors of instances: the counterpart of `web.error_format`."""
 
 import msgspec
 
@@ -34,7 +34,8 @@ _decoder = msgspec.json.Decoder(_ErrorBody)
 
 
 def parse_error_info(body: bytes, status: int | None) -> ErrorInfo:
-    """What an instance, or something between, said. `status`: of its response; None for an event in a stream."""
+    """Reads an error of an instance or of a proxy before it. `status` is that of its response; None for an event in a
+    stream."""
     try:
         fields = _decoder.decode(body).error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""The events of an instance's answer, cut out of its bytes and told apart, at a cost that every token can bear.
+"""Splits an instance's answer into events and classifies them, at a low cost per token.
 
-Only whole events come out. Of those for the client the `id:` line is read and nothing else; JSON is read only in the few
-events that are for the router itself. Lines end as instances end them: with a single line feed.
+Only complete events are returned. In events for the client only the `id:` line is read; JSON is parsed only in the few
+events for the router itself. Lines end with a single line feed, as instances write them.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class PlainChunk:
 
 @dataclass(frozen=True, slots=True)
 class HeldChunk:
-    """What goes with the next event that has a place, or not at all."""
+    """Data that goes to the client together with the next event that has an id, or not at all."""
 
     raw: bytes
 
@@ -103,7 +103,7 @@ class EventSplitter:
 
 
 def parse_event(event: bytes) -> UpstreamEvent | None:
-    """What an event says. None: nothing that anybody acts on."""
+    """Returns what an event means to the router; None if it can be ignored."""
     while event.startswith(b":"):
         comment, _, event = event.partition(b"\n")
         if comment == HELD:

@@ -1,6 +1,6 @@
-"""Many runs, in ranges of seeds and over several processes, and the sums of what happened in them.
+"""Runs many scenarios, in ranges of seeds and over several processes, and sums up their results.
 
-A range is the unit of work, of progress, and of what is kept from one call to the next. Sums can be added in any order.
+A range is the unit of work, of progress, and of the state that is kept between calls. Sums can be added in any order.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ from onward.sim.simulation import run_scenario
 from onward.sim.vocabulary import DOOM, ENGINE_POISON, POISON
 
 SHAPE_SHARES: dict[Shape, float] = {"engine": 0.85, "pd": 0.10, "cluster": 0.05}
-"""Of runs of all shapes together: which share each has. Its opposite is what a run of each costs."""
+"""Share of each shape in the runs of all shapes together, about inverse to the cost of one run."""
 RUNS_PER_RANGE: dict[Shape, int] = {"engine": 24, "pd": 12, "cluster": 3}
-"""Runs in a range: less than a second of work, so that who wants to stop need not wait."""
+"""Runs in a range: less than a second of work, so that a batch stops soon after it is told to."""
 RUNS_BETWEEN_COLLECTIONS = 10
 MAX_RUN_S = 120.0
-"""Of a real clock: a run takes a fraction of a second."""
+"""Limit on the real time of a run. A run takes a fraction of a second."""
 MAX_SEEDS_KEPT = 20
 POLL_S = 0.25
 
@@ -43,7 +43,7 @@ class SeedRange(msgspec.Struct, frozen=True):
     stop: int
     selection: FaultSelection = FaultSelection()
     keeps_going: bool = False
-    """Also behind a violation."""
+    """Whether the range continues after a violation or a failure."""
 
 
 class FindingGroup(msgspec.Struct):
@@ -51,7 +51,7 @@ class FindingGroup(msgspec.Struct):
 
     count: int
     seeds: list[int]
-    """The first ones."""
+    """At most `MAX_SEEDS_KEPT` of their seeds."""
     example: str
     invariant: int | None = None
 
@@ -60,7 +60,7 @@ class RunTotals(
     msgspec.Struct,
     rename={"planned": "drawn", "triggered": "fired", "end_reasons": "ends", "hits": "strikes", "untriggered": "quiet"},
 ):
-    """Sums over runs of one shape. Histograms say how many runs had so many of something."""
+    """Sums over runs of one shape. Histograms map a value to the number of runs that had it."""
 
     num_runs: int = 0
     cpu_s: float = 0.0
@@ -70,19 +70,19 @@ class RunTotals(
     planned: dict[str, int] = {}
     """Faults that scenarios contain, by kind."""
     triggered: dict[str, int] = {}
-    """How often each kind struck: a spell on a wire may hit many messages."""
+    """How often each kind took effect. One fault on a wire may hit many messages."""
     end_reasons: dict[str, int] = {}
     requests: dict[int, int] = {}
     tokens: dict[int, int] = {}
     faults: dict[int, int] = {}
-    """Of those drawn, how many struck; each counted once."""
+    """Planned faults that took effect, each counted once."""
     hits: dict[int, int] = {}
     kinds: dict[int, int] = {}
     violations: dict[str, FindingGroup] = {}
     failures: dict[str, FindingGroup] = {}
-    """Of the simulator itself."""
+    """Failures of the simulator itself."""
     untriggered: dict[str, FindingGroup] = {}
-    """Kinds that alone were asked for, were drawn, and did not strike in a run."""
+    """Kinds that were planned in a run and did not take effect. Counted only if kinds were selected."""
 
 
 class StoppingRun(msgspec.Struct, frozen=True):
@@ -95,25 +95,25 @@ class StoppingRun(msgspec.Struct, frozen=True):
 
 
 class RangeResult(msgspec.Struct, frozen=True):
-    """What came of a job, or of its beginning: a range that is done."""
+    """The completed part of a `SeedRange`, and the run that stopped it, if there was one."""
 
     shape: Shape
     start: int
     stop: int
-    """Not behind the stopper, which is no part of the sums."""
+    """End of the completed part, without the stopping run, which is not in the sums."""
     totals: RunTotals
     stopping_run: StoppingRun | None = None
 
 
 class RunTimeout(KeyboardInterrupt):
-    """A run does not end. Not an Exception, and of the kind that no event loop keeps to itself."""
+    """A run does not end. Derives from KeyboardInterrupt, because event loops catch other exceptions."""
 
 
 # One run.
 
 
 def planned_faults(scenario: Scenario) -> Counter[str]:
-    """How many faults of each kind a scenario contains, those of clients included."""
+    """Returns the number of faults of each kind in a scenario, including those of clients."""
     counts = Counter(fault.kind for fault in scenario.faults)
     for request in scenario.requests:
         counts["abort"] += request.abort_at_s is not None
@@ -129,7 +129,7 @@ def planned_faults(scenario: Scenario) -> Counter[str]:
 
 
 def triggered_faults(outcome: RunResult) -> Counter[str]:
-    """Also of what shows in how requests ended only."""
+    """Returns how often each kind took effect. Includes kinds that only the end reasons of requests show."""
     counts = Counter(outcome.triggered)
     counts["deadline"] = max(counts["deadline"], outcome.end_reasons.get("deadline_exceeded", 0))
     counts["doom"] = max(counts["doom"], outcome.end_reasons.get("invalid_logits", 0))
@@ -137,20 +137,22 @@ def triggered_faults(outcome: RunResult) -> Counter[str]:
 
 
 def untriggered_kinds(outcome: RunResult) -> list[str]:
-    """What was to go wrong in this run, and did not."""
+    """Returns the planned kinds that did not take effect in this run."""
     triggered = triggered_faults(outcome)
     return [kind for kind in planned_faults(outcome.scenario) if not triggered[kind]]
 
 
 def violation_signature(violation: Violation) -> str:
-    """Equal for violations that are likely the same bug: without names, numbers and what clients were told."""
+    """Returns a description without names, numbers and received values. It is equal for violations that are likely the
+    same bug."""
     what = re.sub(r"\[.*\]|'.*'|\b\w*\d[\w./-]*|\"[^\"]*\"", "#", violation.description)
     return f"{violation.invariant}: {what[:120]}"
 
 
 @contextlib.contextmanager
 def gc_between_runs() -> Iterator[Callable[[], None]]:
-    """Garbage is collected where the caller says so, and never within a run: a run's course must not depend on it."""
+    """Turns automatic garbage collection off, because a run must not depend on it. Yields a function to call between
+    runs, which collects in some of its calls."""
     was_enabled = gc.isenabled()
     gc.disable()
     count = 0
@@ -171,7 +173,8 @@ def gc_between_runs() -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def _run_timeout() -> Iterator[None]:
-    """Only a main thread can be interrupted so; others have to trust the run."""
+    """Raises `RunTimeout` in a run that does not end. Does nothing outside the main thread, because only the main
+    thread handles signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -180,7 +183,7 @@ def _run_timeout() -> Iterator[None]:
         raise RunTimeout(f"the run has not ended after {MAX_RUN_S:g} s")
 
     before = signal.signal(signal.SIGALRM, give_up)
-    # Again after a while: what cleans up behind a run may be stuck as well.
+    # The timer repeats, because the cleanup after a run may be stuck as well.
     signal.setitimer(signal.ITIMER_REAL, MAX_RUN_S, MAX_RUN_S)
     try:
         yield
@@ -210,7 +213,8 @@ def run_range(job: SeedRange) -> RangeResult:
 
 
 def run_seed(job: SeedRange, seed: int) -> RunResult | StoppingRun:
-    """An outcome may contain a violation only where the job keeps going."""
+    """Runs one seed. A `RunResult` has a violation only if the job keeps going; otherwise the result is a
+    `StoppingRun`."""
     try:
         with _run_timeout():
             outcome = run_scenario(generate_scenario(seed, job.shape, job.selection))
@@ -260,7 +264,7 @@ def _add(sums: dict, more: Mapping) -> None:  # type: ignore[type-arg]
 
 
 def sum_totals(tallies: Sequence[RunTotals]) -> RunTotals:
-    """All of them as one."""
+    """Returns the sum of all totals."""
     total = RunTotals()
     for tally in tallies:
         for name in ("num_runs", "cpu_s", "virtual_s", "num_errors", "num_resumes"):
@@ -283,13 +287,13 @@ def _add_groups(groups: dict[str, FindingGroup], more: dict[str, FindingGroup]) 
 
 
 def seeds_by_shape(shapes: Sequence[Shape], start: int, num_runs: int) -> dict[Shape, range]:
-    """Which seeds to run: of several shapes, each its share, and all together at least so many."""
+    """Returns the seeds to run. Each shape gets its share, and all shapes together have at least `num_runs` seeds."""
     total = sum(SHAPE_SHARES[shape] for shape in shapes)
     return {shape: range(start, start + _share(num_runs, SHAPE_SHARES[shape] / total)) for shape in shapes}
 
 
 def _share(num_runs: int, share: float) -> int:
-    """Rounded up, but not for a last binary digit."""
+    """Returns the number of runs, rounded up. A floating-point error does not add a run."""
     return max(1, math.ceil(round(num_runs * share, 6)))
 
 
@@ -300,7 +304,8 @@ def plan_ranges(
     choice: FaultSelection,
     keeps_going: bool,
 ) -> list[SeedRange]:
-    """What is left to do, in ranges: all shapes advance together, so that what is left can be foretold."""
+    """Returns the remaining seeds in ranges. All shapes advance together, so that the remaining time can be
+    estimated."""
     ordered: list[tuple[float, SeedRange]] = []
     for shape, whole in seeds.items():
         left = _left(whole, done.get(shape, ()))
@@ -314,7 +319,7 @@ def plan_ranges(
 
 
 def _left(whole: range, done: Sequence[range]) -> list[range]:
-    """The parts of a range that others do not cover."""
+    """Returns the parts of `whole` that no range of `done` covers."""
     gaps, at = [], whole.start
     for completed in sorted(done, key=lambda completed: completed.start):
         if completed.stop <= at or completed.start >= whole.stop:
@@ -328,7 +333,7 @@ def _left(whole: range, done: Sequence[range]) -> list[range]:
 def run_ranges(
     jobs: Sequence[SeedRange], num_processes: int, should_stop: Callable[[], bool] = lambda: False
 ) -> Iterator[RangeResult]:
-    """Done jobs, as they come. When it should stop, what is under way is still finished."""
+    """Yields the results of jobs as they complete. When `should_stop` returns True, running jobs are still finished."""
     if num_processes == 1:
         for job in jobs:
             if should_stop():
@@ -350,7 +355,8 @@ def run_ranges(
 
 
 def _prepare_process() -> None:
-    """Whoever waits at the terminal speaks to the first process, which lets us finish; without it we are of no use."""
+    """Ignores Ctrl-C in a pool process, because the parent handles it and lets running jobs finish. Exits when the
+    parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     parent = multiprocessing.parent_process()

@@ -1,5 +1,6 @@
-"""What a batch keeps from one call to the next: which ranges of seeds are done, by which code, and their sums."""
+"""The state that a batch keeps between calls: completed ranges of seeds, with their code digests and sums."""
 
+import ast
 import hashlib
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ _MODULES_NO_RUN_DEPENDS_ON = (
 
 
 class CompletedRange(msgspec.Struct, frozen=True, rename={"totals": "tally"}):
-    """A range of seeds, and what came of it."""
+    """A completed range of seeds, with the digest of the code and the totals."""
 
     shape: Shape
     start: int
@@ -36,11 +37,11 @@ class BatchState(msgspec.Struct, rename={"selection": "choice"}):
     selection: FaultSelection = FaultSelection()
     done: list[CompletedRange] = []
     wall_s: float = 0.0
-    """That calls have spent on it, together."""
+    """Seconds that all calls together have spent on the batch."""
     schema: int = SCHEMA
 
     def add(self, done: CompletedRange) -> None:
-        """Neighbours of the same code become one."""
+        """Adds a completed range. Merges it with adjacent ranges of the same shape and code."""
         for index, completed in enumerate(self.done):
             is_alike = (completed.shape, completed.code) == (done.shape, done.code)
             if is_alike and (completed.stop == done.start or done.stop == completed.start):
@@ -70,7 +71,7 @@ class BatchState(msgspec.Struct, rename={"selection": "choice"}):
         return [completed for completed in self.done if completed.code != code]
 
     def tallies(self) -> dict[Shape, RunTotals]:
-        """Of all that is done, by shape."""
+        """Returns the totals of all completed ranges by shape."""
         shapes: list[Shape] = [shape for shape in SHAPES if any(completed.shape == shape for completed in self.done)]
         return {
             shape: sum_totals([completed.totals for completed in self.done if completed.shape == shape])
@@ -79,7 +80,8 @@ class BatchState(msgspec.Struct, rename={"selection": "choice"}):
 
 
 def code_digest() -> str:
-    """Of all of our modules that a run has loaded."""
+    """Returns a digest of every module of the package that a run has loaded. Docstrings and comments do not count, so
+    runs made before a change of prose stay valid."""
     digest = hashlib.blake2b(digest_size=8)
     for name, module in sorted(sys.modules.items()):
         if (
@@ -87,12 +89,30 @@ def code_digest() -> str:
             and not name.startswith(_MODULES_NO_RUN_DEPENDS_ON)
             and module.__file__ is not None
         ):
-            digest.update(name.encode() + Path(module.__file__).read_bytes())
+            digest.update(name.encode() + syntax_of(Path(module.__file__).read_bytes()).encode())
     return digest.hexdigest()
 
 
+def syntax_of(source: bytes) -> str:
+    """Returns the syntax tree of a module without docstrings, positions and comments."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [statement for statement in node.body if not _is_docstring(statement)]
+    return ast.dump(tree)
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    """Returns whether the statement is a bare string: a docstring, or the description of the field above it."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
 def load(path: Path, choice: FaultSelection) -> BatchState:
-    """Empty where there is no file yet."""
+    """Returns the state in the file, or an empty state if there is no file yet."""
     if not path.exists():
         return BatchState(choice)
     try:
@@ -107,7 +127,7 @@ def load(path: Path, choice: FaultSelection) -> BatchState:
 
 
 def save(path: Path, state: BatchState) -> None:
-    """All of it or nothing, whenever the power goes."""
+    """Writes a new file and renames it, so that an interrupted call leaves the old state."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".new")
     unfinished.write_bytes(msgspec.json.encode(state))

@@ -1,7 +1,8 @@
-"""The failures that other engines had, each as a run in which it would show here: `onward sim --scenario F20`.
+"""Failures that other engines had, each as a scenario in which it would show here: `onward sim --scenario F20`.
 
-The numbers are those of the failures page. Where simulation cannot express one, the entry says which test covers it.
-Entries with a name instead of a number are states of load that seeds seldom reach, as `suspect-under-load`.
+The numbers are those of the failures page. If a simulation cannot express a failure, the entry names the test that
+covers it. Entries with a name instead of a number are states of load that seeds seldom reach, such as
+`suspect-under-load`.
 """
 
 from onward.sim.catalogue_entry import CatalogueEntry

@@ -1,4 +1,4 @@
-"""What a line of the catalogue of failures is made of."""
+"""Entries of the catalogue of failures, and functions that build them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,29 +7,30 @@ from typing import Any
 from onward.sim.scenario import FaultSpec, MessageTrigger, RunResult, Scenario, Shape, SimInstanceSpec, SimRequest
 
 START_S = 2.0
-"""By then every machine is up; behind a router a little later."""
+"""When the first request comes: every instance is up by then. With a router it is `ROUTED_START_S`."""
 ROUTED_START_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A failure that another engine had: the run in which it would show here, or the test that covers it instead."""
+    """A failure that another engine had: the scenario in which it would show here, and a test that covers it."""
 
     name: str
     title: str
     scenario: Scenario | None
     covered_by: str
-    """A test in which the same is tried without a simulation; the only one, where simulation cannot express it."""
+    """A test of the same failure without a simulation. It is the only test if a simulation cannot express the
+    failure."""
     expected_lines: tuple[str, ...] = ()
-    """What must stand in the trace: it really came to that."""
+    """Texts that the trace must contain, which shows that the situation has occurred."""
     forbidden_lines: tuple[str, ...] = ()
-    """And what must not."""
+    """Texts that the trace must not contain."""
     max_occurrences: tuple[tuple[str, int], ...] = ()
-    """How often something may stand there."""
+    """Texts, each with the number of times that the trace may contain it."""
 
 
 def find_mismatch(entry: CatalogueEntry, outcome: RunResult) -> str | None:
-    """In what a run with a trace of all messages is not what its entry says, if in anything."""
+    """Returns how a run differs from what its entry expects, or None. The run must have a trace of all messages."""
     assert entry.scenario is not None, "only what was run can be judged"
     idle = {fault.kind for fault in entry.scenario.faults} - outcome.triggered.keys()
     if idle:
@@ -58,7 +59,8 @@ def entry(
     num_routers: int = 0,
     **settings: Any,
 ) -> CatalogueEntry:
-    """Without instances: what simulation cannot express. The shape follows from what there is."""
+    """Returns an entry. Without instances it has no scenario, because a simulation cannot express the failure. The
+    shape follows from the routers and the roles of the instances."""
     has_prefill = any(spec.role == "prefill" for spec in instances)
     shape: Shape = "cluster" if num_routers else "pd" if has_prefill else "engine"
     scenario = Scenario(0, shape, [*instances], [*requests], [*faults], name=name, num_routers=num_routers, **settings)
@@ -70,7 +72,8 @@ def catalogue(*entries: CatalogueEntry) -> dict[str, CatalogueEntry]:
 
 
 def burst(count: int, prompt: str, *, at_s: float = START_S, gap_s: float = 0.01, **common: object) -> list[SimRequest]:
-    """Some requests, one soon after the other; none of them ends before its length."""
+    """Returns requests that follow each other closely. By default they ignore the end token, so that each has
+    `max_tokens` tokens."""
     settings: dict[str, object] = {"ignore_eos": True, "max_tokens": 24} | common
     return [
         SimRequest(f"q{index}", round(at_s + index * gap_s, 4), prompt=f"{index} {prompt}", **settings)  # type: ignore[arg-type]
@@ -79,5 +82,5 @@ def burst(count: int, prompt: str, *, at_s: float = START_S, gap_s: float = 0.01
 
 
 def on_message(message: str, kind: str, target: str, *, nth: int = 1, wire: str = "", **rest: float) -> FaultSpec:
-    """Something goes wrong when a message of this kind is sent for the n-th time."""
+    """Returns a fault that begins when the n-th message of a type is sent."""
     return FaultSpec(kind, target, trigger=MessageTrigger(message, nth, wire), **rest)

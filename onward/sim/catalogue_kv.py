@@ -1,4 +1,4 @@
-"""F20 to F37: KV between machines. A decode machine and those that compute prompts for it."""
+"""F20 to F37: KV transfer between a decode instance and the prefill instances that compute prompts for it."""
 
 from onward.sim.catalogue_entry import START_S, CatalogueEntry, burst, catalogue, entry, on_message
 from onward.sim.scenario import FaultSpec, SimInstanceSpec, SimRequest
@@ -10,7 +10,7 @@ P0 = SimInstanceSpec("p0", "prefill", num_blocks=64, max_num_batched_tokens=16)
 P1 = SimInstanceSpec("p1", "prefill", num_blocks=64, max_num_batched_tokens=16)
 D0 = SimInstanceSpec("d0", "decode", num_blocks=64, max_num_batched_tokens=16)
 TIGHT = SimInstanceSpec("d0", "decode", num_blocks=18, max_num_seqs=4, max_num_batched_tokens=16)
-"""Room for the list of one long prompt and its output, and not for two."""
+"""Has blocks for one long prompt and its output, and not for two."""
 
 KV: dict[str, CatalogueEntry] = catalogue(
     entry(
@@ -39,7 +39,7 @@ KV: dict[str, CatalogueEntry] = catalogue(
     ),
     entry(
         "F22",
-        "a request ends at the decode side, and nobody tells the prefill side",
+        "a request ends at the decode side, and the prefill side is not informed",
         TESTS + "test_f22_a_request_that_ends_at_the_decode_side_ends_at_the_prefill_side",
         [TIGHT, P0],
         [
@@ -51,7 +51,7 @@ KV: dict[str, CatalogueEntry] = catalogue(
     ),
     entry(
         "F23",
-        "a push that fails is told to nobody",
+        "a push fails without a report",
         TESTS + "test_f23_a_push_that_fails_is_told_and_the_prompt_is_computed_elsewhere",
         [D0, P0],
         burst(3, LONG),
@@ -166,7 +166,7 @@ KV: dict[str, CatalogueEntry] = catalogue(
     ),
     entry(
         "F34",
-        "one transfer is waited for while everybody's first token queues behind it",
+        "all first tokens queue behind one transfer that is waited for",
         TESTS + "test_f34_a_slow_transfer_holds_up_no_other_prompt",
         [D0, P0],
         burst(6, LONG, gap_s=0.1),

@@ -1,6 +1,7 @@
-"""Scenarios of load: long queues, small pools, clocks that are wrong, engines that die again and again.
+"""Scenarios of load: long queues, small pools, wrong clocks, engines that die repeatedly.
 
-Few seeds lead here: a request must have been charged twice, be large, and find a load that goes on for long enough.
+Few seeds reach these states. For example, a suspect must have two crash charges, be large, and meet a load that lasts
+long enough.
 """
 
 from onward.sim.catalogue_entry import ROUTED_START_S, START_S, CatalogueEntry, burst, catalogue, entry, on_message
@@ -10,11 +11,11 @@ from onward.sim.vocabulary import ENGINE_POISON
 TIGHT = SimInstanceSpec("m0", num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16, max_queue=256)
 BUSY = SimInstanceSpec("m0", num_blocks=200, max_num_seqs=2, step_s=0.06, max_queue=256)
 LONG = "a decade of dead beef in the sea, a cab and a bee"
-"""Most of the blocks of `TIGHT`, and several steps to compute."""
+"""A prompt that needs most of the blocks of `TIGHT`, and several steps to compute."""
 
 
 def steady(count: int, every_s: float, first_s: float, prompt: str = "the sea") -> list[SimRequest]:
-    """Short requests that come faster than they are served."""
+    """Returns short requests that arrive faster than they are served."""
     return burst(count, prompt, at_s=first_s, gap_s=every_s, max_tokens=8)
 
 
@@ -35,7 +36,7 @@ LOAD: dict[str, CatalogueEntry] = catalogue(
         [TIGHT],
         [
             SimRequest("large", START_S, prompt=LONG, max_tokens=8, ignore_eos=True),
-            # They come while there is no worker, have the room when the suspect could run, and end one by one.
+            # They arrive while there is no worker, hold the blocks when the suspect could run, and end one by one.
             *(
                 SimRequest(
                     f"urgent{i}", START_S + 0.6, prompt="face", max_tokens=8 + 4 * i, ignore_eos=True, priority=-1

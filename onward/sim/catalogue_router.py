@@ -1,4 +1,4 @@
-"""F40 to F51: streams that are carried on. A router in front of two machines or more."""
+"""F40 to F51: resumed streams. A router in front of one or more instances."""
 
 from functools import partial
 
@@ -15,6 +15,9 @@ BOTH_DIE = [
     FaultSpec("kill-instance", "m0", ROUTED_START_S + 0.7, duration_s=1.5),
     FaultSpec("kill-engine", "m1", ROUTED_START_S + 1.5),
 ]
+
+VERSIONS = ("hash", "hash-v2")
+SEVERAL_MODELS = "tests/router/test_several_models.py::"
 
 entry = partial(catalogue_entry.entry, num_routers=1)
 
@@ -182,8 +185,8 @@ ROUTER: dict[str, CatalogueEntry] = catalogue(
             on_message("POST /v1/abort", "kill-engine", "m1", nth=2, wire="client"),
         ],
         expects=("ends: aborted",),
-        # One for each stream, and one more for those that `m0` had; none follows an abort. Clients do not see one that
-        # does: an instance that has heard of the abort refuses it.
+        # One attempt for each stream, and one more for each stream that `m0` had; none follows an abort. Clients would
+        # not notice an attempt that does, because an instance that knows of the abort refuses it.
         max_occurrences=(("POST /internal/attempt", 9),),
     ),
     entry(
@@ -196,5 +199,40 @@ ROUTER: dict[str, CatalogueEntry] = catalogue(
             FaultSpec("refuse", "http r0.1>m0", ROUTED_START_S, duration_s=1.0),
             FaultSpec("cut", "http r0.1>m1", ROUTED_START_S + 0.5, duration_s=1.5, rate=0.1),
         ],
+    ),
+    entry(
+        "two-versions",
+        "a canary's streams continue with their version, when a router or their client resumes them",
+        SEVERAL_MODELS + "test_a_stream_that_breaks_goes_on_with_its_version_only",
+        [
+            SimInstanceSpec(f"m{index}", step_s=0.03, model=VERSIONS[index % 2], aliases=["canary-alias"])
+            for index in range(4)
+        ],
+        [
+            SimRequest(
+                f"q{index}",
+                ROUTED_START_S + index / 20,
+                path=PATHS[index % 3],
+                model="canary",
+                versions=VERSIONS,
+                prompt=f"face {index}",
+                is_streaming=index % 4 > 0,
+                max_tokens=50,
+                seed=index,
+                temperature=1.0,
+                ignore_eos=True,
+                disconnect_at_s=[0.8] if index % 4 == 1 else [],
+            )
+            for index in range(16)
+        ],
+        [
+            # m0 and m2 are one version, m1 and m3 the other one.
+            FaultSpec("kill-instance", "m0", ROUTED_START_S + 0.7, duration_s=1.5),
+            FaultSpec("kill-instance", "m2", ROUTED_START_S + 0.8, duration_s=1.2),
+            FaultSpec("kill-worker", "m1", ROUTED_START_S + 0.9),
+            FaultSpec("kill-router", "r0", ROUTED_START_S + 1.4, duration_s=0.8),
+            FaultSpec("kill-engine", "m3", ROUTED_START_S + 2.6),
+        ],
+        routes=["canary=hash:0.5,hash-v2:0.5"],
     ),
 )

@@ -1,4 +1,5 @@
-"""F01 to F18: steps in flight and preemption. One machine; a pool so small that requests push each other out."""
+"""F01 to F18: steps in flight and preemption. One instance, often with a pool so small that requests preempt each
+other."""
 
 from onward.sim.catalogue_entry import START_S, CatalogueEntry, burst, catalogue, entry, on_message
 from onward.sim.scenario import FaultSpec, SimInstanceSpec, SimRequest
@@ -7,7 +8,7 @@ from onward.sim.vocabulary import DOOM
 TESTS = "tests/failures/test_steps_and_preemption.py::"
 PREEMPTED = ("m0 preempts",)
 TIGHT = SimInstanceSpec("m0", num_blocks=12, max_num_seqs=4, max_num_batched_tokens=16)
-"""Room for one and a half of the requests of `burst`."""
+"""Has blocks for one and a half of the requests of `burst`."""
 ROOMY = SimInstanceSpec("m0", num_blocks=64, max_num_seqs=4, max_num_batched_tokens=16)
 
 STEPS: dict[str, CatalogueEntry] = catalogue(
@@ -99,7 +100,7 @@ STEPS: dict[str, CatalogueEntry] = catalogue(
     ),
     entry(
         "F09",
-        "everybody is preempted for blocks that are only fenced",
+        "all requests are preempted for blocks that are only fenced",
         TESTS + "test_f09_blocks_that_are_only_fenced_are_waited_for",
         [SimInstanceSpec("m0", num_blocks=16, max_num_seqs=8, max_num_batched_tokens=16)],
         burst(10, "dead beef "),

@@ -1,7 +1,8 @@
-"""A client of a simulation: asks, reads, aborts, leaves, comes back for the rest; and knows what it may be told.
+"""A simulated client: it sends requests, reads, aborts, disconnects and resumes, and checks all that it receives.
 
-It does what a careful client of the real server does: what was cut off is continued with the last event's id, what was
-refused for now is tried again later, and anything else is a violation.
+It does what a careful client of the real server does. It resumes an interrupted stream with the id of the last event,
+and retries a request that was refused for now. Any other failure is a violation, unless the request or a fault permits
+it.
 """
 
 import asyncio
@@ -25,18 +26,18 @@ from onward.sim.scenario import SimRequest, common_fields
 from onward.sim.vocabulary import DOOM, ENGINE_POISON, POISON
 from onward.text.prompt_tokenizer import ChatMessage, PromptTokenizer
 
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 RETRY_S = 0.3
 MAX_TRIES = 200
 PATIENCE_S = 60.0
-"""For one connection that says nothing: then the client tries another."""
+"""Limit on one try. After it the client tries another connection."""
 RETRYABLE = frozenset({429, 502, 503})
 FINAL = frozenset({"aborted", "deadline_exceeded", "crashed_worker", "crashed_engine", "invalid_logits"})
-"""Codes of errors after which nobody tries again."""
+"""Error codes after which the client does not retry."""
 
 
 class StreamInterrupted(Exception):
-    """The connection was lost, or the server says that it cannot go on: the client may try again."""
+    """The connection was lost, or the server reports that it cannot continue. The client may retry."""
 
     def __init__(self, reason: str, pause_s: float = RETRY_S, is_visible: bool = True) -> None:
         super().__init__(reason)
@@ -73,23 +74,24 @@ class SimClient:
         expects_calm: bool,
         is_routed: bool,
     ) -> None:
-        """`monitor` knows what a client cannot know, and a judge of its answers must."""
+        """`monitor` knows which faults have taken effect. A real client does not know this, but the checks need it."""
         self.process, self.request = process, request
         self.is_over = False
         self.checker: ReplyChecker | None = None
         self.label, self.body = request.name, dict[str, Any]()
-        """Of the request under way."""
+        """Label and body of the current request."""
         self._network, self._urls, self._tokenizer, self._totals = network, urls, tokenizer, totals
         self._monitor, self._note, self._is_routed = monitor, network.context.trace.note, is_routed
         self._may_miss_record = False
-        """The request under way can only go on from a record, and an instance that may have it could not be asked."""
+        """The current try could continue only from a stored record, and an instance that may have it was not
+        reachable."""
         self._expects_calm = expects_calm
-        """No error is good enough, also none after which one may try again."""
+        """The client must not see any error, not even a retryable one."""
         self._session = SimHttpSession(network, process)
         self._response: SimHttpResponse | None = None
         self._has_left = False
         self._abort_found_it = False
-        """A server has said that it has aborted the request."""
+        """A server has replied that it has aborted the request."""
         self._random = network.context.random.substream(f"visitor {request.name}")
         self._headers = _JSON | tenants.auth_header(request.caller)
 
@@ -120,7 +122,7 @@ class SimClient:
         self._note(f"{self.label} ends: {reason}, {checker.num_tokens} tokens")
         return checker if reason == "complete" else None
 
-    # What it asks.
+    # Request bodies.
 
     def _reply(self, history: list[dict[str, str]]) -> ReplyChecker:
         if self.request.path == embedding_check.PATH:
@@ -134,7 +136,7 @@ class SimClient:
         if request.path == embedding_check.PATH:
             return embedding_check.body_of(request)
         body: dict[str, Any] = {
-            "model": "hash",
+            "model": request.model,
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "stream": request.is_streaming,
@@ -160,7 +162,7 @@ class SimClient:
 
     def _prompt(self, history: list[dict[str, str]]) -> list[int]:
         request = self.request
-        if request.path in (CHAT, RESPONSES):
+        if request.path in (CHAT, RESPONSES, MESSAGES):
             messages = [ChatMessage(message["role"], message["content"]) for message in history]  # pyright: ignore[reportArgumentType]
             return self._tokenizer.tokenize_chat(messages, 0)
         return (
@@ -169,13 +171,13 @@ class SimClient:
             else request.prompt_token_ids
         )
 
-    # What it does beside reading.
+    # Actions while the client reads.
 
     def _start_timed_tasks(self) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self._run_timed(at_s, action)) for at_s, action in self._timed_actions()]
 
     def _timed_actions(self) -> list[tuple[float, Callable[[], Any]]]:
-        """When, and what."""
+        """Returns pairs of a time and an action."""
         request = self.request
         times: list[tuple[float, Callable[[], Any]]] = [(at_s, self._drop) for at_s in request.disconnect_at_s]
         if request.abort_at_s is not None:
@@ -207,7 +209,7 @@ class SimClient:
             self._response.lose()
 
     async def _abort(self) -> None:
-        """Asked again until somebody answers; known or not."""
+        """Sends an abort until a server answers, whether or not it knows the request."""
         self._network.context.active_faults.trigger_counts["abort"] += 1
         self._note(f"{self.label} is aborted")
         cursor = self.checker.cursor if self.checker is not None and self._random.happens(0.5) else ""
@@ -227,7 +229,7 @@ class SimClient:
     def _pick_url(self) -> str:
         return self._random.choice(self._urls)
 
-    # One request, however often it has to be sent.
+    # One request with all its tries.
 
     async def _send_until_answered(self, checker: ReplyChecker, body: dict[str, Any]) -> str:
         for _ in range(MAX_TRIES):
@@ -259,7 +261,7 @@ class SimClient:
         raise InvariantError(6, f"{self.label} was not answered in {MAX_TRIES} attempts")
 
     def _check_refusal(self, refused: RequestRefused) -> str:
-        """Whether it may end so."""
+        """Returns the error code. Raises `InvariantError` if the request may not end with it."""
         request, code = self.request, refused.code
         is_legal = (
             (code == "deadline_exceeded" and request.deadline_ms is not None)
@@ -300,14 +302,15 @@ class SimClient:
         self._may_miss_record = False
         if not checker.cursor:
             checker.restart()
-        elif self._random.happens(0.5):
+            return await self._session.post(url, data=msgspec.json.encode(body), headers=headers)
+        checker.resume_at_cursor()
+        if self._random.happens(0.5):
             was_out_of_reach = self._monitor.is_out_of_reach()
             resume_headers = tenants.auth_header(self.request.caller) | {"Last-Event-ID": checker.cursor}
             response = await self._session.get(url, headers=resume_headers)
             self._may_miss_record = response.status != 200 and (was_out_of_reach or self._monitor.is_out_of_reach())
             return response
-        else:
-            headers["Last-Event-ID"] = checker.cursor
+        headers["Last-Event-ID"] = checker.cursor
         return await self._session.post(url, data=msgspec.json.encode(body), headers=headers)
 
     async def _refusal(self, checker: ReplyChecker, response: SimHttpResponse) -> None:
@@ -350,18 +353,18 @@ class SimClient:
         if not is_done:
             raise InvariantError(1, "the answer is complete, and its stream ends without [DONE]")
         if error is not None:
-            self._raise_for_error(error.get("status") or _status(error), error["code"], RETRY_S, checker)
+            self._raise_for_error(error.get("status") or error_status(error), error["code"], RETRY_S, checker)
         if not checker.is_finished and not checker.was_given_up:
             raise InvariantError(1, "[DONE] before every choice has ended")
 
 
-def _status(error: dict[str, Any]) -> int:
-    """Of an error inside a stream, which has none of its own."""
+def error_status(error: dict[str, Any]) -> int:
+    """Returns the HTTP status of an error inside a stream, which may have none of its own."""
     return 503 if error.get("retryable") or error["type"] in ("overloaded_error", "server_error") else 400
 
 
 async def events_of(response: SimHttpResponse) -> AsyncIterator[tuple[str | None, bytes]]:
-    """Server-sent events; half an event at the end of a lost connection is none."""
+    """Yields id and data of server-sent events. Drops an incomplete event at the end of a lost connection."""
     remainder = b""
     async for chunk in response.iter_any():
         *complete, remainder = (remainder + chunk).split(b"\n\n")

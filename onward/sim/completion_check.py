@@ -1,4 +1,4 @@
-"""What a client has received, checked against the oracle event by event: the same tokens, once each, in order, one end."""
+"""Checks what a client receives against the oracle, event by event: each token once, in order, and one end."""
 
 import copy
 from dataclasses import dataclass, field, replace
@@ -15,38 +15,42 @@ from onward.sim.scenario import SimRequest
 
 @dataclass(slots=True)
 class ReceivedChoice:
-    """Of one choice."""
+    """What the client has received of one choice."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     all_token_ids: list[int] | None = None
-    """`completion_token_ids`, where the answer is not complete."""
+    """`completion_token_ids` of an incomplete response."""
     num_text_tokens: int | None = None
-    """How many of them the text covers, as the server says."""
+    """How many of these tokens the text covers, as the server reports it."""
 
 
 class CompletionChecker(ReplyChecker):
-    """Grows over all attempts of a client to have its request answered."""
+    """Collects and checks the response to one request over all tries of its client."""
 
     def __init__(self, request: SimRequest, prompt: list[int]) -> None:
         super().__init__()
         self.request = request
         self.choices = [ReceivedChoice() for _ in range(request.n)]
         self._base = copy.deepcopy(self.choices)
-        """What a request that is sent anew goes on from."""
+        """The choices from which a request that is sent again starts."""
         self.answer_id: str | None = None
         self.usage: dict[str, Any] | None = None
         self._prompt = prompt
         self._expected: list[ExpectedChoice] | None = None
         self._roles = 0
+        self._seed: int | None = None
+        self.model = self._only_version
+        """The model that answers, once it is known."""
         if request.seed is not None or not request.temperature:
             self._fix_seed(request.seed or 0)
 
     @property
     def is_finished(self) -> bool:
-        """A choice that was given up and told so before the others were aborted keeps that end."""
+        """Returns whether all choices have ended. If the request was aborted, a choice that was given up before has
+        ended too."""
         unfinished = (None,) if self._was_aborted else (None, PD_RESCHEDULE)
         return all(choice.finish_reason not in unfinished for choice in self.choices)
 
@@ -73,16 +77,20 @@ class CompletionChecker(ReplyChecker):
             "seed": parse_cursor(self.cursor).seed,
             "generated_token_ids": token_ids[0] if len(token_ids) == 1 else token_ids,
             "generated_finish_reasons": reasons,
+            "model": self.model or self.request.model,
         }
 
     def restart(self) -> None:
-        """The request is sent anew, from its beginning: what little has come without a place in the stream is void."""
+        """Discards events that came without a cursor, because the request is sent again from its beginning."""
         assert not self.cursor, "what has a place is continued"
         self.choices = copy.deepcopy(self._base)
         self.answer_id, self.usage, self._roles = None, None, 0
+        if self._only_version is None:
+            self.model = self._expected = None
 
     def continue_as_new_request(self) -> None:
-        """What was given up goes on as a new request. That tells all ends, also those that were told before."""
+        """Continues a request that was given up as a new one. The new response repeats the finish reasons of choices
+        that had ended before."""
         for choice in self.choices:
             choice.finish_reason = None
         self.cursor = ""
@@ -105,11 +113,22 @@ class CompletionChecker(ReplyChecker):
         self._check_texts()
 
     def _check_id(self, data: dict[str, Any]) -> None:
+        self._check_model(data["model"])
         identity = (data["id"], data["created"])
         if self.answer_id is None:
             self.answer_id = repr(identity)
         elif self.answer_id != repr(identity):
             raise InvariantError(2, f"the stream's id and time change from {self.answer_id} to {identity}")
+
+    def _check_model(self, model: str) -> None:
+        """Checks that the model is the one of the first event, over all connections and attempts."""
+        if model not in self.request.versions:
+            raise InvariantError(2, f"the model {model!r} answers, and not one of {self.request.versions}")
+        if self.model is None:
+            self.model = model
+            self._expect()
+        elif self.model != model:
+            raise InvariantError(2, f"the stream goes from the model {self.model!r} to {model!r}")
 
     def _take_cursor(self, cursor: Cursor) -> None:
         self._fix_seed(cursor.seed)
@@ -146,12 +165,14 @@ class CompletionChecker(ReplyChecker):
             choice.finish_reason = data["finish_reason"]
         _take_ids(choice, data)
 
-    # A whole answer.
+    # A complete response.
 
     def take_whole(self, body: bytes) -> None:
         self._take_whole(msgspec.json.decode(body))
 
     def _take_whole(self, data: dict[str, Any]) -> None:
+        if "model" in data:
+            self._check_model(data["model"])
         for choice_data in data["choices"]:
             choice = self.choices[choice_data["index"]]
             message = choice_data.get("message", choice_data)
@@ -167,15 +188,15 @@ class CompletionChecker(ReplyChecker):
             if choice.finish_reason in INCOMPLETE_REASONS:
                 self._check_incomplete(index, choice)
 
-    # What there is of one that has failed.
+    # The partial output of a failed request.
 
     def check_partial(self, partial: dict[str, Any]) -> None:
-        """It is a beginning of the true answer, and what continues it is what was told."""
+        """Checks that the partial output and the tokens to continue from are prefixes of the expected output."""
         resume = partial.get("resume")
         if resume is not None:
             self._fix_seed(resume["seed"])
         if self._expected is None:
-            return  # several candidates with a seed that nobody was told
+            return  # the client does not know the seed or the model
         listed = partial.get("choices", [])
         if not self.request.is_streaming and listed:
             partial_checker = copy.deepcopy(self)
@@ -196,8 +217,8 @@ class CompletionChecker(ReplyChecker):
                     raise InvariantError(2, f"it is to be continued from {token_ids} instead of {expected.token_ids}")
 
     def _check_incomplete(self, index: int, choice: ReceivedChoice) -> None:
-        """A choice that is not complete, or was not when another one failed: no token without its text, and no text but
-        that of its tokens."""
+        """Checks a choice that is incomplete, or was incomplete when another one failed. Its tokens are a prefix of the
+        expected ones. Its text has all tokens that the server reports as covered, and nothing beyond its tokens."""
         token_ids, num_covered = choice.all_token_ids, choice.num_text_tokens
         if token_ids is None:
             raise InvariantError(2, f"choice {index} was cut, and its tokens are not told")
@@ -221,19 +242,34 @@ class CompletionChecker(ReplyChecker):
         if not expected.text.startswith(choice.text):
             raise InvariantError(2, f"choice {index} reads {choice.text!r} instead of {expected.text!r}")
 
-    # What it should be.
+    # The expected response.
 
     @property
     def expected(self) -> list[ExpectedChoice]:
         assert self._expected is not None, "the seed is known"
         return self._expected
 
+    @property
+    def _only_version(self) -> str | None:
+        versions = self.request.versions
+        return versions[0] if len(versions) == 1 else None
+
     def _fix_seed(self, seed: int) -> None:
-        if self._expected is None:
-            expected = [expected_choice(self.request, self._prompt, seed, index) for index in range(self.request.n)]
-            if self._speaks_tokens:
-                expected = [replace(entry, text="") for entry in expected]
-            self._expected = expected
+        if self._seed is None:
+            self._seed = seed
+            self._expect()
+
+    def _expect(self) -> None:
+        """Computes the expected choices once the seed and the answering model are known."""
+        if self._seed is None or self.model is None:
+            return
+        expected = [
+            expected_choice(self.request, self._prompt, self._seed, index, self.model)
+            for index in range(self.request.n)
+        ]
+        if self._speaks_tokens:
+            expected = [replace(entry, text="") for entry in expected]
+        self._expected = expected
 
     @property
     def _speaks_tokens(self) -> bool:
@@ -247,13 +283,13 @@ class CompletionChecker(ReplyChecker):
                 raise InvariantError(2, f"choice {index} reads {choice.text!r} instead of {expected.text!r}")
 
     def check_end(self) -> None:
-        """It claims to be complete, or to have been aborted."""
+        """Checks a response that has ended, completely or by an abort."""
         self._check_texts()
         if self._was_aborted:
             self._check_aborted()
             return
         if self._expected is None:
-            return  # a whole answer with a seed that nobody was told
+            return  # a complete response, and the client does not know its seed
         for index, (choice, expected) in enumerate(zip(self.choices, self.expected, strict=True)):
             if choice.finish_reason != expected.finish_reason:
                 raise InvariantError(
@@ -271,7 +307,7 @@ class CompletionChecker(ReplyChecker):
 
     def _check_aborted(self) -> None:
         if self.request.abort_at_s is None:
-            raise InvariantError(2, "it was aborted, and nobody wanted that")
+            raise InvariantError(2, "it was aborted without a request to abort it")
         for index, choice in enumerate(self.choices):
             if choice.finish_reason == ABORT:
                 self._check_incomplete(index, choice)
@@ -298,7 +334,7 @@ def _take_ids(choice: ReceivedChoice, data: dict[str, Any]) -> None:
 
 
 def _logprobs(logprobs: Any) -> list[float]:
-    """Of the chosen tokens, whichever dialect tells them."""
+    """Returns the logprobs of the chosen tokens, from the format of any endpoint."""
     if not logprobs:
         return []
     if isinstance(logprobs, list):

@@ -1,6 +1,7 @@
-"""What a client that asks for vectors has received, checked against the hash model: of each text its own, once, in order.
+"""Checks the response to an embedding request against the hash model: one vector for each text, in order.
 
-There is nothing to go on with: who loses the connection asks again, and must be told the same.
+An embedding request cannot be resumed. A client that loses its connection sends the request again, and must get the
+same vectors.
 """
 
 from array import array
@@ -18,7 +19,7 @@ PATH = "/v1/embeddings"
 
 
 def texts_of(request: SimRequest) -> list[str]:
-    """As many as another request would have choices."""
+    """Returns the `n` texts of an embedding request."""
     return [request.prompt, *(f"{request.prompt} {index}" for index in range(1, request.n))]
 
 
@@ -30,7 +31,7 @@ def body_of(request: SimRequest) -> dict[str, Any]:
         "cache_salt": request.cache_salt or None,
     }
     optional_fields = {name: value for name, value in optional.items() if value is not None}
-    return {"model": "hash", "input": texts_of(request), "normalize": False} | optional_fields
+    return {"model": request.model, "input": texts_of(request), "normalize": False} | optional_fields
 
 
 class EmbeddingChecker(ReplyChecker):

@@ -1,4 +1,4 @@
-"""What must hold of an engine between any two events, whatever happened before: asked of its own state, from outside."""
+"""Checks what must hold in an engine's state between any two events, whatever happened before."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ def audit_engine(core: EngineCore) -> None:
 
 
 def _check_states(core: EngineCore, live: list[Request]) -> None:
-    """A request is in exactly the place that its state names."""
+    """Checks that each request is in exactly the collection that its status names."""
     scheduler = core.scheduler
     expected_members = {
         RequestStatus.WAITING: list(scheduler.waiting),
@@ -80,7 +80,7 @@ def _check_blocks(core: EngineCore, live: list[Request]) -> None:
 
 
 def _check_shares(core: EngineCore, request: Request, holders: Counter[int]) -> None:
-    """A block with a name holds what the name says, and only a block with a name has several holders."""
+    """Checks that a block with a hash holds the tokens of that hash, and that only such a block has several holders."""
     pool = core.scheduler.pool
     names = request.compute_block_hashes(pool.block_size, len(request.token_ids) // pool.block_size)
     for index, block in enumerate(request.held_block_ids, request.num_freed_blocks):
@@ -127,18 +127,19 @@ def _check_gauges(core: EngineCore, live: list[Request]) -> None:
 
 
 def _gauge(core: EngineCore, name: str) -> dict[str, float]:
-    # Not from a snapshot of it: this runs between any two events, and writing one down took a third of the time.
+    # Not read from a snapshot: this runs between any two events, and making snapshots took a third of the time.
     gauge = core.registry._metrics[name]
     assert isinstance(gauge, Gauge)
     return {state: value for (state,), value in gauge._read().items()}
 
 
 def find_useless_preemption(core: EngineCore, plan: StepPlan) -> Request | None:
-    """A request that this plan preempts although no request before it gets enough blocks by that: counted from the blocks
-    that requests hold, not from the engine's plan.
+    """Returns a request that this plan preempts although no request before it gets enough blocks by that, or None. It
+    counts the blocks that requests hold and does not rely on the engine's plan.
 
-    A lower bound of what is needed: blocks for running requests to grow into are not counted, and each block that may be
-    shared counts as shared. So a preemption that this check rejects cannot have helped, whatever the engine has counted.
+    The number of needed blocks is a lower bound: blocks for running requests to grow into are not counted, and each
+    block that may be shared counts as shared. So a preemption that this check rejects cannot have helped, whatever the
+    engine has counted.
     """
     if not plan.preempt:
         return None
@@ -160,7 +161,8 @@ def _preempted(plan: StepPlan) -> set[int]:
 
 
 def _may_get_blocks(plan: StepPlan, request: Request) -> bool:
-    """A request in the queue, one that has no blocks yet because a peer computes it, or one that this step leaves out."""
+    """Returns whether the request waits in the queue, waits for a peer without blocks, or runs and is not in this
+    step."""
     if request.status is RequestStatus.RUNNING:
         return request.slot_epoch not in {run.slot_epoch for run in plan.run}
     return request.status in (RequestStatus.WAITING, RequestStatus.ASKED)
@@ -173,14 +175,14 @@ def _comes_before(needer: Request, victim: Request) -> bool:
 
 
 def _blocks_needed(core: EngineCore, request: Request) -> int:
-    """The whole list of a request that is admitted, one more block for one that runs."""
+    """Returns the blocks for all tokens of a request to admit, or one block more than a running request holds."""
     if request.status is RequestStatus.RUNNING:
         return len(request.held_block_ids) + 1
     return core.scheduler.pool.num_blocks_for(len(request.token_ids))
 
 
 def _blocks_within_reach(core: EngineCore, request: Request) -> int:
-    """All blocks but those that other requests keep and this one cannot share."""
+    """Returns the number of all blocks except those that other requests keep and this one cannot share."""
     pool = core.scheduler.pool
     names = request.compute_block_hashes(pool.block_size, len(request.token_ids) // pool.block_size)
     shared = {*pool.find_cached([name for name in names if name in pool.cached_hashes]), *request.held_block_ids}

@@ -1,7 +1,7 @@
-"""The engine's sockets in a simulation: the same ports as `transport.zmq_sockets.SocketPoller` gives, over simulated wires.
+"""The engine's sockets in a simulation: replaces `transport.zmq_sockets.SocketPoller` by ports over simulated wires.
 
-An address belongs to whoever has bound it last. What is sent to one that nobody has bound is lost, or refused where the
-real socket would refuse it.
+An address belongs to the port that was bound to it last. A message to an address without a port is lost, or refused if
+the real socket would refuse it.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from onward.sim.wire import SimContext, SimWire
 
 @dataclass(slots=True)
 class SimAddresses:
-    """Who listens where."""
+    """The listening ports by address."""
 
     stream_stores: dict[str, SimServerPort] = field(default_factory=dict)
     apis: dict[str, SimServerPort] = field(default_factory=dict)
@@ -37,8 +37,8 @@ class SimEngineWires:
         watch_plan: Callable[[StepPlan], None],
         handoff_address: str,
     ) -> None:
-        """`wake`: something has arrived. `handoff_address`: where decode instances find us, in the place of a listening
-        socket."""
+        """`wake` is called when a message has arrived. `handoff_address` is the address for decode instances, in place
+        of a listening socket."""
         self.addresses = addresses
         self._end = (context, process, wake)
         self._watch_plan, self._handoff_address = watch_plan, handoff_address
@@ -75,7 +75,7 @@ class SimEngineWires:
 
 
 class SimStepPort(SimWorkerPort):
-    """Shows each plan before it is sent."""
+    """Passes each plan to `watch_plan` before it is sent."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class SimStepPort(SimWorkerPort):
 
 
 class SimPrefillPeer(SimPort):
-    """A decode engine's way to one prefill instance: connects, and connects again."""
+    """A decode engine's socket to one prefill instance. It reconnects when it sends."""
 
     def __init__(
         self,

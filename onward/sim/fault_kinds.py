@@ -1,4 +1,4 @@
-"""The kinds of faults, and how each is brought about."""
+"""The kinds of faults, and functions that inject them."""
 
 import signal
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class FaultKind:
     help: str
     shapes: tuple[Shape, ...] = SHAPES
     is_client_fault: bool = False
-    """Part of what clients do: it stands in a `SimRequest`, not among the faults."""
+    """Part of what clients do: it is set in a `SimRequest` and is not a `FaultSpec`."""
 
 
 WITH_PEERS: tuple[Shape, ...] = ("pd", "cluster")
@@ -46,6 +46,9 @@ FAULT_KINDS: dict[str, FaultKind] = {
     "refuse": FaultKind("HTTP connections are refused"),
     "slow-kv": FaultKind("KV transfers crawl", WITH_PEERS),
     "break-kv": FaultKind("KV transfers break off", WITH_PEERS),
+    "late-kv": FaultKind(
+        "a prefill worker notices late that the worker it writes to is dead, which is killed", WITH_PEERS
+    ),
     "clock": FaultKind("the wall clock of a machine or router is wrong, and is set right", WITH_ROUTER),
     "drain": FaultKind("an instance is drained, leaves and is replaced", WITH_ROUTER),
     "poison": FaultKind("a request that no worker survives", is_client_fault=True),
@@ -67,7 +70,7 @@ def kinds_of(shape: Shape) -> list[str]:
 
 
 def inject(simulation: "Simulation", fault: FaultSpec) -> None:
-    """It begins now."""
+    """Begins a fault now."""
     verb, _, role = fault.kind.partition("-")
     if fault.kind == "crash-worker":
         _crash_worker(simulation, fault)
@@ -115,7 +118,8 @@ def _stop(simulation: "Simulation", fault: FaultSpec, role: str) -> None:
 
 
 def _set_clock(simulation: "Simulation", fault: FaultSpec) -> None:
-    """By up to half a minute, either way: more than requests wait, and less than proofs of the cluster's key allow."""
+    """Shifts a wall clock by up to half a minute, either way: more than requests wait, and less than cluster signatures
+    allow."""
     machine = _machine(simulation, fault.target)
     assert machine is not None, f"{fault.target} has a clock"
     machine.set_clock((fault.rate - 0.5) * 60.0)
@@ -124,7 +128,7 @@ def _set_clock(simulation: "Simulation", fault: FaultSpec) -> None:
 
 
 def _machine(simulation: "Simulation", name: str) -> "RouterNode | SimInstance | None":
-    """A router that a smaller scenario has no more is None."""
+    """Returns a router or instance, or None for a router that a shrunk scenario no longer has."""
     return simulation.routers.get(name) or simulation.instances.get(name)
 
 
@@ -136,7 +140,7 @@ def _drain(simulation: "Simulation", fault: FaultSpec) -> None:
     instance.shut_down()
 
     def revive() -> None:
-        """The operator starts the next one when the old one is gone."""
+        """Starts the instance again when the old one is gone, as an operator would."""
         if instance.lifetime.supervisor.is_dead:
             instance.start_again()
         else:

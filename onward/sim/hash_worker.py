@@ -1,8 +1,8 @@
 """A worker whose model is a hash: the next token is a hash of the whole history *as read back from its KV memory*.
 
-A lost, repeated, stale or overwritten cell, a wrong block table, a prefix hit on the wrong block, a sampling field that a
-wire dropped: each gives other tokens at once, and `expected_output` says what they should have been. It speaks plans and
-results like any worker, and fails a request when it is told to.
+Each of these errors changes the output at once: a lost, repeated, stale or overwritten cell, a wrong block table, a
+prefix hit on the wrong block, or a sampling field that a wire dropped. `expected_output` returns the correct output.
+The worker takes plans and returns results like any other worker, and fails a request on demand.
 """
 
 import hashlib
@@ -44,14 +44,14 @@ _NONE_RATE = 30 / 256
 
 
 class HashDraftProposer:
-    """What a simulated worker guesses: as many tokens as chance has it, right ones and wrong ones. A function of its seed
-    and of the history, so that a run can be repeated."""
+    """Proposes drafts for a simulated worker: right and wrong tokens at random, or none. The drafts depend only on the
+    seed and the history, so that a run can be repeated."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed.to_bytes(8, "little")
 
     def propose(self, history: bytes, count: int, follow: Callable[[list[int]], int], vocab_size: int) -> list[int]:
-        """`follow` says what truly comes behind the history and these tokens."""
+        """Returns up to `count` drafts. `follow` returns the correct token after the history and the given drafts."""
         key = hashlib.blake2b(history, digest_size=16, key=self._seed).digest()
         draws = [byte / 256 for byte in hashlib.blake2b(key, digest_size=1 + count).digest()]
         drafts: list[int] = []
@@ -67,12 +67,12 @@ LATE_RATE = 0.15
 
 
 class DelayedMaskMaker:
-    """How a simulated worker makes masks: at once, or a step too late, as chance has it. Threads would not be
-    repeatable."""
+    """Computes token bitmasks for a simulated worker: at once or, at random, a step too late. It uses no threads,
+    because they would not be repeatable."""
 
     def __init__(self, random: SeededRandom | None = None) -> None:
         self._random = random
-        """None: nothing is late."""
+        """None: no mask is late."""
         self._late: list[tuple[Future[TokenBitmask], Callable[[], TokenBitmask]]] = []
 
     def submit(self, compute: Callable[[], TokenBitmask], expected_s: float) -> NextMask:
@@ -92,23 +92,31 @@ class DelayedMaskMaker:
                 future.set_result(result.mask)
 
 
+FIRST_MODEL = "hash"
 EMBEDDING_SIZE = 8
-_LATER_FIELDS = ("pooling", "grammar", "reasoning")
-"""Of `SamplingParams`."""
+_LATER_FIELDS = ("pooling", "grammar", "reasoning", "allowed_token_ids")
+"""Fields of `SamplingParams` that `_noise_key` leaves out, except for a grammar or allowed tokens if there are some."""
 _UNWRITTEN = -1
 _UNWRITTEN_BYTES = b"\xff" * 8
 
 
 def _cell(position: int, token: int) -> int:
-    """What the memory holds. The position is part of it: a block read at the wrong place must not look right."""
+    """Returns the content of a KV cell. It includes the position, so that a block which is read at the wrong place is
+    noticed."""
     return position << 32 | token
 
 
 def next_token(
-    history: bytes, sampling: SamplingParams, position: int, vocab_size: int, mask: TokenBitmask | None = None
+    history: bytes,
+    sampling: SamplingParams,
+    position: int,
+    vocab_size: int,
+    mask: TokenBitmask | None = None,
+    model: str = FIRST_MODEL,
 ) -> int:
-    """A function of (request, tokens so far), like the real thing. `history` is the cells of all tokens so far."""
-    state = hashlib.blake2b(_noise_key(sampling) + history, digest_size=8)
+    """Returns the next token, a function of (model, request, tokens so far) as in a real model. `history` is the cells
+    of all tokens so far."""
+    state = hashlib.blake2b(_model_key(model) + _noise_key(sampling) + history, digest_size=8)
     return _sample(state, sampling, position, vocab_size, mask)
 
 
@@ -118,9 +126,11 @@ def expected_output(
     max_output: int,
     vocab_size: int,
     matcher: GrammarMatcher | None = None,
+    model: str = FIRST_MODEL,
 ) -> list[int]:
-    """The output of an undisturbed run, up to and with the token that ends it. A matcher stands behind it afterwards."""
-    state = hashlib.blake2b(_noise_key(sampling), digest_size=8)
+    """Returns the output of an undisturbed run, including the token that ends it. Advances the matcher over the
+    output."""
+    state = hashlib.blake2b(_model_key(model) + _noise_key(sampling), digest_size=8)
     state.update(array("q", [_cell(at, token) for at, token in enumerate(prompt)]).tobytes())
     output: list[int] = []
     while len(output) < max_output:
@@ -137,7 +147,8 @@ def expected_output(
 
 
 def expected_logprobs(token: int, top: int) -> TokenLogprobs:
-    """Made up, and different for each token: what matters is that they arrive with the token they belong to."""
+    """Returns made-up logprobs that differ between tokens, so that logprobs which arrive with a wrong token are
+    noticed."""
     return TokenLogprobs(-token / 8, token + 1, [(token + 1 + rank, -float(rank)) for rank in range(top)])
 
 
@@ -146,7 +157,7 @@ def expected_embedding(prompt: Sequence[int], sampling: SamplingParams) -> bytes
 
 
 def embedding_of(history: bytes, sampling: SamplingParams) -> bytes:
-    """Eight numbers from -1 to 1 that tell histories and kinds of pooling apart."""
+    """Returns eight float32 numbers from -1 to 1, which differ between histories and between kinds of pooling."""
     digest = hashlib.blake2b(f"{sampling.pooling}".encode() + history, digest_size=EMBEDDING_SIZE).digest()
     return array("f", [byte / 128 - 1 for byte in digest]).tobytes()
 
@@ -169,21 +180,28 @@ def _sample(
 
 
 def _allowed(mask: TokenBitmask, sampling: SamplingParams, position: int) -> list[int]:
-    """A grammar may need tokens that the model does not use by itself."""
+    """Returns the tokens that the mask allows. They may be outside `vocab_size`, because a grammar may need tokens that
+    the model does not sample by itself."""
     text = [token for token in mask.token_ids() if token not in sampling.end_token_ids]
     ends = sampling.end_token_ids if mask.may_end and position >= sampling.min_tokens else ()
     return [*text, *ends]
 
 
+def _model_key(model: str) -> bytes:
+    """Returns the part of the hash input that makes models with different names generate different tokens."""
+    return b"" if model == FIRST_MODEL else f"{model}\n".encode()
+
+
 @lru_cache(maxsize=1024)
 def _noise_key(sampling: SamplingParams) -> bytes:
-    """Everything that decides a token beside the history. Greedy choice needs no noise."""
+    """Returns the sampling fields that decide a token beside the history. Greedy sampling ignores the seed and the
+    choice index."""
     greedy = {} if sampling.temperature else {"seed": 0, "choice_index": 0}
     what_decides = msgspec.structs.replace(
         sampling, max_tokens=None, min_tokens=0, end_token_ids=(), logprobs=None, prompt_logprobs=None, **greedy
     )
-    # What is not asked for leaves the key alone: scenarios found before there were grammars are still worth running.
-    later = [sampling.grammar] if sampling.grammar is not None else []
+    # A request without a later field has the key from before it existed, so older scenarios give the same runs.
+    later = [value for value in (sampling.grammar, sampling.allowed_token_ids) if value]
     fields = [getattr(what_decides, name) for name in SamplingParams.__struct_fields__ if name not in _LATER_FIELDS]
     return msgspec.msgpack.encode([*fields, *later])
 
@@ -191,7 +209,7 @@ def _noise_key(sampling: SamplingParams) -> bytes:
 @dataclass(slots=True)
 class HashWorkerSlot:
     spec: AssignSlot
-    """As the engine has assigned it. The other fields are what has come of it since."""
+    """The slot as the engine has assigned it. The other fields are its current state."""
     token_ids: list[int]
     num_computed: int
     block_ids: list[int]
@@ -208,7 +226,7 @@ def new_memory(num_blocks: int, block_size: int) -> KvCells:
 
 
 class WorkerPoisoned(Exception):
-    """A request is in the step that no worker survives."""
+    """The step runs a request that kills every worker."""
 
 
 class HashWorker:
@@ -229,26 +247,27 @@ class HashWorker:
         drafts: HashDraftProposer | None = None,
         memory: KvCells | None = None,
         kv_memory: str = "",
+        model: str = FIRST_MODEL,
     ) -> None:
-        """`memory`: of an earlier worker; `kv_memory` is its name."""
+        """`memory` is the KV memory of an earlier worker, and `kv_memory` its name."""
         self.num_blocks, self.block_size = num_blocks, block_size
-        self._kv_memory = kv_memory
+        self._kv_memory, self._model = kv_memory, model
         self.kv_transfer = kv_transfer
-        """Where it exchanges KV memory with others."""
+        """Exchanges KV with other workers; None if the worker does not."""
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
         self._num_token_ids = num_token_ids or vocab_size
-        """What there is, of which the model uses the first `vocab_size` by itself."""
+        """Number of token ids. The model samples only the first `vocab_size` of them by itself."""
         self.memory = memory if memory is not None else new_memory(num_blocks, block_size)
         self.slots: dict[int, HashWorkerSlot] = {}
         self.failing_requests: set[str] = set()
-        """Requests that fail when they run next, as one whose logits are not numbers."""
+        """Ids of requests that fail with `invalid_logits` when they run next."""
         self._grammars, self._masks = grammars, masks or DelayedMaskMaker()
         self._drafts = drafts
-        """Who guesses, where plans permit it."""
+        """Proposes drafts if plans permit it."""
         self._poison, self._doom = poison, doom
-        """Tokens of prompts that kill a worker, or make their request fail, always."""
+        """Prompt tokens that always kill the worker, or always make their request fail."""
         self._watch_write = watch_write
-        """Told of each block before it is written: for which request, under which epoch."""
+        """Called for each block before it is written, with the request id and the slot epoch."""
 
     def hello(self, incarnation: str = "w1", engine_incarnation: str = "e1") -> WorkerHello:
         return WorkerHello(
@@ -256,12 +275,12 @@ class HashWorker:
             worker_incarnation=incarnation,
             engine_incarnation=engine_incarnation,
             pid=0,
-            fingerprint="hash",
+            fingerprint=self._model,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             vocab_size=self._num_token_ids,
-            kv_layout=KvLayout("hash", "int64", self.block_size, 1, 1, 1) if self.kv_transfer else None,
+            kv_layout=KvLayout(self._model, "int64", self.block_size, 1, 1, 1) if self.kv_transfer else None,
             kv_endpoint=KvEndpoint("hash", self.kv_transfer.address, incarnation) if self.kv_transfer else None,
             kv_memory=self._kv_memory,
         )
@@ -275,7 +294,8 @@ class HashWorker:
         return StepResult(plan.step, events)
 
     def _preempt(self, command: PreemptSlot) -> SlotEvent:
-        """Answered always: also where the slot failed before, nothing more will come from that epoch."""
+        """Always returns a `SlotPreempted`, also if the slot has failed before: nothing more will come from this
+        epoch."""
         slot = self.slots.pop(command.slot, None)
         assert slot is None or slot.spec.slot_epoch == command.slot_epoch, "the engine preempts what it has assigned"
         return SlotPreempted(command.slot, command.slot_epoch, len(slot.token_ids) if slot else 0)
@@ -303,7 +323,7 @@ class HashWorker:
     def _run(self, run: RunSlot) -> SlotEvent | None:
         slot = self.slots.get(run.slot)
         if slot is None:
-            return None  # it failed in the step before, when this one was under way already
+            return None  # it failed in the previous step, when this plan was sent already
         assert slot.spec.slot_epoch == run.slot_epoch, "the engine runs what it has assigned"
         slot.block_ids += run.new_block_ids
         if self._poison in slot.token_ids:
@@ -326,7 +346,7 @@ class HashWorker:
             return SlotAdvanced(run.slot, run.slot_epoch, end, prompt_logprobs)
         if slot.grammar is not None and not slot.grammar.is_ready:
             if slot.spec.push is None:
-                slot.num_computed -= 1  # for its logits, once more
+                slot.num_computed -= 1  # the next step computes the logits again
                 return SlotAdvanced(run.slot, run.slot_epoch, slot.num_computed, prompt_logprobs)
             self._masks.catch_up()
         return self._sample(run, slot, prompt_logprobs)
@@ -341,7 +361,8 @@ class HashWorker:
             block[position % self.block_size] = _cell(position, token)
 
     def _sample(self, run: RunSlot, slot: HashWorkerSlot, prompt_logprobs: list[TokenLogprobs] | None) -> SlotEvent:
-        """One token, and one more for each draft that was right. It looks for no end of the output: the engine cuts."""
+        """Samples one token, and one more for each draft that was right. It does not look for the end of the output,
+        because the engine cuts the output."""
         drafts = (
             [] if slot.spec.push is not None or prompt_logprobs is not None else self._draft(slot, run.max_draft_tokens)
         )
@@ -356,7 +377,7 @@ class HashWorker:
             except SlotGrammarError as fault:
                 if len(slot.token_ids) == slot.spec.num_prompt + position:
                     return self._fail(run, "grammar_failed", str(fault))
-                slot.num_computed -= 1  # the next step finds it again
+                slot.num_computed -= 1  # the next step meets the fault again
                 break
             depth = len(slot.token_ids) - 1 - slot.spec.num_prompt - position
             if grammar_done or drafts[depth : depth + 1] != [token]:
@@ -367,10 +388,10 @@ class HashWorker:
         return self._tokens_event(run, slot, position, prompt_logprobs, grammar_done, len(drafts))
 
     def _sample_one(self, slot: HashWorkerSlot, history: bytes) -> tuple[int, bool]:
-        """The next token, and whether it completes the grammar."""
+        """Returns the next token, and whether it completes the grammar."""
         mask = None if slot.grammar is None else slot.grammar.mask()
         position = len(slot.token_ids) - slot.spec.num_prompt
-        token = next_token(history, slot.spec.sampling_params, position, self.vocab_size, mask)
+        token = next_token(history, slot.spec.sampling_params, position, self.vocab_size, mask, self._model)
         grammar_done = _advance_grammar(slot, token)
         slot.token_ids.append(token)
         return token, grammar_done
@@ -404,7 +425,9 @@ class HashWorker:
             behind = array("q", [_cell(begin + at, token) for at, token in enumerate(drafted)]).tobytes()
             position = begin + len(drafted) - slot.spec.num_prompt
             known = mask if not drafted else None
-            return next_token(history + behind, slot.spec.sampling_params, position, self.vocab_size, known)
+            return next_token(
+                history + behind, slot.spec.sampling_params, position, self.vocab_size, known, self._model
+            )
 
         return self._drafts.propose(history, count, follow, self.vocab_size)
 
@@ -433,8 +456,8 @@ def _advance_grammar(slot: HashWorkerSlot, token: int) -> bool:
 
 
 def _prompt_logprobs(slot: HashWorkerSlot, begin: int, end: int) -> list[TokenLogprobs] | None:
-    """Of the tokens that follow those computed in this step, where they are asked for: the prompt's, not again once
-    there is output; or given ones of the output."""
+    """Returns the requested logprobs of the tokens that follow those computed in this step, or None. These are prompt
+    tokens, unless there is output already, or with `rescore_from` the given tokens."""
     if slot.spec.rescore_from is not None:
         first, last = max(begin + 1, slot.spec.rescore_from), min(end + 1, len(slot.token_ids))
         tops = [slot.spec.sampling_params.prompt_logprobs or 0, slot.spec.sampling_params.logprobs or 0]

@@ -1,7 +1,7 @@
-"""HTTP between simulated processes: what the code under test asks of aiohttp on one side, and of a server on the other.
+"""HTTP between simulated processes: the parts of aiohttp and of an ASGI server that the code under test uses.
 
-A connection is in order and complete, or it breaks. Chunks are cut anywhere. Whoever listens may be dead (refused), stopped
-(silence), or its supervisor may hold the socket for a successor (the connection waits).
+A connection delivers everything in order, or it breaks. Chunks are cut anywhere. A dead server refuses connections, and
+a stopped one does not answer. If a supervisor holds the socket for a successor, the connection waits.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from onward.sim.wire import SLOW_S, SimContext
 App = Callable[..., Any]
 PERIODIC_PATHS = (REGISTER_PATH, PROBE_PATH)
 HIGH_WATER_BYTES = 4096
-"""What may be under way to a client that does not read."""
+"""Unread bytes of a client beyond which its server waits."""
 
 
 class SimConnectionLost(aiohttp.ClientPayloadError, OSError):
-    """As either kind of client notices it."""
+    """The connection was lost. It derives from the errors that clients of either kind expect."""
 
 
 class SimListener:
@@ -33,7 +33,7 @@ class SimListener:
     def __init__(self, name: str, *, waits: bool) -> None:
         self.name = name
         self._waits = waits
-        """Somebody keeps the socket open while no process serves it."""
+        """The socket stays open while no process serves it."""
         self._servers: list[tuple[SimProcess, App]] = []
         self._waiting: list[SimHttpExchange] = []
 
@@ -46,11 +46,11 @@ class SimListener:
             exchange.begin(process, app)
 
     def close(self, process: SimProcess) -> None:
-        """It takes no more connections; those it has go on."""
+        """Sends no more connections to this process. Its open connections continue."""
         self._servers = [(server, app) for server, app in self._servers if server is not process]
 
     def close_socket(self) -> None:
-        """Nobody keeps the socket any more."""
+        """Closes the socket, which breaks the waiting connections."""
         self._waits = False
         for exchange in self._waiting:
             exchange.break_connection()
@@ -68,7 +68,8 @@ class SimListener:
 
 
 def url_of(name: str) -> str:
-    """Of a simulated machine. A router without a cluster key takes only instances at loopback addresses."""
+    """Returns the URL of a simulated instance or router. It has a loopback address, because a router without a cluster
+    key accepts only instances at such addresses."""
     return f"http://127.{'.'.join(str(byte) for byte in name.encode().ljust(3, b'0')[:3])}"
 
 
@@ -80,7 +81,7 @@ class SimHttpNetwork:
         self.random = context.random.substream("http")
         self.listeners: dict[str, SimListener] = {}
         self.num_serving = 0
-        """Exchanges that somebody is busy with, but for what instances and routers tell each other each second."""
+        """Exchanges that a server works on, except for periodic registrations and probes."""
 
     def listen(self, url: str, name: str, *, waits: bool) -> SimListener:
         self.listeners[url] = listener = SimListener(name, waits=waits)
@@ -88,7 +89,7 @@ class SimHttpNetwork:
 
 
 class SimHttpExchange:
-    """One request and its answer."""
+    """One request and its response."""
 
     def __init__(
         self, network: SimHttpNetwork, client: SimProcess, scope: dict[str, Any], body: bytes, name: str
@@ -98,7 +99,7 @@ class SimHttpExchange:
         self._scope, self._body = scope, body
         self._server: SimProcess | None = None
         self._client_gone = asyncio.Event()
-        """As the server knows: the client has left."""
+        """Set when the server notices that the client has left."""
         self._drained = asyncio.Event()
         self._has_begun = self._is_broken = self._is_complete = False
         self._last_s = 0.0
@@ -159,12 +160,12 @@ class SimHttpExchange:
         return [body[:split], body[split:]]
 
     def read(self, num_bytes: int) -> None:
-        """The client has taken so much."""
+        """Records that the client has read `num_bytes` bytes. A server that waits for the client to read continues."""
         self._num_under_way -= num_bytes
         self._drained.set()
 
     def leave(self) -> None:
-        """The client closes the connection."""
+        """Closes the connection for the client."""
         if self._is_broken or self._server is None:
             self._is_broken = True
             return
@@ -172,7 +173,7 @@ class SimHttpExchange:
         self._transmit(self._server, self._on_client_gone)
 
     def break_connection(self) -> None:
-        """The connection is lost: the other side is dead, or the network has dropped it."""
+        """Breaks the connection, because the server has died or failed, or the network has dropped the connection."""
         if self._is_broken or self._is_complete:
             return
         self._is_broken = True
@@ -201,7 +202,7 @@ class SimHttpExchange:
 
 
 class SimHttpResponse:
-    """As much of `aiohttp.ClientResponse` as anybody uses; `content` is itself."""
+    """The part of `aiohttp.ClientResponse` that is used; `content` is the response itself."""
 
     def __init__(self, exchange: SimHttpExchange) -> None:
         self.status = 0
@@ -260,7 +261,7 @@ class SimHttpResponse:
             raise aiohttp.ClientPayloadError(f"status {self.status}")
 
     def release(self) -> None:
-        """Given back whole."""
+        """Does nothing, because there is no connection pool."""
 
     def close(self) -> None:
         self._exchange.leave()
@@ -273,7 +274,7 @@ class SimHttpResponse:
 
 
 class SimHttpSession:
-    """As much of `aiohttp.ClientSession` as anybody uses. Belongs to the process that makes requests with it."""
+    """The part of `aiohttp.ClientSession` that is used. It belongs to the process that makes requests with it."""
 
     def __init__(self, network: SimHttpNetwork, process: SimProcess) -> None:
         self._network, self._process = network, process
@@ -288,11 +289,11 @@ class SimHttpSession:
     def request(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, **options: Any
     ) -> "SimRequestContext":
-        """Without a body."""
+        """Makes a request without a body."""
         return SimRequestContext(self._network, self._process, method, url, b"", headers or {}, options.get("timeout"))
 
     async def post_attempt(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> SimHttpResponse:
-        """As `router.upstream_connections` does it."""
+        """Posts an attempt, with the errors of `router.upstream_connections`."""
         try:
             return await self.post(url + path, data=body, headers=headers)
         except aiohttp.ClientConnectorError as fault:
@@ -311,7 +312,7 @@ class SimHttpSession:
 
 
 class SimRequestContext:
-    """Both what can be awaited and what can be entered, as aiohttp's is."""
+    """A request that can be awaited or entered with `async with`, as in aiohttp."""
 
     def __init__(
         self,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from onward.api.requests.text_processor import TextProcessor
 from onward.config import ApiConfig, EngineConfig
 from onward.engine.core import EngineCore
@@ -51,14 +53,14 @@ from onward.supervisor.core import (
 from onward.supervisor.worker_deaths import KillReason
 
 ACTIVATION_S = 0.02
-"""Until a standby worker says hello."""
+"""From the activation of a standby worker to its hello."""
 REAP_DELAY_S = 0.02
 """From a child's death until its supervisor has reaped it."""
 RESPONSE_TTL_S = 20.0
 """So short that a run can wait for it."""
 STALL_TIMEOUT_S = 4.0
 TICK_RESOLUTION_S = 0.001
-"""A process's clock may run fast or slow: rounded, a time that is due may lie a moment ahead of it."""
+"""Shortest wait for a tick. A process's clock may run fast or slow, so by rounding a tick may come a moment early."""
 DRAIN_S = 5.0
 
 
@@ -76,9 +78,9 @@ class SimEnvironment:
     keys: tuple[ApiKeyEntry, ...]
     cluster_key: str
     after_turn: Callable[["SimInstance"], None]
-    """Looks at the instance's engine after each of its turns."""
+    """Called after each turn of the instance's engine."""
     watch_write: Callable[["SimInstance", int, str, int], None]
-    """Told of each block that a worker writes, for whom and under which epoch."""
+    """Called for each block that a worker writes, with the request id and the slot epoch."""
     watch_plan: Callable[["SimInstance", StepPlan], None]
 
 
@@ -87,17 +89,17 @@ SimNode = EngineNode | WorkerNode | StreamStoreNode | ApiNode
 
 @dataclass(slots=True)
 class InstanceLifetime:
-    """One life of the instance: all of it can be killed, and another one started in its place."""
+    """One incarnation of an instance. All of it can be killed, and another one started in its place."""
 
     incarnation: str
     supervisor: SimProcess
     core: SupervisorCore
     nodes: dict[str, SimNode] = field(default_factory=dict)
-    """By incarnation: processes that the supervisor has started and not reaped."""
+    """Processes that the supervisor has started and not reaped, by incarnation."""
     next_tick: asyncio.TimerHandle | None = None
     was_killed: bool = False
     kv_memory: str = ""
-    """The memory that the supervisor holds for its workers, and what is in it."""
+    """Name of the KV memory for the supervisor's workers. The next two fields are its content."""
     kv_cells: KvCells = field(default_factory=list)
     block_hash_rows: bytearray = field(default_factory=bytearray)
 
@@ -137,7 +139,8 @@ class SimInstance:
         self._wall_offset_s = 0.0
         self._serials = itertools.count(1)
         self._stream_store_serials = itertools.count(1)
-        """Apart, so that the names of all others, and so what befalls them, do not depend on it."""
+        """Counted separately, so that the names of all other processes, and the random numbers that depend on the
+        names, do not depend on the stream store."""
         self._listener: SimListener = environment.http.listen(self.url, spec.name, waits=True)
         self.lifetime = self._begin()
 
@@ -182,9 +185,9 @@ class SimInstance:
                 case KillProcess(child, cause):
                     self._kill(lifetime.nodes[child.incarnation].process, cause)
                 case RemoveProcess(child):
-                    process = lifetime.nodes.pop(child.incarnation).process
-                    process.kill()
-                    lifetime.core.on_removed(child, process.return_code)
+                    node = lifetime.nodes.pop(child.incarnation)
+                    node.process.kill()
+                    lifetime.core.on_removed(child, node.process.return_code, peer_may_write=self._peer_may_write(node))
                 case SendMessage(child, message):
                     self._send(lifetime.nodes[child.incarnation], message)
                 case AnswerQuery(child, query_id):
@@ -334,6 +337,7 @@ class SimInstance:
             else None,
             memory=lifetime.kv_cells,
             kv_memory=kv_memory,
+            model=self.spec.model,
         )
         if kv_transfer is not None:
             kv_transfer.memory = hash_worker.memory
@@ -341,7 +345,7 @@ class SimInstance:
         return WorkerNode(self._context, process, self.spec, hash_worker, incarnation, kv_network)
 
     def _join_engine(self, lifetime: InstanceLifetime, worker: WorkerNode) -> None:
-        """Ready: it says hello, once its engine listens."""
+        """Connects a ready worker once its engine listens; the worker then sends its hello."""
         addresses, kv_address = self.environment.addresses, self._kv_address(worker)
         port, kv_port = addresses.workers.get(worker.incarnation), addresses.kv.get(kv_address)
         if port is None or (kv_address and kv_port is None):
@@ -361,9 +365,10 @@ class SimInstance:
             cluster_key=self.environment.cluster_key,
             response_ttl_s=RESPONSE_TTL_S,
         )
-        start = StartApi(
-            f"api-{process.name}", index, config, self.environment.model, -1, keys=list(self.environment.keys)
+        model = msgspec.structs.replace(
+            self.environment.model, name=self.spec.model, fingerprint=self.spec.model, aliases=tuple(self.spec.aliases)
         )
+        start = StartApi(f"api-{process.name}", index, config, model, -1, keys=list(self.environment.keys))
         api = ApiNode(
             self.environment.http,
             self.environment.addresses,
@@ -400,8 +405,21 @@ class SimInstance:
         child = lifetime.core.children.get(node.incarnation)
         if child is not None and not lifetime.was_killed:
             lifetime.nodes.pop(node.incarnation)
-            return_code = node.process.return_code
-            self._execute(lifetime, lifetime.core.on_exit(child, return_code, "killed", lifetime.supervisor.now_s()))
+            actions = lifetime.core.on_exit(
+                child,
+                node.process.return_code,
+                "killed",
+                lifetime.supervisor.now_s(),
+                peer_may_write=self._peer_may_write(node),
+            )
+            self._execute(lifetime, actions)
+
+    def _peer_may_write(self, node: SimNode) -> bool:
+        """Returns whether a peer may still write the KV memory of a dead worker. It replaces the writer token of
+        `supervisor.peer_writer_watch`."""
+        if not isinstance(node, WorkerNode) or node.kv_transfer is None:
+            return False
+        return self.environment.kv_network.may_be_written(node.kv_transfer.address)
 
     def _kill(self, process: SimProcess, cause: str) -> None:
         self._context.trace.note(f"{process} is killed: {cause}")
@@ -412,17 +430,18 @@ class SimInstance:
 
     @property
     def engine_core(self) -> EngineCore | None:
-        """None while there is no engine, or no worker has said hello to it."""
+        """None while there is no engine, or while no worker has sent it a hello."""
         engine = self.lifetime.engine
         return None if engine is None else engine.core
 
     @property
     def is_up(self) -> bool:
-        """It is not being shut down either."""
+        """Returns whether the instance runs, and is neither killed nor shut down."""
         return not self.lifetime.is_leaving
 
     def processes(self, role: str) -> list[SimProcess]:
-        """Those of its present life: `worker`, `engine`, `shelf`, `api`, or all for `instance`."""
+        """Returns the living processes of a role (`worker`, `standby`, `engine`, `shelf`, `api`), or all processes for
+        `instance`."""
         lifetime = self.lifetime
         by_role = {
             "worker": [lifetime.worker] if lifetime.worker else [],
@@ -438,13 +457,13 @@ class SimInstance:
         return [process for process in found if not process.is_dead]
 
     def set_clock(self, offset_s: float) -> None:
-        """The machine's wall clock: of all its processes, and of those to come."""
+        """Sets the wall clock of all processes of the instance, including later ones."""
         self._wall_offset_s = offset_s
         for process in self.processes("instance"):
             process.wall_offset_s = offset_s
 
     def kill(self) -> None:
-        """All of it, without a word."""
+        """Kills all processes at once, without a shutdown."""
         self.lifetime.was_killed = True
         self._listener.close_socket()
         for process in self.processes("instance"):
@@ -455,7 +474,7 @@ class SimInstance:
             self._begin()
 
     def shut_down(self) -> None:
-        """As by SIGTERM."""
+        """Shuts the instance down, as SIGTERM does."""
         lifetime = self.lifetime
         if not lifetime.is_leaving:
             self._execute(lifetime, lifetime.core.stop(lifetime.supervisor.now_s()))

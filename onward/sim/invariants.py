@@ -1,7 +1,13 @@
-"""What must hold whatever happens, looked at from outside while a simulation runs. `docs/simulation.md` has the list.
+"""Checks invariants from outside while a simulation runs. `docs/simulation.md` has the list.
 
-1 to 3 are checked by the clients, with a `ReplyChecker`. Here are 4 (nothing is held at idle), 5 (nobody writes what is not
-theirs), 6 (progress), 7 (the first in line never loses its blocks), 9 (no starvation) and 10 (no preemption in vain).
+The clients check 1 to 3, with a `ReplyChecker`. This module checks the others:
+
+    4     nothing is held at idle
+    5     each block is written only by its owner or lease holder
+    6     progress
+    7     the first in line never loses its blocks
+    9     no starvation
+    10    no preemption in vain
 """
 
 from collections import Counter
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from onward.sim.simulation import Simulation
 
 CLIENT_ONLY_FAULTS = frozenset({"abort", "leave", "disconnect", "deadline", "doom", "pry", "detach", "cancel"})
-"""Kinds of faults that are one request's own business."""
+"""Kinds of faults that affect only their own request."""
 REPAIR_COUNTERS: dict[str, frozenset[str] | None] = {
     "onward_resubmissions_total": None,
     "onward_isolated_faults_total": None,
@@ -36,15 +42,17 @@ REPAIR_COUNTERS: dict[str, frozenset[str] | None] = {
     "onward_router_attempts_total": frozenset({"refused", "lost", "stall", "restart", "gone", "protocol"}),
     "onward_router_resumes_total": frozenset({"lost", "stall", "restart", "gone", "protocol"}),
 }
-"""Counters that stay at nothing in such a run: all of their series, or those with one of these labels."""
+"""Counters that stay at zero in a run with only client faults: all of their series (None), or those with one of these
+labels."""
 COUNTED_WITHOUT_ABORTS = frozenset({"pd_transfer_failed"})
-"""Labels that count as well where nobody has left or aborted: a lease that is taken back breaks its transfer off."""
+"""Labels that must stay at zero too in a run without any fault. A client fault may revoke a lease, which breaks off its
+transfer."""
 
 IGNORED_AFTER_DROPPED_RESPONSE = frozenset({"epoch"})
-"""Labels that do not count where a response was cut off: who follows it takes it up before that was noticed, and the last
-word of the earlier attempt comes late."""
+"""Labels that do not count if a client's connection to a response was dropped. The client may resume the response
+before the server notices the drop, and the last message of the earlier attempt comes late."""
 LONGEST_TTL_S = 61.0
-"""Of a record."""
+"""Longer than the TTL of any record."""
 RECORD_SAFE_FAULTS = frozenset(
     {
         "kill-worker",
@@ -57,17 +65,18 @@ RECORD_SAFE_FAULTS = frozenset(
         "poison-engine",
         "slow-kv",
         "break-kv",
+        "late-kv",
     }
 )
 """Kinds of faults by which no record of a response is lost."""
 DEADLY_KINDS = ("kill-", "crash-", "stop-", "poison")
 AUDIT_ONE_RUN_IN = 16
-"""One run in so many has its engines' books checked at every turn."""
+"""One in this number of runs audits its engines after every turn."""
 
 OVERTAKING_S = 1.0
-"""A request has overtaken another if its client sent it so much later than the other came to the engine."""
+"""A request has overtaken another if its client sent it at least this long after the other one arrived at the engine."""
 MAX_OVERTAKEN = 4
-"""By how many of the same priority a request may be overtaken while it waits in one engine."""
+"""How many requests of the same priority may overtake a request while it waits in one engine."""
 
 ORPHAN_S = 10.0
 """How long an engine may hold a request whose api process is gone: faults may delay the announcement."""
@@ -77,23 +86,24 @@ class InvariantMonitor:
     def __init__(self, simulation: "Simulation") -> None:
         self._simulation = simulation
         self._sent_s = {request.name: START_S + request.at_s for request in simulation.scenario.requests}
-        """By label: before this no client has sent it."""
+        """Earliest time at which a client sends each request, by label."""
         self._came_s: dict[tuple[str, int], float] = {}
-        """By engine and serial: when each request was first seen there, by the simulation's own time. One that is aborted
-        and comes again has another serial."""
+        """When each request was first seen in an engine, in global virtual time, by engine and arrival number. A
+        request that is aborted and sent again has another arrival number."""
         self._overtaken: Counter[tuple[str, int]] = Counter()
         self._orphaned_s: dict[tuple[str, str], float] = {}
-        """By engine and api process: when a request was first seen in the engine without its api process."""
+        """When a request was first seen in an engine without its api process, by engine and api process."""
 
     def may_crash(self) -> bool:
-        """Whether so many workers have died that a request may have been with each of them."""
+        """Returns whether so many workers have died that one request may have been charged with too many crashes."""
         trigger_counts = self._simulation.active_faults.trigger_counts
         causes = ("kill-worker", "crash-worker", "kill-engine", "stop-worker", "stop-instance", "poison")
         deaths = sum(trigger_counts[kind] for kind in causes)
         return deaths >= MAX_CRASH_CHARGES
 
     def may_crash_engine(self) -> bool:
-        """Whether engines may have died, for other reasons, each time that a request which is not the cause ran alone."""
+        """Returns whether other faults have killed so many engines that they may have failed an isolated request which
+        was not the cause."""
         trigger_counts = self._simulation.active_faults.trigger_counts
         return (
             sum(trigger_counts[kind] for kind in ("kill-engine", "stop-engine", "stop-instance"))
@@ -101,13 +111,14 @@ class InvariantMonitor:
         )
 
     def may_pause(self) -> bool:
-        """Whether a supervisor may have seen so many deaths in a row that it waits for a minute before the next start."""
+        """Returns whether a supervisor may have seen so many deaths in a row that it waits for a minute before the next
+        start."""
         trigger_counts = self._simulation.active_faults.trigger_counts
         deaths = sum(count for kind, count in trigger_counts.items() if kind.startswith(DEADLY_KINDS))
         return self.may_crash() or deaths + self._simulation.active_faults.num_killed_for_silence >= MAX_DEATHS
 
     def is_out_of_reach(self) -> bool:
-        """Whether an instance cannot be asked for its records at the moment, or not for all of them."""
+        """Returns whether the records of some instance cannot all be queried at the moment."""
         return any(
             not _answers(instance)
             for instance in self._simulation.instances.values()
@@ -115,21 +126,23 @@ class InvariantMonitor:
         )
 
     def may_lose_records(self, *, is_background: bool) -> bool:
-        """Whether the record of a response may be lost. A router does not reach an instance whose api process is away."""
+        """Returns whether the record of a response may be lost. A router does not reach an instance whose api process
+        is dead."""
         trigger_counts = self._simulation.active_faults.trigger_counts
         survivable = {"kill-api"} if is_background and not self._simulation.routers else set[str]()
         return self.may_pause() or not trigger_counts.keys() <= CLIENT_ONLY_FAULTS | RECORD_SAFE_FAULTS | survivable
 
     def may_lose_tokens(self) -> bool:
-        """Whether a response may have fewer tokens than its client was told, until they are made again."""
+        """Returns whether a response may have fewer tokens than its client has received, until they are generated
+        again."""
         return not self._simulation.active_faults.trigger_counts.keys() <= CLIENT_ONLY_FAULTS | RECORD_SAFE_FAULTS
 
     def is_undisturbed(self) -> bool:
-        """Nothing has happened but what clients do."""
+        """Returns whether only faults of clients have taken effect."""
         return self._simulation.active_faults.trigger_counts.keys() <= CLIENT_ONLY_FAULTS
 
     def is_computed(self, request_id: str) -> bool:
-        """Whether an engine works on it."""
+        """Returns whether an engine works on the request."""
         cores = [instance.engine_core for instance in self._simulation.instances.values()]
         return any(name.startswith(request_id) for core in cores if core is not None for name in core._live)
 
@@ -142,7 +155,7 @@ class InvariantMonitor:
             for series in family.series
         )
 
-    # 5.
+    # Invariant 5.
 
     def on_write(self, instance: SimInstance, block: int, request_id: str, epoch: int) -> None:
         core = instance.engine_core
@@ -154,7 +167,7 @@ class InvariantMonitor:
                 5, f"{instance.spec.name}: {request_id} (epoch {epoch}) writes block {block}: {problem}"
             )
 
-    # 7 and 10.
+    # Invariants 7 and 10.
 
     def on_plan(self, instance: SimInstance, plan: StepPlan) -> None:
         core = instance.engine_core
@@ -174,10 +187,11 @@ class InvariantMonitor:
             description = f"{victim.request_id} is preempted, and no request before it has enough blocks by that"
             self._simulation.fail(10, f"{instance.spec.name}: {description}")
 
-    # 9.
+    # Invariant 9.
 
     def _check_order(self, instance: SimInstance, core: EngineCore, plan: StepPlan) -> None:
-        """A request that is admitted has overtaken those of its priority that came before it and still wait."""
+        """Counts how often each waiting request was overtaken by a request that this plan admits, and fails the run if
+        that is too often."""
         for assign in plan.assign:
             admitted = core.scheduler.request_of_slot_epoch(assign.slot_epoch)
             if admitted is None or admitted.handoff is not None:
@@ -192,17 +206,19 @@ class InvariantMonitor:
                     self._simulation.fail(9, f"{instance.spec.name}: {description} were admitted before it")
 
     def _overtakes(self, core: EngineCore, admitted: Request, waiting: Request) -> bool:
-        """Time that a request has waited elsewhere may put it before another, but not before its client has sent it."""
+        """Returns whether an admitted request has overtaken a waiting one of its priority. The time at which its client
+        sent it counts, because a request that has waited elsewhere may come before one that arrived here earlier."""
         sent_s = self._sent_s.get(admitted.spec.client_request_id.partition(".")[0])
         came_s = self._came_s.get((core.incarnation, waiting.arrival_number))
         if sent_s is None or came_s is None or admitted.priority != waiting.priority:
             return False
         return sent_s > came_s + OVERTAKING_S
 
-    # 4.
+    # Invariant 4.
 
     def _check_api_process(self, instance: SimInstance, core: EngineCore, request: Request) -> None:
-        """No client waits for the request of an api process that has died."""
+        """Fails the run if a request stays in the engine long after its api process has died, because no client waits
+        for it."""
         if not request.api_id or request.api_id in instance.lifetime.nodes:
             return
         now_s = self._simulation.loop.now_s
@@ -210,10 +226,10 @@ class InvariantMonitor:
         if now_s - since_s > ORPHAN_S:
             self._simulation.fail(4, f"{instance.spec.name}: {request.request_id} outlives its api process")
 
-    # The engine's own books.
+    # The engine's state.
 
     def after_turn(self, instance: SimInstance) -> None:
-        """Between two events of an engine. Looking at everything takes longer than the turn, so not every run does."""
+        """Checks an engine between two events. A full audit takes longer than the turn, so only some runs do it."""
         core = instance.engine_core
         if core is None:
             return
@@ -227,7 +243,7 @@ class InvariantMonitor:
         except AssertionError as fault:
             self._simulation.fail(0, f"{instance.spec.name}: {fault}")
 
-    # 4.
+    # Invariant 4.
 
     def is_settled(self) -> bool:
         return self._unsettled() is None
@@ -246,7 +262,7 @@ class InvariantMonitor:
             self._simulation.fail(6, repair)
 
     def _unsettled(self) -> str | None:
-        """Somebody who still holds something, if there is one."""
+        """Returns a description of a process that still holds something, or None."""
         for name, router in self._simulation.routers.items():
             if router.router.stream_runner.core.live_streams():
                 return f"router {name} still has streams"
@@ -273,13 +289,14 @@ class InvariantMonitor:
 
 
 def _answers(instance: SimInstance) -> bool:
-    """All of its processes that have records, or the way to them, run."""
+    """Returns whether the stream store and all api processes of the instance run, so that all its records can be
+    queried."""
     running = [process for role in ("api", "shelf") for process in instance.processes(role) if not process.is_stopped]
     return len(running) == instance.spec.num_api_processes + 1
 
 
 def unexpired_records(core: StreamStoreCore, now_s: float) -> dict[str, int]:
-    """What a stream store would still have when the time of all that it has is over, by kind."""
+    """Returns the number of records, by kind, that a stream store still has after the longest TTL."""
     core.tick(now_s + LONGEST_TTL_S)
     return {kind: count for kind, count in core.entries.count().items() if count}
 
@@ -290,10 +307,10 @@ def unexpired_router_records(core: RouterCore, now_s: float) -> int:
 
 
 def find_write_violation(core: EngineCore, block: int, epoch: int) -> str | None:
-    """What is wrong with a write to this block by the request under this epoch, if something is."""
+    """Returns why the request with this slot epoch may not write the block, or None."""
     pool, request = core.scheduler.pool, core.scheduler.allocator.by_slot_epoch.get(epoch)
     if block in pool._fenced:
-        return None  # given up, and kept from others until this step is answered
+        return None  # released, and not reused before the result of this step
     if request is None or block not in request.block_ids:
         holder = next((r.request_id for r in core._live.values() if block in r.block_ids), None)
         if holder is None:
@@ -322,11 +339,11 @@ def _find_unsettled(instance: SimInstance) -> str | None:
 
 
 def find_unneeded_repair(simulation: "Simulation") -> str | None:
-    """What was repaired although nothing was broken, if something was.
+    """Returns a description of an unneeded repair, or None.
 
-    Clients see no bug that a retry hides. But a request that was started again, a token that came twice or a handoff that
-    ran into its timeout is counted; and in a run in which clients did what they liked and no process, wire or transfer
-    suffered, each such count is a bug."""
+    Clients do not see a bug that a retry hides. But a restarted request, a duplicate token or a handoff that ran into
+    its timeout is counted. In a run in which no fault affected a process, wire or transfer, each such count is a bug,
+    whatever clients did."""
     if not simulation.active_faults.trigger_counts.keys() <= CLIENT_ONLY_FAULTS:
         return None
     provoked = bool(simulation.active_faults.trigger_counts)

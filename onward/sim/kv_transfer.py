@@ -1,8 +1,8 @@
-"""A hash worker's KV transfer: the same commands and reports as the real one, and writes that land when they are told to.
+"""A hash worker's KV transfer: it has the commands and reports of the real one, and its writes land only on demand.
 
-The writes move one after another with `SimKvNetwork.step`. A write lies either at its writer or in the
-target's memory, as with shared memory; it lands whether the lease still stands or not, and the canary looks: a write to a
-block that no lease covers, or whose lease was declared quiet, is what must never happen.
+`SimKvNetwork` moves the writes one after another. A write is either at its writer or in the target's memory, as with
+shared memory. Once the target has confirmed a lease, a write under it lands whether or not the lease was revoked since.
+A write to a block that no lease covers, or under a lease that was reported as quiesced, raises `ForbiddenKvWrite`.
 """
 
 import zlib
@@ -33,12 +33,12 @@ Memory = list["array[int]"]
 
 
 class ForbiddenKvWrite(AssertionError):
-    """A block was written by somebody who may not."""
+    """A write to a block that the writer has no right to write."""
 
 
 @dataclass(slots=True)
 class ExpectedLease:
-    """A lease on our memory."""
+    """A lease on this worker's memory."""
 
     missing: set[int]
     blocks: list[int]
@@ -52,9 +52,12 @@ class ActivePush:
     block_ids: list[int]
     memory: Memory
     num_pushed: int = 0
-    """Blocks of the request that were put on their way, or that the peer has."""
+    """Leading blocks of the request that were queued for writing, or that the peer had already."""
     joined: bool = False
-    """The target was asked whether the lease stands. From then on it must not be forgotten without our word."""
+    """The target has confirmed the lease. From then on the lease must not end before this writer has stopped."""
+    memory_of_dead: Memory | None = None
+    """Memory of a dead target whose death the writer has not noticed. The writer still has it mapped and may write
+    it."""
 
 
 class PendingKvWrite(NamedTuple):
@@ -76,24 +79,31 @@ class SimKvTransfer:
     stalled: bool = False
     """Its process is stopped: it neither writes nor answers."""
     slow_targets: set[str] = field(default_factory=set)
-    """Peers to which nothing moves for now."""
+    """Addresses of peers to which no write moves for now."""
     queued_commands: list[KvCommand] = field(default_factory=list)
-    """Said while it was stalled."""
+    """Commands that came while it was stalled or had late pushes."""
     stopped: set[str] = field(default_factory=set)
-    """Pushes that were stopped: the command may overtake the step that opens one."""
+    """Lease ids of stopped pushes. The command may arrive before the step that opens the push."""
     notify: Callable[[], None] = lambda: None
-    """There is a report."""
+    """Called when there is a report."""
+    notices_deaths: Callable[[], bool] = lambda: True
+    """Returns whether it notices the death of a target at once. Otherwise it notices when it moves next."""
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.outgoing) or any(lease.revoked for lease in self.expected_leases.values())
+        return bool(self.outgoing or self.late_pushes) or any(lease.revoked for lease in self.expected_leases.values())
+
+    @property
+    def late_pushes(self) -> list[str]:
+        """Lease ids of pushes whose target has died unnoticed."""
+        return [lease_id for lease_id, push in self.pushes.items() if push.memory_of_dead is not None]
 
     def report(self, report: KvReport) -> None:
         self.reports.append(report)
         self.notify()
 
     def command(self, command: KvCommand) -> None:
-        if self.stalled:
+        if self.stalled or self.late_pushes:
             self.queued_commands.append(command)
             return
         match command:
@@ -105,7 +115,7 @@ class SimKvTransfer:
             case EndLease():
                 del self.expected_leases[command.lease_id]
             case RevokeLease():
-                # Quiet when the writer says so; `SimKvNetwork` asks it.
+                # `SimKvNetwork` reports it as quiesced once the writer has stopped.
                 if command.lease_id in self.expected_leases:
                     self.expected_leases[command.lease_id].revoked = True
                 else:
@@ -120,7 +130,7 @@ class SimKvTransfer:
             self.pushes[push.lease_id] = ActivePush(push, block_ids, memory, push.first_block)
 
     def advance_push(self, lease_id: str, num_computed_blocks: int) -> None:
-        """So many leading blocks of the request are final."""
+        """Queues the writes of blocks that have become final. `num_computed_blocks` counts the final leading blocks."""
         active_push = self.pushes.get(lease_id)
         if active_push is None:
             return
@@ -133,7 +143,7 @@ class SimKvTransfer:
         active_push.num_pushed = max(active_push.num_pushed, num_computed_blocks)
 
     def next_write(self) -> PendingKvWrite | None:
-        """The oldest one that can move. A slow peer holds up its own only."""
+        """Returns the oldest write that can move, or None. A slow peer delays only writes to itself."""
         for index, write in enumerate(self.outgoing):
             if write.address not in self.slow_targets:
                 del self.outgoing[index]
@@ -146,7 +156,7 @@ class SimKvTransfer:
 
 
 class SimKvNetwork:
-    """All transfers by address. Nothing moves but by `step`."""
+    """All transfers by address. Writes move only when a method is called."""
 
     def __init__(self) -> None:
         self._transfers: dict[str, SimKvTransfer] = {}
@@ -155,27 +165,45 @@ class SimKvNetwork:
         self._transfers[transfer.address] = transfer
 
     def remove(self, address: str) -> None:
-        """Its process is dead, and its memory with it: writers to it fail, and what it was writing is lost."""
+        """Removes the transfer of a dead process. Pushes to it fail as soon as their writers notice, and its own writes
+        are lost."""
         removed = self._transfers.pop(address)
         for transfer in self._transfers.values():
             for lease_id, active_push in list(transfer.pushes.items()):
-                if active_push.push.endpoint.address == address:
+                if active_push.push.endpoint.address != address:
+                    continue
+                if active_push.joined and (transfer.stalled or not transfer.notices_deaths()):
+                    active_push.memory_of_dead = removed.memory
+                else:
                     transfer.drop_push(lease_id)
                     transfer.report(PushFailed(lease_id, "the peer is gone"))
             for lease_id in removed.pushes:
                 if lease_id in transfer.expected_leases and not transfer.expected_leases[lease_id].revoked:
                     transfer.report(WriterLost(lease_id, "the writer is gone"))
 
+    def may_be_written(self, address: str) -> bool:
+        """Returns whether a writer has not noticed the death of the process at this address, and so still has its
+        memory mapped."""
+        return any(
+            transfer.pushes[lease_id].push.endpoint.address == address
+            for transfer in self._transfers.values()
+            for lease_id in transfer.late_pushes
+        )
+
     def step(self) -> bool:
-        """Every transfer that is not stalled moves one write; revoked leases whose writer has stopped become quiet."""
+        """Moves one write of every transfer that is not stalled, then settles revoked leases. Returns whether it did
+        anything."""
         transfers = list(self._transfers.values())
         moved = [self.move_one_write(transfer) for transfer in transfers]
         return any([*moved, *(self.settle_revoked_leases(transfer) for transfer in transfers)])
 
     def move_one_write(self, transfer: SimKvTransfer) -> bool:
-        """One write of this transfer lands."""
+        """Lands one write of this transfer, or all late writes of a push. Returns whether it did anything."""
         if transfer.stalled:
             return False
+        if late_pushes := transfer.late_pushes:
+            self._write_late(transfer, late_pushes[0])
+            return True
         queued, transfer.queued_commands = transfer.queued_commands, []
         for command in queued:
             transfer.command(command)
@@ -184,8 +212,20 @@ class SimKvNetwork:
             self._apply_write(transfer, write)
         return write is not None
 
+    def _write_late(self, writer: SimKvTransfer, lease_id: str) -> None:
+        """Lands the pending writes of a push in the memory of its dead target, whether or not another worker uses it
+        now. Then the writer notices the death."""
+        active_push = writer.pushes[lease_id]
+        assert active_push.memory_of_dead is not None, "the writer has it mapped"
+        for write in writer.outgoing:
+            if write.lease_id == lease_id:
+                active_push.memory_of_dead[write.target][:] = write.memory[write.source]
+        writer.drop_push(lease_id)
+        writer.report(PushFailed(lease_id, "the peer is gone"))
+
     def settle_revoked_leases(self, transfer: SimKvTransfer) -> bool:
-        """Revoked leases on this transfer's memory whose writer has stopped become quiet."""
+        """Stops the writers of revoked leases on this transfer's memory, and reports each lease as quiesced whose
+        writer has stopped. Returns whether it reported any."""
         quiesced = [
             lease_id
             for lease_id, lease in transfer.expected_leases.items()
@@ -197,7 +237,8 @@ class SimKvNetwork:
         return bool(quiesced)
 
     def break_transfer(self, transfer: SimKvTransfer) -> bool:
-        """The connection under the oldest write of this transfer is lost, as both sides notice."""
+        """Breaks the connection of the oldest write of this transfer, which both sides notice. Returns whether there
+        was one."""
         if not transfer.outgoing:
             return False
         lease_id, address = transfer.outgoing[0].lease_id, transfer.outgoing[0].address
@@ -229,7 +270,7 @@ class SimKvNetwork:
             active_push.joined = True
         lease = target.expected_leases.get(write.lease_id) if target else None
         if target is None or lease is None:
-            raise ForbiddenKvWrite(f"a write under lease {write.lease_id}, which nobody has given")
+            raise ForbiddenKvWrite(f"a write under lease {write.lease_id}, which was never granted")
         if write.target not in lease.blocks:
             raise ForbiddenKvWrite(f"block {write.target} was written under a lease that does not cover it")
         target.memory[write.target][:] = write.memory[write.source]

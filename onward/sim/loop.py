@@ -1,7 +1,7 @@
-"""An event loop whose time is virtual: it never waits, and the same calls always run in the same order.
+"""An event loop with virtual time: it never waits, and the same calls always run in the same order.
 
-Several simulated processes share it. Each handle belongs to the process in whose context it was made: a stopped process's
-handles are kept until it goes on, and time is told to each process by its own clock, which may run fast or slow.
+Several simulated processes share it. Each handle belongs to the process in whose context it was made. The handles of a
+stopped process are kept until it resumes. Each process reads the time from its own clock, which may run fast or slow.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from onward.sim.process import SimProcess
 
 START_S = 1000.0
-"""So that no clock shows a time that could be mistaken for a duration."""
+"""Virtual time at the start. It is not zero, so that no clock shows a time that could be mistaken for a duration."""
 
 
 MAX_EVENTS = 1_000_000
-"""Of one run. Long ones have 50,000."""
+"""Limit on the events of one run. Long runs have 50,000."""
 
 
 class Livelock(Exception):
-    """Much happens, and nothing comes of it."""
+    """The run has too many events, so it makes no progress."""
 
 
 CURRENT_PROCESS: "ContextVar[SimProcess | None]" = ContextVar("OWNER", default=None)
@@ -40,7 +40,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._order = itertools.count()
 
     def time(self) -> float:
-        """As the clock of the process that asks shows it."""
+        """Returns the time by the clock of the current process."""
         return local_time(CURRENT_PROCESS.get(), self.now_s)
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
@@ -65,17 +65,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_at(local_time(_current_process(context), self.now_s) + delay, callback, *args, context=context)
 
     def call_at_global(self, at_s: float, context: Context, callback: Callable[..., Any], *args: Any) -> None:
-        """At this time of the world, whatever the clock of the process shows."""
+        """Schedules a call at a global virtual time, whatever the clock of the process shows."""
         handle = asyncio.Handle(callback, args, self, context)
         heapq.heappush(self._later, (max(at_s, self.now_s), next(self._order), context.get(CURRENT_PROCESS), handle))
 
     def resume_process(self, process: "SimProcess") -> None:
-        """It goes on: what it has missed runs now."""
+        """Schedules the handles that were kept while the process was stopped."""
         self._due.extend((process, handle) for handle in process.held)
         process.held.clear()
 
     def run_until(self, end_s: float, is_over: Callable[[], bool]) -> None:
-        """Events in their order, until it is over or this late."""
+        """Runs events in order until `is_over` returns True or no event is left before `end_s`."""
         due, later = self._due, self._later
         asyncio._set_running_loop(self)
         try:
@@ -105,7 +105,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         handle._run()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing is counted: what was cancelled is dropped when its time comes."""
+        """Does nothing: a cancelled handle is dropped when its time comes."""
 
 
 def local_time(process: "SimProcess | None", now_s: float) -> float:

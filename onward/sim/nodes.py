@@ -35,13 +35,13 @@ from onward.web.auth.api_key_table import ApiKeyTable
 
 IDLE_ENGINE_TICK_S = 0.5
 IDLE_STREAM_STORE_TICK_S = 1.0
-"""Idle processes are woken by what arrives; their own time need not be so fine."""
+"""Messages wake an idle process, so it needs fewer ticks of its own."""
 PLANE_STEP_S = 0.004
 DAMAGED_BLOCK_RATE = 0.25
 
 
 class InlineExecutor(Executor):
-    """Threads would not be repeatable."""
+    """Runs each call at once, because threads would not be repeatable."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -53,7 +53,7 @@ class InlineExecutor(Executor):
 
 
 class SimSocket:
-    """What `transport.zmq_sockets.EngineClientSocket` and `transport.stream_store_sockets.StreamStoreClientSocket` are,
+    """Replaces `transport.zmq_sockets.EngineClientSocket` and `transport.stream_store_sockets.StreamStoreClientSocket`,
     over simulated wires."""
 
     def __init__(self, server: SimServerPort | None, api: SimProcess, incarnation: str) -> None:
@@ -113,7 +113,7 @@ class ApiNode:
         process.run(self.api.on_listening)
 
     def _stop(self, grace_s: float, on_end: Callable[[], object]) -> None:
-        """As a server does: no new connections, and the end when the grace is over."""
+        """Stops as a server does: it takes no new connections, and ends after the grace period."""
         self._listener.close(self.process)
         self.process.call_later(grace_s, on_end)
         self.process.call_later(grace_s + 1.0, self.process.kill)
@@ -215,6 +215,7 @@ class WorkerNode:
             assert worker.kv_transfer is not None
             kv_network.add(worker.kv_transfer)
             worker.kv_transfer.notify = process.coalesced(self._report)
+            worker.kv_transfer.notices_deaths = self._notices_deaths
             process.on_death.append(self._leave_kv_network)
             process.on_stop.append(self._stall)
         process.on_death.append(self._write_last_step)
@@ -251,8 +252,8 @@ class WorkerNode:
             self._move_kv_later()
 
     def _write_last_step(self) -> None:
-        """The step in flight writes its KV before the process dies; its result is lost. Not at the end of a run: a plan
-        that violates an invariant cannot be executed."""
+        """Writes the KV of the step in flight before the process dies; its result is lost. Does nothing at the end of a
+        run: a plan that violates an invariant cannot be executed."""
         if self._plans and not self._context.is_over:
             with contextlib.suppress(WorkerPoisoned):
                 self.worker.step(self._plans.popleft())
@@ -275,16 +276,22 @@ class WorkerNode:
         self._move_kv_later()
 
     def _move_kv(self) -> None:
-        """Writes land one by one. A process that is stopped does not come here, so its writes stay with it."""
+        """Lands the next write. It does not run in a stopped process, so the writes of such a process stay pending."""
         kv_network, kv_transfer, active_faults = self._kv_network, self.worker.kv_transfer, self._context.active_faults
         assert kv_network is not None and kv_transfer is not None
-        if kv_transfer.outgoing and active_faults.hits("break-kv", self.process.name):
+        if kv_transfer.late_pushes:
+            if self._notices_deaths():
+                kv_network.move_one_write(kv_transfer)
+        elif kv_transfer.outgoing and active_faults.hits("break-kv", self.process.name):
             kv_network.break_transfer(kv_transfer)
         elif not (kv_transfer.outgoing and active_faults.hits("slow-kv", self.process.name)):
             kv_network.move_one_write(kv_transfer)
         kv_network.settle_revoked_leases(kv_transfer)
         if kv_transfer.is_busy:
             self._move_kv_later()
+
+    def _notices_deaths(self) -> bool:
+        return not self._context.active_faults.hits("late-kv", self.process.name)
 
     def _report(self) -> None:
         assert self.worker.kv_transfer is not None
@@ -302,7 +309,7 @@ class WorkerNode:
 
 
 class RouterNode:
-    """Keeps an address; the process behind it may die and come again."""
+    """A router with a fixed address. The process behind it may die and start again."""
 
     def __init__(
         self, network: SimHttpNetwork, name: str, config: RouterConfig, keys: ApiKeyTable, cluster_key: str
@@ -327,7 +334,7 @@ class RouterNode:
         self._listener.serve(process, self.router.app)
 
     def set_clock(self, offset_s: float) -> None:
-        """Its machine's wall clock, for lives to come too."""
+        """Sets the router's wall clock, also for later starts."""
         self._wall_offset_s = self.process.wall_offset_s = offset_s
 
     def kill(self) -> None:

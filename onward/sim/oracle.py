@@ -1,7 +1,8 @@
-"""What a client should have got: from the hash model and the meaning of text alone, by none of the code under test.
+"""Computes the output that a client should receive, from the hash model and independently of the code under test.
 
-Tokens come from `worker.expected_output`; their text is their bytes, joined and read as UTF-8, up to the first stop
-string or the end token.
+Tokens come from `hash_worker.expected_output`. Their text is their bytes, joined and decoded as UTF-8, up to the first
+stop string or the end token. Only the masks of a grammar come from the code under test, so the text of a structured
+output is also matched with a pattern.
 """
 
 import json
@@ -11,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from onward.proto.sampling_params import Grammar, SamplingParams
-from onward.sim.hash_worker import expected_output
+from onward.sim.hash_worker import FIRST_MODEL, expected_output
 from onward.sim.scenario import SimRequest
 from onward.sim.vocabulary import END_ID, NUM_SAMPLED_IDS, grammars, token_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class OutputStructure:
-    """What simulated clients ask answers to look like: the fields that they send, the grammar, and what satisfies it, said
-    once more in other words, by none of the code under test."""
+    """A structured output that simulated clients request: the fields that they send, the grammar, and a pattern for the
+    complete text. The pattern does not depend on the code under test."""
 
     fields: dict[str, Any]
     grammar: Grammar
@@ -61,9 +62,9 @@ STRUCTURES: dict[str, OutputStructure] = {
     "choice": OutputStructure(
         {"guided_choice": _WORDS}, Grammar("choice", _source(_WORDS)), "|".join(re.escape(word) for word in _WORDS)
     ),
-    # Complete with the first token, whoever draws it.
+    # Complete with the first token, whichever it is.
     "one": OutputStructure({"guided_choice": ["a", "b", "c"]}, Grammar("choice", _source(["a", "b", "c"])), "[abc]"),
-    # A JSON string: of plain characters, or of those that are written with a backslash.
+    # A JSON string of plain and escaped characters.
     "json": OutputStructure(
         _json(_STRING),
         Grammar("json_schema", _source(_STRING)),
@@ -81,14 +82,17 @@ STRUCTURES: dict[str, OutputStructure] = {
 
 @dataclass(frozen=True, slots=True)
 class ExpectedChoice:
-    """One choice of an undisturbed answer."""
+    """One choice of an undisturbed response."""
 
     token_ids: list[int]
     text: str
     finish_reason: str
 
 
-def expected_choice(request: SimRequest, prompt: Sequence[int], seed: int, index: int) -> ExpectedChoice:
+def expected_choice(
+    request: SimRequest, prompt: Sequence[int], seed: int, index: int, model: str = FIRST_MODEL
+) -> ExpectedChoice:
+    """Returns the expected output of one choice, if this model answers."""
     sampling = SamplingParams(
         seed=seed,
         choice_index=index,
@@ -99,7 +103,7 @@ def expected_choice(request: SimRequest, prompt: Sequence[int], seed: int, index
         grammar=STRUCTURES[request.structure].grammar if request.structure else None,
     )
     matcher = None if sampling.grammar is None else grammars().matcher(sampling.grammar)
-    token_ids = expected_output(prompt, sampling, request.max_tokens, NUM_SAMPLED_IDS, matcher)
+    token_ids = expected_output(prompt, sampling, request.max_tokens, NUM_SAMPLED_IDS, matcher, model)
     stopped_at = _stop(token_ids, request)
     if stopped_at is not None:
         num_tokens, text = stopped_at
@@ -116,15 +120,15 @@ def decode_text(token_ids: Sequence[int]) -> str:
 
 
 def shown_text(token_ids: Sequence[int], request: SimRequest) -> list[str]:
-    """What may be shown when an answer is cut behind these tokens: never half a character. Where a stop string may begin,
-    less than all."""
+    """Returns the texts that a response may show if it is cut after these tokens. They contain no incomplete character.
+    They may lack some last characters, because a stop string may begin there."""
     text = _complete(b"".join(token_bytes()[token_id] for token_id in token_ids))
     num_held = max((len(stop) for stop in request.stop or ()), default=0)
     return [text[: len(text) - held] for held in range(min(num_held, len(text)) + 1)]
 
 
 def _stop(token_ids: Sequence[int], request: SimRequest) -> tuple[int, str] | None:
-    """How many tokens there are when a stop string is complete, and the text before it."""
+    """Returns the number of tokens at which the first stop string is complete, and the text before it, or None."""
     if not request.stop:
         return None
     data, before = b"", ""
@@ -142,7 +146,7 @@ def _stop(token_ids: Sequence[int], request: SimRequest) -> tuple[int, str] | No
 
 
 def _complete(data: bytes) -> str:
-    """Without the beginning of a character whose rest may come."""
+    """Decodes the bytes without an incomplete character at their end."""
     for num_cut in range(min(4, len(data) + 1)):
         tail = data[len(data) - num_cut :]
         if num_cut and _begins_character(tail):
@@ -151,7 +155,7 @@ def _complete(data: bytes) -> str:
 
 
 def _begins_character(tail: bytes) -> bool:
-    """Whether these bytes are a character's first ones, and not all of them."""
+    """Returns whether the bytes are the first ones of a character, and not all of them."""
     try:
         tail.decode("utf-8")
     except UnicodeDecodeError as fault:

@@ -1,4 +1,4 @@
-"""The ends of simulated wires: what arrives waits in a port until its process reads it."""
+"""The ends of simulated wires. Received messages wait in a port until its process reads them."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from onward.sim.wire import SimContext, SimWire
 
 class SimPort:
     def __init__(self, context: SimContext, process: SimProcess, wake: Callable[[], None]) -> None:
-        """`wake`: something has arrived."""
+        """`wake` is called when a message has arrived."""
         self._context, self._process, self._wake = context, process, wake
         self._inbox: deque[Any] = deque()
         self._is_open = True
@@ -33,7 +33,7 @@ class SimPort:
 
 
 class SimServerPort(SimPort):
-    """For any number of clients, each known by its incarnation, which stands beside each message that arrives."""
+    """A port for any number of clients. Each received message comes with the incarnation of its client."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class SimServerPort(SimPort):
         self._outgoing: dict[str, SimWire] = {}
 
     def connect(self, incarnation: str, client: SimProcess, deliver: Callable[[Any], None]) -> SimWire:
-        """The client's wire to us; what we send goes to `deliver`."""
+        """Returns the client's wire to this port. Messages from this port go to `deliver`."""
 
         def arrived(message: Any) -> None:
             self.arrived((incarnation, message))
@@ -72,14 +72,14 @@ class SimServerPort(SimPort):
 
 
 class SimWorkerPort(SimPort):
-    """Of an engine, for one worker: in order and complete, or the worker is dead."""
+    """An engine's port for one worker. It receives all messages in order, unless the worker dies."""
 
     _to_worker: SimWire | None = None
 
     def connect(
         self, worker: SimProcess, deliver: Callable[[Any], None], sent: Any, *received: Any, name_suffix: str = ""
     ) -> list[SimWire]:
-        """The worker's wires to us, one for each type that we receive."""
+        """Returns the worker's wires to this port, one for each received type."""
         engine = self._process
         to_worker, to_engine = f"{engine}>{worker}{name_suffix}", f"{worker}>{engine}{name_suffix}"
         self._to_worker = SimWire(self._context, to_worker, engine, worker, deliver, sent, may_lose=False)

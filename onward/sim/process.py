@@ -1,6 +1,7 @@
-"""A simulated process: it owns the tasks and timers made in it, and can be stopped, continued and killed.
+"""A simulated process: it owns the tasks and timers made in it, and can be stopped, resumed and killed.
 
-A killed one says nothing more: whoever speaks for it asks `is_dead` first. Its tasks are cancelled, and unwind as ghosts.
+A killed process sends nothing more: wires and connections check `is_dead` first. Its tasks are cancelled, and unwind
+without any effect on other processes.
 """
 
 import asyncio
@@ -21,16 +22,16 @@ class SimProcess:
         self.name = name
         self.clock_rate = clock_rate
         self.wall_offset_s = 0.0
-        """What its machine's wall clock is ahead by. Only `wall_s` shows it."""
+        """How far its wall clock is ahead. Only `wall_s` includes it."""
         self.is_stopped = False
         self.is_dead = False
         self.return_code = 0
-        """Of one that is dead."""
+        """Exit code of a dead process."""
         self.held: list[asyncio.Handle] = []
         self.on_death: list[Callable[[], None]] = []
-        """What others notice: connections break."""
+        """Called when the process dies, for example to break its connections."""
         self.on_stop: list[Callable[[bool], None]] = []
-        """Told whether it is stopped now."""
+        """Called with True when the process is stopped, and with False when it resumes."""
         self._loop = loop
         self._died_s = 0.0
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
@@ -45,10 +46,10 @@ class SimProcess:
     def wall_s(self) -> float:
         return EPOCH_S + self.now_s() + self.wall_offset_s
 
-    # Its life.
+    # Tasks, timers and states.
 
     def run(self, call: Callable[..., Any], *args: Any) -> Any:
-        """At once, as this process. Not within itself."""
+        """Calls a function at once, in the context of this process. Not for use within the process itself."""
         return self._context.copy().run(call, *args)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -61,7 +62,8 @@ class SimProcess:
         self._loop.call_soon(self._call, call, (), context=self.context())
 
     def coalesced(self, call: Callable[[], Any], delay_s: Callable[[], float] | None = None) -> Callable[[], None]:
-        """A function that has `call` run soon, or after a delay: once, however often it is called until then."""
+        """Returns a function that schedules `call` to run soon, or after a delay. `call` runs once, however often the
+        function is called until then."""
         is_due = False
 
         def run() -> None:
@@ -104,7 +106,7 @@ class SimProcess:
                 notice(False)
 
     def kill(self, return_code: int = -signal.SIGKILL) -> None:
-        """`return_code`: how its supervisor sees it end."""
+        """Kills the process. Its supervisor sees `return_code`."""
         if self.is_dead:
             return
         self.is_dead = True
@@ -125,13 +127,13 @@ class SimProcess:
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
-    """Nobody is left who would want to know how it has ended."""
+    """Retrieves the exception of a dead process's task, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()
 
 
 def install_task_factory(loop: VirtualLoop) -> None:
-    """From now on each task belongs to the process that made it."""
+    """Installs a task factory that assigns each task to the process that made it."""
     numbers = iter(range(1, 1 << 62))
 
     def make(loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None) -> asyncio.Task[Any]:

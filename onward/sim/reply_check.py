@@ -1,11 +1,11 @@
-"""What a simulated client needs of whatever it receives: to take it in, to check it, and to know how to go on."""
+"""The interface by which a simulated client takes, checks and continues a response."""
 
 from abc import ABC, abstractmethod
 from typing import Any
 
 
 class InvariantError(AssertionError):
-    """The client got what it should not have got."""
+    """An invariant is violated by what a client has received."""
 
     def __init__(self, invariant: int, what: str) -> None:
         super().__init__(what)
@@ -13,17 +13,18 @@ class InvariantError(AssertionError):
 
 
 class ReplyChecker(ABC):
-    """Of one request, over all attempts to have it answered. As it stands here, one that comes whole or not at all."""
+    """Checks the response to one request over all tries. The base class is for a response that comes complete or not at
+    all."""
 
     def __init__(self) -> None:
         self.cursor = ""
-        """As the client sends it back; empty: there is no place to go on from."""
+        """The last cursor, as the client sends it back. Empty if there is no position to resume from."""
         self.resume: dict[str, Any] = {}
-        """To be put into the request that continues this one."""
+        """Fields for the request that continues this one."""
         self.num_tokens = 0
-        """Told and compared."""
+        """Tokens that were received and compared."""
         self.response_id = ""
-        """By which it can be asked for, if it can."""
+        """Id by which the response can be retrieved, if it can."""
 
     @property
     def is_finished(self) -> bool:
@@ -35,17 +36,21 @@ class ReplyChecker(ABC):
 
     @property
     def outcome(self) -> str:
-        """How one ends that was not refused."""
+        """The end reason of a request that was not refused."""
         return "complete"
 
     @property
     def text(self) -> str:
-        """What a talk goes on from."""
+        """The text that the next turn of a conversation includes."""
         return ""
 
     def restart(self) -> None:
-        """The request is sent anew, from its beginning."""
+        """Discards what was received, because the request is sent again from its beginning."""
         self.num_tokens = 0
+
+    def resume_at_cursor(self) -> None:  # noqa: B027 - most streams have nothing to undo
+        """Discards what came after the last event with a cursor, because the client resumes there. Those events are
+        sent again."""
 
     def take_event(self, event_id: str | None, data: dict[str, Any]) -> None:
         raise InvariantError(2, f"an event {data} of what is no stream")
@@ -55,16 +60,17 @@ class ReplyChecker(ABC):
 
     @abstractmethod
     def check_end(self) -> None:
-        """It claims to be complete."""
+        """Checks a response that has ended."""
 
     def check_partial(self, partial: dict[str, Any]) -> None:
-        """What came of it next to an error."""
+        """Checks the partial output beside an error."""
         raise InvariantError(2, f"a part {partial} of what comes whole or not at all")
 
     def resume_fields(self) -> dict[str, Any]:
-        """To be put into a request that goes on with this one, from the cursors alone."""
+        """Returns fields for the request that continues this one, made from the cursors alone."""
         return {}
 
     def continue_as_new_request(self) -> None:
-        """What was given up goes on as a new request."""
+        """Discards what the new request sends again, because a request that was given up continues as a new one. Raises
+        `InvariantError` for bodies that come whole or not at all."""
         raise InvariantError(1, "it was given up, though it comes whole or not at all")

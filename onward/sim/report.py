@@ -1,6 +1,6 @@
-"""How simulated runs are shown and written down: a trace with its colours, a batch's sums as tables, as Markdown, as JSON.
+"""Formats simulated runs: a trace with colours, and the sums of a batch as tables, Markdown or JSON.
 
-Pure: it is handed outcomes and tallies, and prints nothing itself.
+The functions are pure: they take results and totals, and print nothing.
 """
 
 import re
@@ -24,12 +24,13 @@ INVARIANTS = {
     5: "No block is written by anyone but its owner or lease holder of the current epoch.",
     6: "If any request can run, some token appears within a bounded time.",
     7: "The oldest request of the highest priority never loses its blocks to another.",
-    8: "Nobody sees, continues or ends what is another caller's.",
+    8: "No caller sees, continues or ends a request or response of another caller.",
     9: "No waiting request is overtaken by more than a few later ones of its priority.",
     10: "No request is preempted unless that makes enough room for a request before it.",
 }
 MIN_PLANNED = 30
-"""A kind that was drawn so often and never struck cannot strike. Some need luck: a refusal needs a client that connects."""
+"""A kind that was planned so often and never took effect is probably broken. Fewer plans may be bad luck: for example,
+`refuse` needs a client that connects."""
 DISTRIBUTIONS = {
     "requests": "requests",
     "tokens": "delivered tokens",
@@ -39,7 +40,7 @@ DISTRIBUTIONS = {
 }
 PERCENTS = (10, 50, 90)
 Rows = tuple[list[str], list[list[str]]]
-"""A table: its titles, and its lines."""
+"""A table as its titles and its rows."""
 
 # One run.
 
@@ -55,7 +56,7 @@ _STYLES = (
 
 
 def styled(line: str) -> Text:
-    """A line of a trace. Messages stay in the background."""
+    """Returns a line of a trace with colours. Messages are dim."""
     index, what = line[:9], line[9:].lstrip()
     style = next((style for pattern, style in _STYLES if pattern.match(what)), "dim")
     return Text.assemble((index, "dim"), "  ", (what, style))
@@ -100,7 +101,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 class BatchRates(msgspec.Struct, frozen=True):
-    """By a real clock."""
+    """Real time and size of a batch, for its rates."""
 
     wall_s: float
     num_processes: int
@@ -109,7 +110,7 @@ class BatchRates(msgspec.Struct, frozen=True):
 
 
 def percentile(histogram: Mapping[int, int], percent: float) -> int:
-    """The smallest value that at least so many per cent of the runs do not exceed."""
+    """Returns the smallest value that at least `percent` per cent of the runs do not exceed."""
     needed, seen = sum(histogram.values()) * percent / 100, 0
     for value in sorted(histogram):
         seen += histogram[value]
@@ -123,7 +124,7 @@ def total_of(histogram: Mapping[int, int]) -> int:
 
 
 def never_triggered(tally: RunTotals) -> list[str]:
-    """Kinds that can be trusted no more: often drawn, and without effect each time."""
+    """Returns the kinds that are probably broken: planned often, and never with an effect."""
     return [kind for kind, count in tally.planned.items() if count >= MIN_PLANNED and not tally.triggered.get(kind)]
 
 
@@ -150,7 +151,7 @@ def _shape_row(tally: RunTotals) -> list[str]:
 
 
 def distribution_rows(tallies: Mapping[Shape, RunTotals]) -> Rows:
-    """Per run: p10, median, p90."""
+    """Returns p10, median and p90 of each figure per run."""
     titles = ["per run", *tallies]
     rows = [
         [
@@ -191,7 +192,7 @@ def table_of(rows: Rows) -> Table:
 
 
 def group_lines(shape: Shape, groups: Mapping[str, FindingGroup]) -> Iterator[str]:
-    """Violations or failures in runs of a shape, the commonest first."""
+    """Yields lines on violations or failures in runs of a shape, the most frequent first."""
     for name, group in sorted(groups.items(), key=lambda item: -item[1].count):
         seeds = ", ".join(map(str, group.seeds)) + (", …" if group.count > len(group.seeds) else "")
         yield f"{_number(group.count, 'run')} of shape {shape}: {name}"
@@ -213,7 +214,7 @@ def _duration(seconds: float) -> str:
 
 
 def markdown_of(tallies: Mapping[Shape, RunTotals], rates: BatchRates) -> str:
-    """The figures, to be put into a page."""
+    """Returns the figures as Markdown for a page."""
     blocks = [
         f"{rates_line(rates)}.\n",
         _markdown_table(*shape_rows(tallies)),
@@ -235,7 +236,7 @@ def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 
 def document_of(tallies: Mapping[Shape, RunTotals], rates: BatchRates, codes: Mapping[str, int]) -> dict[str, Any]:
-    """For programs. `codes`: how many runs which code has made."""
+    """Returns the figures as a JSON document. `codes` is the number of runs by code digest."""
     total = sum_totals(list(tallies.values()))
     return {
         "rates": rates,

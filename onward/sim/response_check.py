@@ -1,5 +1,8 @@
-"""What a client of `/v1/responses` has received, checked against the oracle: each event once and in order, whoever tells it
-and from whichever number on, and one response at the end of them, which stays as it is."""
+"""Checks what a client of `/v1/responses` receives against the oracle.
+
+Each event comes in order and is the same each time, whichever process sends it and from whichever number on. At the end
+there is one response, which does not change any more.
+"""
 
 from typing import Any
 
@@ -11,13 +14,14 @@ from onward.sim.scenario import SimRequest, common_fields
 
 PATH = "/v1/responses"
 SCHEMAS = tuple(name for name, structure in STRUCTURES.items() if "response_format" in structure.fields)
-"""Structures that a response can be asked to have."""
+"""Names of the structured outputs that a response can have."""
 _OVER = ("completed", "incomplete", "failed", "cancelled")
 _DELTA = "response.output_text.delta"
 
 
 class ConflictingEndError(InvariantError):
-    """It had ended, and has not, or otherwise: which nobody is told unless what had ended it was lost."""
+    """A response that had ended is shown as unfinished or with another end. This may happen only if the record of the
+    first end was lost."""
 
 
 def body_of(request: SimRequest) -> dict[str, Any]:
@@ -29,7 +33,7 @@ def body_of(request: SimRequest) -> dict[str, Any]:
     if request.logprobs is not None:
         optional |= {"include": ["message.output_text.logprobs"], "top_logprobs": request.logprobs}
     body = {
-        "model": "hash",
+        "model": request.model,
         "input": request.prompt,
         "max_output_tokens": request.max_tokens,
         "temperature": request.temperature,
@@ -43,18 +47,18 @@ def _format(structure: str) -> dict[str, Any]:
 
 
 class ResponseChecker(ReplyChecker):
-    """Grows over all connections by which its client hears of it."""
+    """Collects and checks a response over all connections of its client."""
 
     def __init__(self, request: SimRequest, prompt: list[int]) -> None:
         super().__init__()
         self.events: list[dict[str, Any]] = []
-        """All that were told, each once."""
+        """All received events, each once."""
         self.final: dict[str, Any] | None = None
-        """The response, once nothing will follow."""
+        """The response, once it has ended."""
         self.was_cancelled = False
-        """Somebody has been told so."""
+        """A server has replied that it has cancelled the response."""
         self.lost_events = False
-        """It was ended before events that the client has been told."""
+        """The response was ended at a position before events that the client had received."""
         self._request, self._num_prompt = request, len(prompt)
         self._expected = expected_choice(request, prompt, request.seed or 0, 0)
         self._next = self._num_at_cursor = 0
@@ -74,7 +78,7 @@ class ResponseChecker(ReplyChecker):
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """Why it has failed."""
+        """The error of a failed response, or None."""
         return None if self.final is None else self.final["error"]
 
     @property
@@ -84,7 +88,8 @@ class ResponseChecker(ReplyChecker):
         return self.final
 
     def restart(self) -> None:
-        """As another response, under another id."""
+        """Discards what was received, because the request is sent again. This makes another response with another
+        id."""
         super().restart()
         self.response_id, self.cursor, self.final = "", "", None
         self.was_cancelled = self.lost_events = False
@@ -92,11 +97,12 @@ class ResponseChecker(ReplyChecker):
         self._next = self._num_at_cursor = 0
 
     def go_on_behind(self, number: int) -> None:
-        """The client has asked for the events behind this one; -1: for all."""
+        """Expects the events after this number next, because the client asks for them; -1 means all events."""
         self._next = number + 1
 
     def go_on_from_cursor(self) -> None:
-        """What came behind the last event with a place is told again."""
+        """Expects the events after the last one with a cursor next, because the client resumes there and they are sent
+        again."""
         self._next = self._num_at_cursor
 
     # Events.
@@ -107,7 +113,7 @@ class ResponseChecker(ReplyChecker):
             raise InvariantError(3, f"event {number} is told in the place of {self._next}")
         self._next += 1
         if number < len(self.events) and self.final is None and _is_cancelled_or_failed(event):
-            # Its tokens were lost with their process, and it was ended before all of them were made again.
+            # Its tokens were lost with their process, and it was ended before all of them were generated again.
             self.lost_events = True
             del self.events[number:]
         if number < len(self.events):
@@ -125,7 +131,7 @@ class ResponseChecker(ReplyChecker):
         if "response" in event:
             self._check_id(event["response"])
             if _ends(event):
-                # Raises where it has ended in another way: that event is then none of those that the end is compared with.
+                # Raises if the response has ended in another way. The event is then not added to `events`.
                 self._end(event["response"])
         self.events.append(event)
         if event["type"] == _DELTA:
@@ -143,7 +149,7 @@ class ResponseChecker(ReplyChecker):
         self.take_shown(msgspec.json.decode(body))
 
     def take_shown(self, response: dict[str, Any]) -> None:
-        """As it stands, asked for by its id."""
+        """Takes the present state of the response, retrieved by its id."""
         response = _without_cache_figures(response)
         self._check_id(response)
         self._check_text(_text_of(response))
@@ -165,14 +171,14 @@ class ResponseChecker(ReplyChecker):
             is_other_end = bool({"cancelled", "failed"} & {self.final["status"], response["status"]})
             raise _error(2, f"it had ended as {self.final}, and has as {response} now", is_other_end)
 
-    # What it should be.
+    # The expected response.
 
     def check_end(self) -> None:
         final, expected = self._final, self._expected
         self.num_tokens = final["usage"]["output_tokens"]
         if final["status"] == "cancelled":
             if self._request.cancel_at_s is None and self._request.abort_at_s is None:
-                raise InvariantError(1, "it was cancelled, and nobody wanted that")
+                raise InvariantError(1, "it was cancelled without a request to cancel it")
             self._check_cut()
             return
         is_cut = expected.finish_reason == "length"
@@ -190,7 +196,7 @@ class ResponseChecker(ReplyChecker):
         self._check_events(wanted["status"])
 
     def _check_cut(self) -> None:
-        """No token without its text, no half of a character, and one end."""
+        """Checks a cancelled response: all tokens have their text, no character is incomplete, and there is one end."""
         text, num_tokens = _text_of(self._final), self.num_tokens
         if num_tokens > len(self._expected.token_ids):
             raise InvariantError(2, f"it was cancelled behind {num_tokens} tokens of {len(self._expected.token_ids)}")
@@ -209,7 +215,7 @@ class ResponseChecker(ReplyChecker):
             raise InvariantError(2, f"the events read {self._text!r}, and the cancelled response {text!r}")
 
     def _check_events(self, status: str) -> None:
-        """Where all of them were told."""
+        """Checks the types and the text of the events, if the client has received all of them."""
         if not self.events or not _ends(self.events[-1]):
             return
         types, deltas = self._event_types()
@@ -221,7 +227,7 @@ class ResponseChecker(ReplyChecker):
             raise InvariantError(2, f"the events read {self._text!r} instead of {self._expected.text!r}")
 
     def _event_types(self) -> tuple[list[str], list[str]]:
-        """All that were told, and those among them that tell text."""
+        """Returns the types of all received events, and of the text deltas among them."""
         types = [event["type"].removeprefix("response.") for event in self.events]
         return types, ["output_text.delta"] * types.count("output_text.delta")
 
@@ -230,7 +236,7 @@ class ResponseChecker(ReplyChecker):
             raise InvariantError(2, f"it reads {text!r} instead of {self._expected.text!r}")
 
     def _check_logprobs(self, logprobs: list[float]) -> None:
-        """Tokens without words have none."""
+        """Checks that the logprobs are the first of the expected ones. Tokens without text have none."""
         wanted = [-token / 8 for token in self._expected.token_ids] if self._request.logprobs is not None else []
         if logprobs != wanted[: len(logprobs)]:
             raise InvariantError(2, f"the logprobs are {logprobs} instead of {wanted}")
@@ -253,9 +259,11 @@ def _text_of(response: dict[str, Any]) -> str:
 
 
 def _without_cache_figures(data: dict[str, Any]) -> dict[str, Any]:
-    """What was found in a cache is another matter each time."""
+    """Returns the data without the number of cached tokens and the time of completion. Both may differ if a lost response
+    was computed again."""
     if "response" in data:
         return data | {"response": _without_cache_figures(data["response"])}
+    data = {name: value for name, value in data.items() if name != "completed_at"}
     if data.get("usage") is None:
         return data
     usage = {name: value for name, value in data["usage"].items() if name != "input_tokens_details"}

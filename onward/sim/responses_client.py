@@ -1,5 +1,8 @@
-"""A client of `/v1/responses` in a simulation: has a response made, goes away, comes back for it by its id and from any
-number on, cancels it, deletes it, waits until it is forgotten; and knows what it may be told."""
+"""A simulated client of `/v1/responses`.
+
+It creates a response, disconnects, and retrieves the response by its id, from any event number on. It also cancels or
+deletes the response, or waits until it has expired, and checks each reply.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -18,13 +21,13 @@ from onward.sim.response_check import ConflictingEndError, ResponseChecker
 POLL_S = 0.4
 MAX_SLOW_CLOCK = 1.2
 WORK_ENDS_S = 0.5
-"""After a cancel, where nothing keeps the word of it from anybody."""
+"""All work on a response ends within this time after a cancel, if no fault delays the cancel."""
 _OF_ABORTS = ("aborted", "stream_unknown", "response_not_found")
 _STATUSES = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
 
 
 class ResponseForgotten(Exception):
-    """Nobody has a response of this id."""
+    """No process has a response with this id."""
 
 
 class SimResponsesClient(SimClient):
@@ -56,7 +59,7 @@ class SimResponsesClient(SimClient):
         except (aiohttp.ClientError, OSError) as fault:
             raise StreamInterrupted(type(fault).__name__, is_visible=False) from None
 
-    # It is made.
+    # Create.
 
     async def _create(self, checker: ResponseChecker, body: dict[str, Any]) -> None:
         checker.restart()
@@ -74,7 +77,7 @@ class SimResponsesClient(SimClient):
             self._note(f"{self.label} leaves {checker.response_id} to itself")
             await asyncio.sleep(self.request.detach_s)
 
-    # It is asked for.
+    # Retrieve.
 
     async def _go_on(self, checker: ResponseChecker, body: dict[str, Any]) -> None:
         methods = [self._follow_on]
@@ -91,7 +94,7 @@ class SimResponsesClient(SimClient):
             await asyncio.sleep(POLL_S)
 
     async def _follow_on(self, checker: ResponseChecker) -> None:
-        """From where it is, or from further back."""
+        """Follows the events after the last received one, or after an earlier one."""
         last = len(checker.events) - 1
         after = last if self._random.happens(0.7) else self._random.randint(-1, last)
         checker.go_on_behind(after)
@@ -120,7 +123,8 @@ class SimResponsesClient(SimClient):
         self._check_failure(checker)
 
     async def _follow(self, checker: ResponseChecker, response: HttpResponse, *, is_own: bool = False) -> None:
-        """`is_own`: the connection belongs to the response, which so has an end or a connection that is lost."""
+        """Reads events. `is_own` is set for the connection that creates the response or resumes it from a cursor; a
+        client that detaches leaves only such a connection."""
         if response.status != 200:
             await self._read(checker, response)
         self._response = response
@@ -140,7 +144,7 @@ class SimResponsesClient(SimClient):
             raise StreamInterrupted("the events end", is_visible=False)
 
     async def _read(self, checker: ResponseChecker, response: HttpResponse) -> bytes:
-        """The body of what was not refused."""
+        """Returns the body of a response with status 200, and raises for any other one."""
         self._response = response
         try:
             body = await response.read()
@@ -155,7 +159,8 @@ class SimResponsesClient(SimClient):
         raise AssertionError("a refusal is judged")
 
     def _begin_again(self, checker: ResponseChecker) -> None:
-        """It was forgotten."""
+        """Handles a response that the server does not know any more. The client sends the request again, unless it may
+        have been cancelled or aborted. Raises `InvariantError` if the record must not be lost."""
         self._check_may_be_lost(checker)
         if self.request.cancel_at_s is not None or self.request.abort_at_s is not None:
             raise RequestRefused(404, "response_not_found")
@@ -176,12 +181,13 @@ class SimResponsesClient(SimClient):
             self._raise_for_error(_STATUSES.get(error["code"], 503), error["type"], RETRY_S, checker)
 
     def _check_refusal(self, refused: RequestRefused) -> str:
-        """An aborted response is cancelled: it is no error, and it is not forgotten."""
+        """Raises if an abort in an undisturbed run ends in an error. An aborted response is cancelled, and it stays
+        stored."""
         if refused.code in _OF_ABORTS and self._monitor.is_undisturbed():
             raise InvariantError(2, f"{self.label} is told {refused.status} {refused.code}, and is not cancelled")
         return super()._check_refusal(refused)
 
-    # It is not wanted any more.
+    # Abort and cancel.
 
     async def _abort(self) -> None:
         checker = self.checker
@@ -190,7 +196,7 @@ class SimResponsesClient(SimClient):
         await super()._abort()
         if not self._abort_found_it or response_id not in ("", checker.response_id):
             return
-        # A router may hear of its end a moment after the instance has kept it as complete.
+        # A router may learn of the end a moment after the instance has stored the response as complete.
         checker.was_cancelled = not self._is_routed
         if response_id:
             await self._check_work_ends(response_id)
@@ -211,7 +217,7 @@ class SimResponsesClient(SimClient):
             await self._check_work_ends(response_id)
 
     async def _send_cancel(self, checker: ResponseChecker) -> dict[str, Any]:
-        """Asked again until somebody answers; known or not."""
+        """Sends a cancel until a server answers, whether or not it knows the response."""
         for _ in range(MAX_TRIES):
             try:
                 async with self._request("POST", checker, "/cancel") as response:
@@ -223,10 +229,11 @@ class SimResponsesClient(SimClient):
             await asyncio.sleep(RETRY_S)
         return {}
 
-    # It is over.
+    # After the end.
 
     async def _check_after_end(self, checker: ResponseChecker) -> None:
-        """What has ended is there for a while, is the same however it is asked for, and nobody works on it."""
+        """Checks that an ended response stays stored for a while, that it is the same however it is retrieved, and that
+        no engine works on a cancelled one."""
         assert checker.final is not None, "it has ended"
         if checker.final["status"] == "cancelled":
             await self._check_work_ends(checker.response_id)
@@ -244,15 +251,15 @@ class SimResponsesClient(SimClient):
                 and self._random.happens(0.15)
                 and not self._monitor.may_pause()
             ):
-                # Where a supervisor has paused for a minute, the rest of the run is too short for this.
+                # If a supervisor has paused for a minute, the rest of the run is too short for this.
                 await self._wait_until_expired(checker)
         except ResponseForgotten:
             self._check_may_be_lost(checker)
         except (StreamInterrupted, aiohttp.ClientError, OSError):
-            return  # it has what it wanted
+            return  # the client has the whole response already
 
     async def _check_work_ends(self, response_id: str) -> None:
-        """Some time after it was cancelled."""
+        """Checks that no engine works on a response some time after its cancel."""
         await asyncio.sleep(WORK_ENDS_S)
         is_computed = self._monitor.is_computed(response_id.removeprefix("resp_"))
         if self._monitor.is_undisturbed() and is_computed:

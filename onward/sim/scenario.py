@@ -1,6 +1,6 @@
-"""What happens in one simulated run, as data: machines, wires, what clients ask for, and what goes wrong.
+"""One simulated run as data: instances, wires, client requests and faults.
 
-A run is a function of its scenario alone. So a scenario can be printed, replayed, and made smaller by taking things out.
+A run is a function of its scenario alone. So a scenario can be printed, replayed, and made smaller by removing parts.
 """
 
 from typing import Any, Literal
@@ -8,7 +8,9 @@ from typing import Any, Literal
 import msgspec
 
 Shape = Literal["engine", "pd", "cluster"]
-Path = Literal["/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/embeddings", "/v1/responses"]
+Path = Literal[
+    "/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/embeddings", "/v1/responses", "/v1/messages"
+]
 SHAPES: tuple[Shape, ...] = ("engine", "pd", "cluster")
 
 
@@ -26,7 +28,7 @@ class SimInstanceSpec(msgspec.Struct, frozen=True, omit_defaults=True, rename={"
     clock_rate: float = 1.0
     """Seconds that its clocks show for each second."""
     step_s: float = 0.02
-    """Of a step of its worker, about."""
+    """Approximate duration of a worker's step."""
     restart_s: float = 0.5
     """From a process's start until it is ready."""
     local_prefill_tokens: int = 0
@@ -35,9 +37,12 @@ class SimInstanceSpec(msgspec.Struct, frozen=True, omit_defaults=True, rename={"
     num_drafts: int = 0
     """Tokens that its requests may draft in a step."""
     owns_kv_memory: bool = False
-    """Whether its supervisor owns the KV memory, so that it outlives workers and engines. Only with role `mixed`."""
+    """Whether its supervisor owns the KV memory, so that it outlives workers and engines."""
     has_standby: bool = False
-    """Whether a standby worker waits there. Only beside `owns_kv_memory`."""
+    """Whether it has a standby worker. Only together with `owns_kv_memory`."""
+    model: str = "hash"
+    """Name of the served model. Models with different names generate different tokens."""
+    aliases: list[str] = []
 
 
 class SimRequest(
@@ -48,6 +53,10 @@ class SimRequest(
     name: str
     at_s: float
     path: Path = "/v1/completions"
+    model: str = "hash"
+    """The name in the request: of a model, an alias or a route."""
+    versions: tuple[str, ...] = ("hash",)
+    """Models that may answer it. One of them alone generates the whole response."""
     prompt: str = ""
     prompt_token_ids: list[int] | None = None
     is_streaming: bool = True
@@ -55,42 +64,43 @@ class SimRequest(
     min_tokens: int = 0
     n: int = 1
     seed: int | None = None
-    """None: the server chooses, and the cursors tell."""
+    """None: the server chooses one, which is in the cursors."""
     temperature: float = 0.0
     stop: list[str] = []
     presence_penalty: float = 0.0
     logprobs: int | None = None
     pooling: str = ""
-    """Of a request for vectors, whose texts are as many as `n`."""
+    """Pooling of an embedding request, which has `n` texts."""
     structure: str = ""
-    """One of `output_structures.STRUCTURES`."""
+    """One of `oracle.STRUCTURES`."""
     wants_usage: bool = False
     ignore_eos: bool = False
     priority: int = 0
     deadline_ms: int | None = None
     session: str = ""
     caller: str = ""
-    """Whose key it shows: one of the scenario's callers."""
+    """The caller whose API key it has: one of the scenario's callers."""
     cache_salt: str = ""
     turns: int = 1
-    """A talk: each further turn asks again, with the answer so far and a new question."""
+    """Turns of a conversation. Each further turn sends the conversation so far with a new question."""
     abort_at_s: float | None = None
-    """By its label or its id; seconds after it was sent."""
+    """When the client aborts it by its label or its id, in seconds after it was sent."""
     leave_at_s: float | None = None
-    """The client goes away for good."""
+    """When the client disconnects for good."""
     disconnect_at_s: list[float] = []
-    """Its connection is dropped, and it comes back for the rest."""
+    """When the connection is dropped; the client then resumes."""
     reads_slowly: bool = False
     background: bool = False
-    """A response is made although nobody waits for it."""
+    """Whether it is for a background response."""
     detach_s: float | None = None
-    """Its client goes as soon as it knows the id, and asks for it so much later."""
+    """The client disconnects as soon as it knows the id, and retrieves the response after this time."""
     cancel_at_s: float | None = None
-    """By its id."""
+    """When the client cancels the response by its id."""
 
 
 class MessageTrigger(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When the n-th message of a kind is sent; over wires with this text in their name, if one is given."""
+    """The moment when the n-th message of a type is sent. With `wire`, only messages on wires with this text in their
+    name count."""
 
     message: str
     nth: int = 1
@@ -98,18 +108,20 @@ class MessageTrigger(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FaultSpec(msgspec.Struct, frozen=True, omit_defaults=True, rename={"trigger": "moment"}):
-    """Something that goes wrong, once or for a while."""
+    """A fault that happens once or lasts for a while."""
 
     kind: str
     """One of `fault_kinds.FAULT_KINDS`."""
     target: str = ""
-    """A process, a machine or a wire, by a part of its name; empty: all that the kind can concern."""
+    """Name of an instance or router, or a part of the names of wires or workers. Empty: all that the kind can
+    affect."""
     at_s: float = 0.0
-    """After the start; with a moment, after that."""
+    """Seconds after the start of the run, or after the trigger if there is one."""
     trigger: MessageTrigger | None = None
     duration_s: float = 0.0
     rate: float = 1.0
-    """For kinds that concern messages: which share of them."""
+    """For kinds that affect messages: the share of them. For `clock`: the shift, from 0 (half a minute behind) to 1
+    (half a minute ahead)."""
 
 
 class Scenario(
@@ -130,21 +142,24 @@ class Scenario(
     faults: list[FaultSpec]
     num_routers: int = 0
     uses_static_instances: bool = False
-    """The routers are given a list and ask, instead of being told by the instances."""
+    """The routers have a static list of instances and probe them, instead of receiving registrations."""
     policy: str = "least_loaded"
     preempt_retry_count: int = 3
     preempt_retry_exclude_decode: bool = False
     retry_budget: float = 10.0
     delay_s: float = 0.002
-    """Of a message, about."""
+    """Approximate delay of a message."""
     callers: list[str] = []
-    """Who has a key. Empty: nobody needs one. With two, each pries into what the other asks for."""
+    """Names of callers with API keys. Empty: no keys are needed. With two, an `IntruderClient` of each one tries to
+    access the other's requests."""
     max_in_flight: int | None = None
-    """Of each caller."""
+    """Limit of each caller."""
     expects_no_errors: bool = False
     """Its faults come one after another, so no client may see an error of any kind."""
     name: str = ""
-    """Of a scenario that was written by hand."""
+    """Set for a scenario that was written by hand."""
+    routes: list[str] = []
+    """The routers' routes, in the format of `--route`."""
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -158,13 +173,13 @@ class RunResult(msgspec.Struct, frozen=True):
     scenario: Scenario
     violation: Violation | None
     trace: list[str]
-    """What happened, a line each; empty unless asked for."""
+    """Lines of the trace; empty unless they were kept."""
     digest: str
-    """Of the whole trace, also where it was not kept: equal digests, equal runs."""
+    """Digest of the whole trace, also if its lines were not kept. Equal digests mean equal runs."""
     virtual_s: float
     num_requests: int
     num_tokens: int
-    """Delivered to clients, and compared."""
+    """Tokens that clients received and compared."""
     triggered: dict[str, int]
     """Faults that took effect, by kind."""
     end_reasons: dict[str, int]
@@ -175,7 +190,8 @@ class RunResult(msgspec.Struct, frozen=True):
 
 
 def common_fields(request: SimRequest) -> dict[str, Any]:
-    """What a simulated client may say to every endpoint that generates, by the same names. None: it says nothing."""
+    """Returns the fields that have the same name in requests to all endpoints that generate. None: the field is not
+    sent."""
     return {
         "seed": request.seed,
         "stop": request.stop or None,

@@ -1,4 +1,4 @@
-"""Draws a scenario from a seed: sizes, traffic and faults, each chosen so that something interesting is likely."""
+"""Generates a scenario from a seed: sizes, traffic and faults, each chosen so that something interesting is likely."""
 
 import msgspec
 
@@ -12,8 +12,9 @@ from onward.sim.vocabulary import DOOM, ENGINE_POISON, POISON
 FIRST_ASK_S = 2.0
 ROUTED_FIRST_ASK_S = 3.0
 TEMPLATE_TOKENS = 8
-"""What a chat template adds to a prompt, at most."""
+"""Tokens that a chat template adds to a prompt, at most."""
 MESSAGE_KINDS = ("lose", "repeat", "reorder", "delay", "partition", "cut", "refuse", "slow-kv", "break-kv")
+DRAWN_APART = ("clock", "late-kv")
 SEQUENTIAL_KINDS = (
     "kill-worker",
     "crash-worker",
@@ -26,18 +27,18 @@ SEQUENTIAL_KINDS = (
     "drain",
 )
 SEQUENTIAL_GAP_S = 6.0
-"""From the end of a fault to the next: everything is back by then."""
+"""From the end of a fault to the next one. All processes are back by then."""
 PATHS: dict[Path, float] = {"/v1/completions": 0.5, "/v1/chat/completions": 0.35, "/v1/generate": 0.15}
 WORDS = ("the sea", "a bee", "face", "dead beef", "café", "日本", "🌊🐙", "fade", "cab", "decade")
 
 
 class FaultSelection(msgspec.Struct, frozen=True):
-    """Which faults a run may have."""
+    """The faults that a run may have."""
 
     kinds: frozenset[str] | None = None
-    """None: all of its shape."""
+    """None: all kinds of the shape."""
     rates: dict[str, float] = {}
-    """How likely a kind is chosen, beside 1 for all others."""
+    """Weights of kinds. All other kinds have a weight of 1."""
 
 
 ALL_FAULTS = FaultSelection()
@@ -66,7 +67,8 @@ def generate_scenario(seed: int, shape: Shape, selection: FaultSelection = ALL_F
         instances=specs,
         requests=requests,
         faults=_faults(random.substream("faults"), shape, specs, num_routers, kinds, selection, span_s)
-        + _clock_faults(random.substream("clocks"), specs, num_routers, kinds, selection, span_s),
+        + _clock_faults(random.substream("clocks"), specs, num_routers, kinds, selection, span_s)
+        + _late_writes(random.substream("late writes"), specs, kinds, selection, span_s),
         num_routers=num_routers,
         policy=random.choice(("least_loaded", "round_robin", "random", "power_of_two", "prefix", "session")),
         uses_static_instances=random.happens(0.15),
@@ -78,7 +80,8 @@ def generate_scenario(seed: int, shape: Shape, selection: FaultSelection = ALL_F
 
 
 def _sequential_faults_scenario(random: SeededRandom, seed: int, kinds: list[str]) -> Scenario:
-    """One fault after another, each over before the next: what the failure contract promises is that nobody notices."""
+    """Generates faults one after another, each over before the next. The failure contract promises that no client
+    notices such faults."""
     specs = [msgspec.structs.replace(spec, num_blocks=400, max_queue=64) for spec in _instance_specs(random, "cluster")]
     specs = _with_kept_memory(random.substream("memory"), _drafting(random.substream("drafts"), specs))
     num_routers = 1 + random.below(2)
@@ -101,8 +104,8 @@ def _sequential_faults_scenario(random: SeededRandom, seed: int, kinds: list[str
 
 
 def _suspected(random: SeededRandom, seed: int) -> Scenario:
-    """Two workers die under a large request before it has a token. Then it waits for room behind requests of a higher
-    priority that end one by one, and short ones keep coming."""
+    """Generates a suspect under load. Two workers die under a large request before it has a token. Then it waits for
+    blocks behind requests of a higher priority that end one by one, and short requests keep coming."""
     spec = msgspec.structs.replace(
         _instance_spec(random, "m0", "mixed"),
         block_size=4,
@@ -140,7 +143,7 @@ def _suspected(random: SeededRandom, seed: int) -> Scenario:
     )
 
 
-# Machines.
+# Instances.
 
 
 def _instance_specs(random: SeededRandom, shape: Shape) -> list[SimInstanceSpec]:
@@ -177,7 +180,8 @@ def _instance_spec(random: SeededRandom, name: str, role: str) -> SimInstanceSpe
 
 
 def _drafting(random: SeededRandom, specs: list[SimInstanceSpec]) -> list[SimInstanceSpec]:
-    """Some, or all: what one has guessed another may have to verify. Drawn apart, so that other seeds stay as they were."""
+    """Enables drafts in some scenarios, on some or all instances: one may have to verify what another has drafted. The
+    caller passes a random substream of their own, so that all other scenarios stay the same."""
     if not random.happens(0.3):
         return specs
     counts = [random.randint(0, 5) for _ in specs]
@@ -185,10 +189,10 @@ def _drafting(random: SeededRandom, specs: list[SimInstanceSpec]) -> list[SimIns
 
 
 def _with_kept_memory(random: SeededRandom, specs: list[SimInstanceSpec]) -> list[SimInstanceSpec]:
-    """Most of those that can."""
+    """Lets most supervisors own the KV memory, half of these with a standby worker."""
     return [
         msgspec.structs.replace(spec, owns_kv_memory=True, has_standby=random.happens(0.5))
-        if spec.role == "mixed" and random.happens(0.85)
+        if random.happens(0.85)
         else spec
         for spec in specs
     ]
@@ -197,8 +201,8 @@ def _with_kept_memory(random: SeededRandom, specs: list[SimInstanceSpec]) -> lis
 def _loaded(
     random: SeededRandom, requests: list[SimRequest], specs: list[SimInstanceSpec]
 ) -> tuple[list[SimRequest], list[SimInstanceSpec]]:
-    """Some have a steady load of short requests beside the others, and hardly more room than the largest one needs: whoever
-    is passed by, or preempted in vain, waits for as long as the load lasts."""
+    """Adds a steady load of short requests to some scenarios, with hardly more blocks than the largest request needs. A
+    request that is overtaken, or preempted in vain, then waits for as long as the load lasts."""
     if not random.happens(0.1):
         return requests, specs
     count, interval_s = random.randint(40, 80), random.choice((0.03, 0.06))
@@ -224,19 +228,19 @@ def _loaded(
 
 
 def _with_minimal_pool(spec: SimInstanceSpec, requests: list[SimRequest]) -> SimInstanceSpec:
-    """With room for the largest request and hardly more: they push each other out."""
+    """Reduces the pool to hardly more than the largest request needs, so that requests preempt each other."""
     needed = max(len(request.prompt.encode()) + request.max_tokens for request in requests) + TEMPLATE_TOKENS
     num_blocks = -(-needed // spec.block_size) + 1
     return msgspec.structs.replace(spec, num_blocks=min(spec.num_blocks, num_blocks))
 
 
-# What clients ask for.
+# Client requests.
 
 
 def _client_requests(
     random: SeededRandom, shape: Shape, kinds: list[str], selection: FaultSelection
 ) -> list[SimRequest]:
-    # One engine shows most of its faults with few requests, and then many seeds are worth more than large ones.
+    # One engine shows most of its bugs with few requests, and then many seeds are worth more than large ones.
     count = {
         "engine": random.weighted_choice({3: 0.3, 4: 0.3, 6: 0.2, 9: 0.2}),
         "pd": random.randint(5, 10),
@@ -290,18 +294,20 @@ def _structure(random: SeededRandom) -> str:
 
 
 def _with_other_endpoint(random: SeededRandom, shape: Shape, request: SimRequest, kinds: list[str]) -> SimRequest:
-    """Drawn apart, so that other requests stay as they were."""
+    """Changes some requests to other endpoints or to engine poison. Uses random substreams of its own, so that all
+    other requests stay the same."""
     if "poison-engine" in kinds and random.substream(f"engine poison of {request.name}").happens(0.01):
         return msgspec.structs.replace(request, prompt=f"{request.prompt}{ENGINE_POISON}", turns=1)
     request = _for_vectors(random.substream(f"vectors of {request.name}"), request)
     if request.path == "/v1/embeddings":
         return request
-    return _for_response(random.substream(f"response of {request.name}"), shape, request, kinds)
+    request = _for_response(random.substream(f"response of {request.name}"), shape, request, kinds)
+    return _for_message(random.substream(f"message of {request.name}"), request)
 
 
 def _for_response(random: SeededRandom, shape: Shape, request: SimRequest, kinds: list[str]) -> SimRequest:
-    """Some want a response, which they can ask for by its id; most of them do not wait for it. A router that keeps one has
-    no logprobs of it."""
+    """Changes some requests to `/v1/responses`, most of them to background responses. A cluster's requests ask for no
+    logprobs, because a response that a router stores has none."""
     if not random.happens(0.1):
         return request
     background = random.happens(0.7)
@@ -322,8 +328,16 @@ def _for_response(random: SeededRandom, shape: Shape, request: SimRequest, kinds
     )
 
 
+def _for_message(random: SeededRandom, request: SimRequest) -> SimRequest:
+    """Changes some chats to the Messages API, which has one choice and no logprobs."""
+    is_possible = request.path == "/v1/chat/completions" and request.structure in ("", *SCHEMAS)
+    if not (is_possible and random.happens(0.25)):
+        return request
+    return msgspec.structs.replace(request, path="/v1/messages", n=1, logprobs=None)
+
+
 def _for_vectors(random: SeededRandom, request: SimRequest) -> SimRequest:
-    """Some want no text, but the vectors of a few."""
+    """Changes some requests to embedding requests."""
     if not random.happens(0.08):
         return request
     return msgspec.structs.replace(
@@ -340,7 +354,7 @@ def _for_vectors(random: SeededRandom, request: SimRequest) -> SimRequest:
 def _with_client_fault(
     random: SeededRandom, request: SimRequest, kinds: list[str], selection: FaultSelection
 ) -> SimRequest:
-    """What its client does, or the request itself brings about."""
+    """Adds a fault that the client or the request itself causes, or none."""
     rates = {"abort": 0.05, "leave": 0.05, "disconnect": 0.15, "deadline": 0.05, "poison": 0.02, "doom": 0.02}
     fault_rates = {kind: rate * selection.rates.get(kind, 1.0) for kind, rate in rates.items() if kind in kinds}
     if selection.kinds is not None:
@@ -364,7 +378,7 @@ def _with_client_fault(
     return request
 
 
-# What goes wrong.
+# Faults.
 
 
 def _faults(
@@ -379,7 +393,7 @@ def _faults(
     weights = {
         kind: selection.rates.get(kind, 1.0)
         for kind in kinds
-        if kind != "clock" and not FAULT_KINDS[kind].is_client_fault
+        if kind not in DRAWN_APART and not FAULT_KINDS[kind].is_client_fault
     }
     if not any(weights.values()):
         return []
@@ -399,7 +413,8 @@ def _clock_faults(
     selection: FaultSelection,
     span_s: float,
 ) -> list[FaultSpec]:
-    """Drawn apart, so that other faults stay as they were."""
+    """Generates clock faults. The caller passes a random substream of their own, so that all other faults stay the
+    same."""
     if "clock" not in kinds or not (selection.kinds is not None or random.happens(0.3)):
         return []
     targets = [spec.name for spec in specs] + [f"r{index}" for index in range(num_routers)]
@@ -413,6 +428,30 @@ def _clock_faults(
         )
         for _ in range(1 + random.below(3))
     ]
+
+
+def _late_writes(
+    random: SeededRandom, specs: list[SimInstanceSpec], kinds: list[str], selection: FaultSelection, span_s: float
+) -> list[FaultSpec]:
+    """Generates faults that kill a decode worker, or its engine, while a peer computes a prompt for it, and faults that
+    make the peer notice late. The caller passes a random substream of their own, so that all other faults stay the
+    same."""
+    targets = [spec.name for spec in specs if spec.role == "decode"]
+    if "late-kv" not in kinds or not targets or not (selection.kinds is not None or random.happens(0.4)):
+        return []
+    faults: list[FaultSpec] = []
+    for _ in range(1 + random.below(3)):
+        at_s, duration_s = round(random.uniform(1.5, span_s), 4), round(random.uniform(0.2, 2.0), 3)
+        trigger = MessageTrigger("LeaseGrant", 1 + random.below(8))
+        kind = random.choice(("kill-worker", "kill-worker", "kill-engine"))
+        if random.happens(0.7):  # at the time when there is KV to write
+            at_s = round(random.uniform(0.0, 0.1), 4)
+            faults.append(FaultSpec("late-kv", at_s=0.0, trigger=trigger, duration_s=duration_s))
+            faults.append(FaultSpec(kind, random.choice(targets), at_s, trigger))
+        else:
+            faults.append(FaultSpec("late-kv", at_s=at_s, duration_s=duration_s))
+            faults.append(FaultSpec(kind, random.choice(targets), round(at_s + duration_s / 10, 4)))
+    return faults
 
 
 def _fault(random: SeededRandom, kind: str, specs: list[SimInstanceSpec], num_routers: int, span_s: float) -> FaultSpec:
@@ -435,7 +474,7 @@ def _fault(random: SeededRandom, kind: str, specs: list[SimInstanceSpec], num_ro
 
 
 def _wires(random: SeededRandom, kind: str, specs: list[SimInstanceSpec]) -> str:
-    """A part of the names of the wires that are hit."""
+    """Returns a part of the names of the wires that the fault affects."""
     name = random.choice(specs).name
     if kind in ("cut", "refuse"):
         return random.choice(("http", f">{name}", "http client"))

@@ -1,4 +1,4 @@
-"""Random draws that depend on a seed and on who asks, and on nothing else: not on the order in which others ask."""
+"""Random numbers that depend only on the seed and on the name of the substream, not on the use of other substreams."""
 
 import random
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class SeededRandom:
         self._random = random.Random(f"{seed}/{name}")
 
     def substream(self, name: str) -> "SeededRandom":
-        """Draws of its own for one part."""
+        """Returns an independent substream."""
         return SeededRandom(self._seed, f"{self._name}/{name}")
 
     def happens(self, rate: float) -> bool:
@@ -24,11 +24,11 @@ class SeededRandom:
         return low + (high - low) * self._random.random()
 
     def jittered(self, value: float) -> float:
-        """Mostly near, sometimes much more: as delays are."""
+        """Returns a number that is mostly near the value and sometimes much larger, as delays are."""
         return value * (0.5 + self._random.expovariate(2.0))
 
     def randint(self, low: int, high: int) -> int:
-        """Both ends included."""
+        """Returns a number from `low` to `high`, both included."""
         return low + int(self._random.random() * (high - low + 1))
 
     def below(self, bound: int) -> int:
@@ -46,7 +46,7 @@ class SeededRandom:
         return next(reversed(weights))
 
     def hex_token(self) -> str:
-        """A name that nobody else has."""
+        """Returns a name of 128 random bits, so that no two are equal."""
         return f"{self._random.getrandbits(128):032x}"
 
     def bits(self, count: int) -> int:

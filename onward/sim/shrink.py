@@ -1,7 +1,8 @@
-"""Makes a scenario that violates an invariant smaller: takes out what the violation does not need, and runs it again.
+"""Makes a scenario that violates an invariant smaller: removes what the violation does not need, and runs it again.
 
-Faults go first, then requests, then machines; then what is left becomes as plain as it can be. What counts as the same
-violation is the caller's to say. The number of runs and the time are bounded, so the result is small, not the smallest.
+Faults are removed first, then requests, then instances; then the remaining items are simplified. Two violations count
+as the same if their signatures are equal. The number of runs and the time are bounded, so the result is small but not
+always the smallest.
 """
 
 import time
@@ -28,7 +29,7 @@ class ShrinkResult(msgspec.Struct, frozen=True):
     num_runs: int
     seconds: float
     was_cut_short: bool
-    """By the bounds, so that more may be possible."""
+    """The search has reached a bound, so a smaller scenario may be possible."""
 
 
 class _SearchLimitReached(Exception):
@@ -43,7 +44,7 @@ def shrink(
     on_run: Callable[[int, Scenario], None] = lambda num_runs, smallest: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ShrinkResult:
-    """`outcome` is of the scenario as it was found."""
+    """Returns the smallest scenario found. `outcome` is the result of the original scenario."""
     search = _ShrinkSearch(outcome, max_runs, clock() + max_s, on_run, clock)
     began_s, was_cut_short = clock(), False
     try:
@@ -75,7 +76,8 @@ class _ShrinkSearch:
         return self.best.scenario
 
     def shrink_fully(self) -> None:
-        """At last with more patience, where it has become small and a run is cheap."""
+        """Shrinks until nothing more can be removed. The second pass tries more seeds, because the scenario is small by
+        then and a run is cheap."""
         for self._num_reseeds in (1, MAX_RESEEDS):
             before = None
             while before != self._scenario:
@@ -89,13 +91,14 @@ class _ShrinkSearch:
         self._remove_items(self._scenario.instances, self._with_specs)
 
     def _with_specs(self, specs: list[SimInstanceSpec]) -> dict[str, Any]:
-        """What concerns a machine goes with it."""
+        """Returns the changes that remove instances, together with the faults that target them."""
         removed = {item.name for item in self._scenario.instances} - {item.name for item in specs}
         kept = [fault for fault in self._scenario.faults if fault.target not in removed]
         return {"instances": specs, "faults": kept}
 
     def _remove_items(self, items: Sequence[T], changes: Callable[[list[T]], dict[str, Any]]) -> None:
-        """First all of them, then halves, quarters, down to one by one."""
+        """Removes items that the violation does not need: first all of them, then halves, quarters, down to single
+        ones."""
         kept, size = list(items), len(items)
         while size >= 1:
             start = 0
@@ -119,7 +122,8 @@ class _ShrinkSearch:
                 self._simplify_item(name, index, simpler)
 
     def _simplify_item(self, name: str, index: int, simpler: Callable[[Any], Iterator[Any]]) -> None:
-        """Each step starts from the plainest that has been found, until none is left that helps."""
+        """Replaces an item by simpler ones. Each step starts from the simplest item found, until no simpler one keeps
+        the violation."""
         found = True
         while found:
             items = list(getattr(self._scenario, name))
@@ -129,7 +133,9 @@ class _ShrinkSearch:
             )
 
     def _still_violates(self, **changes: Any) -> bool:
-        """Whether the violation is still there; then this is the best so far."""
+        """Runs the changed scenario, then variants with other seeds and earlier faults. Returns whether one has the
+        same violation; that one becomes the best. An unchanged or impossible scenario is not run. Raises
+        `_SearchLimitReached` when runs or time are used up."""
         candidate = msgspec.structs.replace(self._scenario, **changes)
         if candidate == self._scenario or not _is_possible(candidate):
             return False
@@ -146,8 +152,8 @@ class _ShrinkSearch:
 
 
 def _variants(scenario: Scenario, num_reseeds: int) -> Iterator[Scenario]:
-    """What is taken out changes what befalls the rest, and when: all goes faster. So it may need other luck, or faults
-    that come earlier."""
+    """Yields the scenario itself, with other seeds, and with earlier faults. Removing a part changes what happens to
+    the rest, and makes it happen earlier. So the violation may need another seed or earlier faults."""
     yield scenario
     for reseed in range(1, 1 + num_reseeds):
         yield msgspec.structs.replace(scenario, seed=scenario.seed + reseed)

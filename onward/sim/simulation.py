@@ -1,4 +1,4 @@
-"""One run: builds what a scenario describes, lets it happen, and watches the invariants all the while."""
+"""One run: builds the processes of a scenario, runs them, and checks the invariants throughout."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from onward.api.requests.grammar_validator import GrammarValidator
 from onward.api.requests.text_processor import TextProcessor
 from onward.config import RouterConfig
 from onward.proto.model import TokenizerFiles
-from onward.sim import fault_kinds, response_check, tenants, vocabulary
+from onward.sim import fault_kinds, message_check, response_check, tenants, vocabulary
 from onward.sim.client import ClientTotals, SimClient
 from onward.sim.engine_wires import SimAddresses
 from onward.sim.http import SimHttpNetwork, url_of
@@ -21,6 +21,7 @@ from onward.sim.instance import SimEnvironment, SimInstance
 from onward.sim.invariants import InvariantMonitor
 from onward.sim.kv_transfer import ForbiddenKvWrite, SimKvNetwork
 from onward.sim.loop import START_S, Livelock, VirtualLoop
+from onward.sim.messages_client import SimMessagesClient
 from onward.sim.nodes import RouterNode
 from onward.sim.process import SimProcess, install_task_factory
 from onward.sim.reply_check import InvariantError
@@ -35,9 +36,9 @@ from onward.text.tokenizer import Tokenizer
 from onward.web.auth.api_key_table import ApiKeyTable
 
 PATIENCE_S = 90.0
-"""After the last fault and the last request, all must be answered within this."""
+"""All requests must be answered within this time after the last fault and the last request."""
 SETTLING_S = 100.0
-"""And everything given back within this."""
+"""All resources must be released within this time after that."""
 
 
 def run_scenario(scenario: Scenario, *, keeps_lines: bool = False, keeps_messages: bool = False) -> RunResult:
@@ -53,9 +54,16 @@ def _new_validator(files: TokenizerFiles, tokenizer: Tokenizer | None) -> Gramma
     return GrammarValidator(files, tokenizer, vocabulary.grammars())
 
 
+_CLIENTS: dict[str, type[SimClient]] = {
+    response_check.PATH: SimResponsesClient,
+    message_check.PATH: SimMessagesClient,
+}
+"""Client types by path. All other paths have a `SimClient`."""
+
+
 def _new_text_processor() -> TextProcessor:
-    """Shares what never changes. The validator remembers grammars and answers sooner for those, so each run has its own:
-    a run must not depend on runs before it."""
+    """Returns a text processor that shares everything constant with other runs. Each run has its own grammar validator,
+    because a validator answers sooner for known grammars, and a run must not depend on earlier runs."""
     processor = copy.copy(_shared_text_processor())
     processor.grammar_validator = _new_validator(vocabulary.model_text(), processor.prompt_tokenizer.tokenizer)
     return processor
@@ -94,7 +102,7 @@ class Simulation:
         self._num_seen: dict[int, int] = {}
         self._num_unanswered = 0
         self._context = Context()
-        """Of what no process does."""
+        """Context of callbacks that belong to no process."""
 
     # The run.
 
@@ -149,6 +157,7 @@ class Simulation:
         scenario = self.scenario
         return RouterConfig(
             instances=",".join(url_of(spec.name) for spec in scenario.instances if scenario.uses_static_instances),
+            route=tuple(scenario.routes),
             policy=scenario.policy,  # pyright: ignore[reportArgumentType]
             preempt_retry_count=scenario.preempt_retry_count,
             preempt_retry_exclude_decode=scenario.preempt_retry_exclude_decode,
@@ -171,7 +180,7 @@ class Simulation:
                 )
 
     def _new_client(self, process: SimProcess, request: SimRequest, urls: list[str]) -> SimClient:
-        client_type = SimResponsesClient if request.path == response_check.PATH else SimClient
+        client_type = _CLIENTS.get(request.path, SimClient)
         return client_type(
             self.http,
             process,
@@ -214,7 +223,8 @@ class Simulation:
             + [0.0]
         )
         try:
-            # What kills one worker or engine after another makes supervisors pause before the next, twice at most.
+            # A request that kills one worker or engine after another makes supervisors pause before the next start, at
+            # most twice.
             poisons = (vocabulary.POISON, vocabulary.ENGINE_POISON)
             is_poisoned = any(poison in request.prompt for request in scenario.requests for poison in poisons)
             patience_s = PATIENCE_S + 2 * COOL_DOWN_S * is_poisoned
@@ -222,7 +232,7 @@ class Simulation:
             if not self._is_failed and not self._all_answered:
                 unanswered = [client.request.name for client in self.clients if not client.is_over]
                 self.fail(6, f"not answered {patience_s:g} s after the last fault: {', '.join(unanswered)}")
-            # Nothing is going on any more; what was promised to be given back in time is given back.
+            # All requests are answered. Resources that are released after a while are released now.
             self.loop.run_until(self.loop.now_s + SETTLING_S, lambda: self._is_failed or self.watch.is_settled())
             if not self._is_failed:
                 self.watch.audit()
@@ -253,10 +263,10 @@ class Simulation:
         running = [process for instance in self.instances.values() for process in instance.processes("instance")]
         return [*running, *(router.process for router in self.routers.values())]
 
-    # What others call.
+    # Called from other modules.
 
     def after(self, seconds: float, callback: Callable[[], Any]) -> None:
-        """In the world's own time."""
+        """Schedules a call in global virtual time."""
         self.loop.call_at_global(self.loop.now_s + seconds, self._context, callback)
 
     def fail(self, invariant: int, what: str) -> None:
@@ -265,7 +275,7 @@ class Simulation:
             self.trace.note(f"VIOLATION of {invariant}: {what}")
 
     def _on_fault(self, _: Any, context: dict[str, Any]) -> None:
-        """Nothing that runs here may raise."""
+        """Fails the run because of an exception that was not caught."""
         fault = context.get("exception")
         if isinstance(fault, ForbiddenKvWrite):
             self.fail(5, str(fault))
@@ -273,12 +283,13 @@ class Simulation:
             self.fail(fault.invariant, fault.what)
         elif self.violation is None:
             where = _where(fault) if fault is not None else ""
-            # Handles are described with their addresses, and a run must read the same each time.
+            # The text of a handle has its memory address, and a run must have the same text each time.
             message = context["message"].partition("(")[0].strip()
             self.fail(0, f"{message}: {type(fault).__name__}: {fault} {where}")
 
     def _on_logged(self, message: str, fault: BaseException | None) -> None:
-        """A fault of ours that was caught and logged, so that a server lives on, is still a fault."""
+        """Fails the run if a server has logged an exception. A server that catches its own bug keeps running, but the
+        bug is still a finding."""
         if fault is not None:
             self._on_fault(None, {"message": message, "exception": fault})
 
@@ -309,7 +320,7 @@ class Simulation:
 
 
 def _where(fault: BaseException) -> str:
-    """The innermost line, for a reader who has only the trace."""
+    """Returns the innermost file and line of the traceback, because a reader may have only the trace."""
     traceback = fault.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
@@ -331,7 +342,8 @@ class _ErrorHandler(logging.Handler):
 
 @contextlib.contextmanager
 def capture_logged_errors(on_error: Callable[[str, BaseException | None], None]) -> Iterator[None]:
-    """Silences the log while a simulation runs; an error that the code under test has caught and logged is a finding."""
+    """Silences the log while a simulation runs, and passes each logged error to `on_error`: an error that the code
+    under test has caught and logged is a finding."""
     logger = logging.getLogger("onward")
     before = logger.level, logger.propagate
     catcher = _ErrorHandler(on_error)

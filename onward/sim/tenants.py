@@ -1,7 +1,7 @@
-"""Tenants of a simulation: their keys, and how each pries into the streams of another.
+"""The API keys of simulated callers, and a client that tries to access another caller's streams.
 
-A stranger has got hold of all that a client knows of its stream, but for the key. It comes back for it and aborts it, by id
-and by label, as often as it likes, and must be told each time that there is no such stream.
+The intruder knows all that a client knows of its stream, except the key. It tries to resume the stream, and to abort it
+by id and by label, again and again. Each reply must say that there is no such stream.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ PRY_EVERY_S = 0.2
 PATIENCE_S = 8.0
 NOT_NOW = frozenset({429, 502, 503})
 ISOLATION_INVARIANT = 8
-"""The invariant."""
+"""Number of the invariant that callers are isolated from each other."""
 
 
 def auth_header(name: str) -> dict[str, str]:
@@ -49,7 +49,8 @@ class IntruderClient:
         self._random = network.context.random.substream(process.name)
 
     async def try_access_stream(self, cursor: str, label: str, body: dict[str, Any]) -> None:
-        """In one way or the other. Raises `InvariantError` if anything is learnt or done by it."""
+        """Tries to resume or abort a stream, chosen at random. Raises `InvariantError` if the reply reveals anything or
+        the abort has an effect."""
         base_url, request_id = self._random.choice(self._urls), parse_cursor(cursor).request_id
         url, resume_headers = base_url + self._path, self._headers | {"Last-Event-ID": cursor}
         try:
@@ -63,7 +64,7 @@ class IntruderClient:
                     case _:
                         await self._abort(base_url, [request_id, label])
         except (aiohttp.ClientError, OSError):
-            return  # as others, it may meet a server that dies, or hangs
+            return  # the server may die or hang, as for any client
 
     async def try_access_response(self, response_id: str) -> None:
         method, suffix = self._random.choice(

@@ -1,6 +1,6 @@
-"""A small byte-level tokenizer for simulations, made to be awkward: many tokens are half a character, or two and a half.
+"""A small byte-level tokenizer for simulations. It is awkward on purpose: many tokens begin or end within a character.
 
-The first ids are those that the hash model speaks. Behind them are all single bytes, so that any prompt can be written.
+The hash model samples only the first ids. All single bytes have ids after these, so that any prompt can be encoded.
 """
 
 import functools
@@ -12,11 +12,11 @@ from onward.text.tokenizer import Tokenizer
 
 END = "<|end|>"
 POISON = "<|poison|>"
-"""In a prompt: no worker survives it."""
+"""In a prompt: every worker that runs the request dies."""
 ENGINE_POISON = "<|engine-poison|>"
-"""In a prompt: no engine survives the plan that runs it."""
+"""In a prompt: every engine that assigns a slot to the request dies."""
 DOOM = "<|doom|>"
-"""In a prompt: its request fails."""
+"""In a prompt: the request fails with invalid logits."""
 SPECIAL = (END, "<|user|>", "<|assistant|>")
 END_ID = 0
 
@@ -49,7 +49,7 @@ CHAT_TEMPLATE = (
 
 
 def _spoken() -> list[bytes]:
-    """Of what the model says, beside its end."""
+    """Returns the bytes of the tokens that the model samples, without special tokens."""
     pieces = [word.encode() for word in _WHOLE]
     for character in _CUT:
         data = character.encode()
@@ -65,7 +65,7 @@ POISON_ID, DOOM_ID, ENGINE_POISON_ID = NUM_SAMPLED_IDS, NUM_SAMPLED_IDS + 1, NUM
 
 @functools.cache
 def token_bytes() -> list[bytes]:
-    """The bytes that each id stands for; none for special ones."""
+    """Returns the bytes of each token id; empty for special tokens."""
     spoken = [b""] * len(SPECIAL) + _SPOKEN + [b"", b""]
     return spoken + [bytes([byte]) for byte in range(256) if bytes([byte]) not in spoken]
 
@@ -135,7 +135,8 @@ def prepared_model() -> PreparedModel:
 
 
 def _byte_letters() -> dict[int, str]:
-    """How byte-level vocabularies write bytes: those that can be seen as themselves, all others from U+0100 on."""
+    """Returns the character of each byte in a byte-level vocabulary: visible ones are themselves, all others start at
+    U+0100."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = {byte: chr(byte) for byte in seen}
     others = [byte for byte in range(256) if byte not in letters]

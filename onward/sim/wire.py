@@ -1,7 +1,8 @@
-"""A one-way wire between two processes: messages arrive later, in order, or not at all, depending on the
-wire's kind and the active faults.
+"""A one-way wire between two processes: messages arrive later, in order, or not at all, depending on the wire's kind
+and the active faults.
 
-Everything is encoded and decoded as on the real wire, so that nothing is shared by accident and nothing gets lost unseen.
+All messages are encoded and decoded as on the real wire. So processes cannot share objects by accident, and data that
+the encoding loses is noticed.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from onward.sim.seeded_random import SeededRandom
 
 
 class Trace:
-    """What happened in a run, line by line, and a digest of it: two runs with equal digests were the same run."""
+    """The lines of a run's trace, and a digest of it. Two runs with equal digests were the same run."""
 
     def __init__(self, loop: VirtualLoop, keeps_lines: bool = False, keeps_messages: bool = False) -> None:
         self._loop = loop
@@ -30,11 +31,11 @@ class Trace:
 
     @property
     def at_s(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return self._loop.now_s - START_S
 
     def note(self, what: str) -> None:
-        """Something that a person who reads the run wants to know."""
+        """Adds a line for readers of the trace."""
         if self._is_closed:
             return
         line = f"{self.at_s:9.4f}  {what}"
@@ -50,7 +51,7 @@ class Trace:
             self.lines.append(f"{self.at_s:9.4f}  {wire}  {kind}{'  ' + fate if fate else ''}")
 
     def close(self) -> None:
-        """The run is over. What follows is tidying up."""
+        """Ends the trace. All that follows is part of the teardown, and is not recorded."""
         self._is_closed = True
 
     def digest(self) -> str:
@@ -58,13 +59,13 @@ class Trace:
 
 
 SLOW_S = 1.5
-"""What a message on a slow wire takes, about."""
+"""Approximate delay of a message on a slow wire."""
 Watcher = Callable[[str, str], None]
 
 
 @dataclass(eq=False, slots=True)
 class ActiveFault:
-    """One kind of trouble on some wires, for a while."""
+    """A fault that is in force on some wires."""
 
     kind: str
     target: str
@@ -72,14 +73,14 @@ class ActiveFault:
 
 
 class ActiveFaults:
-    """Which faults are in force on which wires, and how often each kind has struck."""
+    """The faults that are in force on wires, and how often each kind of fault has taken effect."""
 
     def __init__(self, random: SeededRandom) -> None:
         self._random = random
         self._faults: list[ActiveFault] = []
         self.trigger_counts: Counter[str] = Counter()
         self.num_killed_for_silence = 0
-        """Processes that a supervisor has killed since they did not answer: for a fault on their wire, or for none."""
+        """Processes that a supervisor has killed because they did not answer, whether or not a fault was the cause."""
 
     def begin(self, kind: str, target: str, rate: float) -> ActiveFault:
         fault = ActiveFault(kind, target, rate)
@@ -94,7 +95,7 @@ class ActiveFaults:
         return not self._faults
 
     def hits(self, kind: str, wire: str) -> bool:
-        """Whether this message on this wire is hit."""
+        """Returns whether a fault of this kind hits the message on this wire, and counts it."""
         for fault in self._faults:
             if fault.kind == kind and fault.target in wire and self._random.happens(fault.rate):
                 self.trigger_counts[kind] += 1
@@ -104,7 +105,7 @@ class ActiveFaults:
 
 @dataclass(slots=True, eq=False)
 class SimContext:
-    """What all wires of a run share."""
+    """State that all wires and processes of a run share."""
 
     loop: VirtualLoop
     random: SeededRandom
@@ -112,9 +113,9 @@ class SimContext:
     trace: Trace
     delay_s: float
     watchers: list[Watcher]
-    """Told of each message that is sent: the wire's name, and the message's kind."""
+    """Called for each message that is sent, with the wire's name and the message's type."""
     is_over: bool = False
-    """The run has ended: what its processes do while they are torn down is not judged."""
+    """The run has ended. What its processes do during the teardown is not checked."""
 
 
 class SimWire:

@@ -1,10 +1,10 @@
-"""The stream store's side of the protocol of `proto.stream_store`: keeps records, and settles who goes on with a stream.
+"""The stream store's side of the protocol of `proto.stream_store`: keeps records, and decides which api process runs a
+stream.
 
-An attempt at a request runs in one api process. Before a later one starts in another, the earlier is told to end, and what
-there was of it is put here; of two that claim the same request the higher epoch wins, or who came first. An api process
-that says nothing is waited for until a deadline, then passed over: it cannot keep others from going on.
-
-Takes messages and the time, returns messages; does no I/O.
+An attempt at a request runs in one api process. Before a later attempt starts in another one, the store ends the
+earlier attempt and keeps its output so far. Of two claims for the same request, the one with the higher epoch wins; if
+the epochs are equal, the first one wins. An api process that does not answer is skipped after a deadline, so that it
+cannot block others. Takes messages and the time, returns messages; does no I/O.
 """
 
 import itertools
@@ -38,21 +38,23 @@ from onward.proto.stream_store import (
 from onward.stream_store.entries import DEFAULT_BOUNDS, EntryTable, RecordLimits, is_visible_to
 
 PEER_REPLY_TIMEOUT_S = 0.3
-"""How long an api process may take to say what it runs. Less than those who ask us wait for us."""
+"""How long an api process may take to report what it runs. It is shorter than the timeout of the api processes that
+query the store."""
 FINALIZE_TIMEOUT_S = 2.0
-"""How long whoever settles something may take to put it. An api process may wait half a second for each answer of ours."""
+"""How long an api process that has claimed the end of a request may take to store it. Each reply of the store may take
+half a second."""
 EXPIRE_EVERY_S = 1.0
 MAX_PENDING_QUERIES = 4096
 ENDED_FOR_GOOD: tuple[EntryStatus, ...] = ("cancelled", "deleted")
-"""No attempt at such a response starts, and none goes on."""
+"""No attempt at a response with such a status starts, and a running one is ended."""
 
 OutgoingMessages = list[tuple[str, FromStreamStore]]
-"""To whom, and what."""
+"""Pairs of receiver and message."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingQuery:
-    """Something that others must be asked about first."""
+    """A query that is answered when other api processes have replied, or at the deadline."""
 
     asker: str
     query: FindEntry | ClaimAttempt
@@ -68,17 +70,19 @@ class StreamStoreCore:
         self._apis: set[str] = set()
         self._pending: dict[int, PendingQuery] = {}
         self._claims: dict[str, int] = {}
-        """Questions about claims, by the id of the request."""
+        """Ids of pending claims, by request id."""
         self._finalizing: dict[str, tuple[int, float]] = {}
-        """Requests that somebody has ended and will put: under which epoch, and until when they are waited for."""
+        """Requests whose end an api process has claimed and will store, each with the epoch and a deadline."""
         self._pending_ids = itertools.count(1)
         self._next_expiry_s = 0.0
-        self._evicted = self.registry.counter("onward_stream_store_evicted_total", "Records that made room for others")
+        self._evicted = self.registry.counter(
+            "onward_stream_store_evicted_total", "Records evicted from the stream store to make room for others"
+        )
         self._register_metrics(self.registry)
 
     @property
     def num_pending_queries(self) -> int:
-        """That somebody waits for."""
+        """Number of queries that an api process waits for."""
         return len(self._pending)
 
     def receive(self, api_id: str, message: ToStreamStore, now_s: float) -> OutgoingMessages:
@@ -113,7 +117,7 @@ class StreamStoreCore:
         return []
 
     def api_gone(self, api_id: str, now_s: float) -> OutgoingMessages:
-        """It is dead. What it had put stays; what it ran is lost."""
+        """Handles the death of an api process. The records that it has stored stay; streams that it ran are lost."""
         self._apis.discard(api_id)
         for pending_id, pending in list(self._pending.items()):
             if pending.asker == api_id:
@@ -121,7 +125,7 @@ class StreamStoreCore:
         return self._stop_waiting_for(api_id, list(self._pending), now_s)
 
     def undelivered(self, api_id: str, message: FromStreamStore, now_s: float) -> OutgoingMessages:
-        """It could not be told this."""
+        """Handles a message that could not be delivered to this api process."""
         return (
             self._stop_waiting_for(api_id, [message.query_id], now_s)
             if isinstance(message, QueryLiveStream | ReleaseAttempt)
@@ -162,8 +166,8 @@ class StreamStoreCore:
         return messages + self._query_others(api_id, query, now_s)
 
     def _blocking_epoch(self, query: ClaimAttempt, now_s: float) -> int | None:
-        """The epoch that a claim is refused by; None: it may be granted. Checked when the claim arrives and again before it
-        is granted: the response may end while other api processes are queried."""
+        """Returns the epoch that blocks a claim, or None if the claim may be granted. Called when the claim arrives and
+        again before it is granted, because the response may end while other api processes are queried."""
         entry = self.entries.get(query.request_id, now_s)
         if entry is not None and entry.status in ENDED_FOR_GOOD:
             return max(entry.attempt_epoch, query.attempt_epoch)
@@ -171,8 +175,9 @@ class StreamStoreCore:
         return epoch if epoch is not None and epoch >= query.attempt_epoch else None
 
     def _finalized_epoch(self, query: ClaimAttempt, now_s: float) -> int | None:
-        """The epoch under which a response was stored, or will be at once: an earlier attempt knows nothing of that. While
-        a response is being finalized no attempt at it starts, whatever its epoch."""
+        """Returns the epoch under which a response was stored or is being finalized, or None. An attempt with this
+        epoch or a lower one does not know of that output. While a response is being finalized, no attempt at it starts,
+        whatever its epoch."""
         epoch, until_s = self._finalizing.get(query.request_id, (0, 0.0))
         if until_s > now_s:
             return epoch if query.to_finalize else max(epoch, query.attempt_epoch)
@@ -180,7 +185,8 @@ class StreamStoreCore:
         return entry.attempt_epoch if entry is not None and entry.kind == "response" else None
 
     def _release_ended(self, request_id: str, api_ids: set[str], now_s: float) -> OutgoingMessages:
-        """Ends attempts at a response that is cancelled or deleted. The replies have nothing that is kept."""
+        """Ends attempts at a response that is cancelled or deleted. The replies are ignored, because no query waits for
+        them."""
         entry = self.entries.get(request_id, now_s)
         if entry is None or entry.status not in ENDED_FOR_GOOD:
             return []
@@ -217,7 +223,7 @@ class StreamStoreCore:
     def _on_released(self, api_id: str, message: ReleaseReply, now_s: float) -> OutgoingMessages:
         pending = self._pending.get(message.query_id)
         if pending is None or api_id not in pending.waiting_for:
-            return []  # whoever claimed it has gone on without
+            return []  # the api process that claimed it has continued without a reply
         if message.entry is not None:
             self._put(message.entry, now_s)
         if message.blocking_epoch is not None:
@@ -226,7 +232,7 @@ class StreamStoreCore:
         return self._stop_waiting_for(api_id, [message.query_id], now_s)
 
     def _stop_waiting_for(self, api_id: str, pending_ids: list[int], now_s: float) -> OutgoingMessages:
-        """These questions wait for that one no longer."""
+        """Removes the api process from these pending queries, and answers those that wait for no other one."""
         messages: OutgoingMessages = []
         for pending_id in pending_ids:
             pending = self._pending.get(pending_id)
@@ -236,7 +242,8 @@ class StreamStoreCore:
         return messages
 
     def _reply(self, pending_id: int, now_s: float) -> OutgoingMessages:
-        """With what is known by now. Whoever has just left a stream has put it before it could say that it has none."""
+        """Answers a query from the stored records and the replies so far. No record is missed: an api process that has
+        just left a stream stored its record before it reported that it does not run the stream."""
         pending = self._close(pending_id)
         query = pending.query
         if isinstance(query, ClaimAttempt):
@@ -266,13 +273,13 @@ class StreamStoreCore:
         entries = self.entries
         registry.gauge(
             "onward_stream_store_records",
-            "Records of streams whose client has gone",
+            "Records in the stream store, by kind",
             ["kind"],
             lambda: {(kind,): float(count) for kind, count in entries.count().items()},
         )
         registry.gauge(
             "onward_stream_store_bytes",
-            "Their size",
+            "Bytes of the records in the stream store, by kind",
             ["kind"],
             lambda: {(kind,): float(count) for kind, count in entries.num_bytes().items()},
         )

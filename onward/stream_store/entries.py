@@ -1,5 +1,4 @@
-"""What an instance keeps for its api processes: records by their ids, for a while, each kind within bounds of its own.
-
+"""The records of an instance's stream store, kept by id, for a limited time, with bounds for each kind.
 Callers share the bounds fairly, see `fair_record_store`. Takes the time; does no I/O.
 """
 
@@ -11,7 +10,8 @@ from onward.proto.stream_store import EntryKind, StoreEntry
 
 RECORD_OVERHEAD_BYTES = 512
 DELETED_S = 60.0
-"""How long a deleted response is remembered as such. The process that ran it puts its end within seconds, if at all."""
+"""How long a deleted response is remembered as deleted. The process that ran it stores its end within seconds, if at
+all."""
 DEFAULT_BOUNDS: Mapping[EntryKind, RecordLimits] = {
     **{kind: RecordLimits() for kind in get_args(EntryKind)},
     "response": RecordLimits(max_records=4096, max_bytes=128 << 20),
@@ -31,8 +31,8 @@ class EntryTable:
         return {kind: store.num_bytes for kind, store in self._stores.items()}
 
     def put(self, entry: StoreEntry, now_s: float) -> int:
-        """Replaces an earlier record; not a later one, one that has ended, or another caller's. Returns the number of
-        records that were evicted."""
+        """Replaces an earlier record, but not a later one, a final one, or another caller's. Returns the number of
+        evicted records."""
         known = self.get(entry.request_id, now_s)
         if known is not None and not _may_replace(known, entry):
             return 0
@@ -49,8 +49,8 @@ class EntryTable:
             store.drop(record_id)
 
     def drop_superseded(self, record_id: str, epoch: int, caller: str, now_s: float) -> None:
-        """Drops what an earlier attempt left. A response stays until the later attempt replaces its record: the process
-        that runs the attempt may die before it has put anything."""
+        """Drops the caller's record if it is of this attempt or an earlier one. The record of a response stays until the
+        later attempt replaces it, because the process that runs the attempt may die before it has stored anything."""
         entry = self.get(record_id, now_s)
         if entry is None or entry.kind == "response":
             return
@@ -58,8 +58,8 @@ class EntryTable:
             self.drop(record_id)
 
     def drop_by_name(self, names: Collection[str], match_all: bool, caller: str | None, now_s: float) -> set[str]:
-        """Which of these names were here; or, with everything, the ids. With a caller, only among its own. Stored responses
-        stay, see `open_named`."""
+        """Drops records by name, or all records if `match_all` is set. With a caller, only that caller's records match.
+        Stored responses stay, see `open_named`. Returns the names of dropped records; with `match_all`, their ids."""
         self.expire(now_s)
         wanted, dropped = set(names) - {""}, set[str]()
         for entry, matched in self._matching(wanted, match_all, caller):
@@ -71,7 +71,7 @@ class EntryTable:
     def open_named(
         self, names: Collection[str], match_all: bool, caller: str | None, now_s: float
     ) -> dict[str, list[str]]:
-        """Stored responses that have not ended, with those of the names that they go by."""
+        """Returns stored responses that have not ended, each with the names that matched."""
         self.expire(now_s)
         found = self._matching(set(names) - {""}, match_all, caller)
         return {
@@ -79,7 +79,7 @@ class EntryTable:
         }
 
     def delete(self, record_id: str, caller: str, now_s: float) -> bool:
-        """For good: what is put of it later is not kept. Whether it was there."""
+        """Deletes a record, and for a while refuses to store it again. Returns whether the caller had such a record."""
         known = self.get(record_id, now_s)
         if known is not None and (known.caller != caller or known.status == "deleted"):
             return False

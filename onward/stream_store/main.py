@@ -1,7 +1,7 @@
 """The stream store process: a socket and the clock around `StreamStoreCore`. It starts before the api processes.
 
-One per instance. What it keeps dies with it: then a client's reconnect is answered as if its stream were unknown, and it
-repeats its POST.
+There is one per instance. Its records are lost when it dies. A client that reconnects then gets the answer for an
+unknown stream, and repeats its POST.
 """
 
 import logging
@@ -27,20 +27,20 @@ from onward.transport.zmq_sockets import SocketPoller
 
 TICK_MS = 50
 MAX_INBOX_PER_TURN = 1000
-"""So that a flood of records cannot keep the supervisor waiting."""
+"""A bound, so that a flood of records cannot delay the replies to the supervisor."""
 
 logger = logging.getLogger(__name__)
 
 
 class StreamStoreServer(Protocol):
-    """What `transport.stream_store_sockets.StreamStoreServerSocket` does."""
+    """The methods of `transport.stream_store_sockets.StreamStoreServerSocket` that the store uses."""
 
     def receive(self) -> tuple[str, ToStreamStore] | None: ...
     def send(self, receiver: str, message: FromStreamStore) -> bool: ...
 
 
 class StreamStoreProcess:
-    """The simulator brings a channel, a port and a clock of its own, and calls `run_once` when something has arrived."""
+    """Runs the store on a channel, a server socket and a clock. The simulator passes its own, and calls `run_once`."""
 
     def __init__(self, channel: SupervisorChannel, port: StreamStoreServer, clock: Clock) -> None:
         self.core = StreamStoreCore()
@@ -49,7 +49,7 @@ class StreamStoreProcess:
         channel.send(ChildReady())
 
     def run_once(self) -> None:
-        """All that has arrived, then all that is due."""
+        """Handles messages that have arrived, then what is due by time."""
         now_s = self._clock.now_s()
         while (control_message := self._channel.receive()) is not None:
             self._on_control(control_message, now_s)
@@ -78,7 +78,7 @@ class StreamStoreProcess:
     def _send_all(self, messages: OutgoingMessages, now_s: float) -> None:
         for receiver, message in messages:
             if not self._port.send(receiver, message):
-                # What follows answers others, so it ends: nobody is asked a second time.
+                # A failed delivery leads only to replies to other processes, not to new queries, so the recursion ends.
                 self._send_all(self.core.undelivered(receiver, message, now_s), now_s)
 
 

@@ -1,1 +1,1 @@
-"""Keeps one instance alive: starts its processes, restarts what dies, announces incarnations, answers for the whole."""
+"""Keeps an instance alive: starts its processes, restarts dead ones, announces incarnations and reports on the whole."""

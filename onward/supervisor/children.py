@@ -1,4 +1,4 @@
-"""The child processes of an instance as the supervisor's rules see them: what each is, and how far its life has come."""
+"""The child processes of an instance, as `SupervisorCore` sees them: the role and the state of each."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -31,9 +31,9 @@ class Child:
     last_reply_at_s: float = 0.0
     """When it became ready or answered the last `QueryMetrics`."""
     isolated_request_id: str | None = None
-    """Of an engine: the request that its death is charged to."""
+    """For an engine: the isolated request that its death is charged to."""
     kv_memory: str = ""
-    """Of a worker: the KV memory that it has attached."""
+    """For a worker: the KV memory that it has attached."""
     was_standby: bool = False
     kill_reason: KillReason | None = None
     """Why the supervisor has killed it, if it has."""

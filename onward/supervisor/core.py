@@ -13,6 +13,7 @@ actions in order, then call `tick`. A process is dead and reaped before its succ
 
 import logging
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -59,12 +60,12 @@ START_FACTOR = 10.0
 START_RETRY_S = 1.0
 """Delay before a start that the operating system refused is tried again."""
 MEMORY_DOUBT_DELAY_S = 1.0
-"""A restart is delayed so long after the third death without a completed step: by then KV memory that was kept, or the lack
-of other memory, is a likely cause."""
+"""The KV memory is given up when a restart is delayed by this or more, which happens from the third death without a
+completed step on. The kept KV memory, or a lack of other memory, is then a likely cause."""
 KILL_AFTER_S = 3.0
 """How long a child may take to stop, beyond its grace period."""
 STANDBY_DELAY_S = 1.0
-"""From the readiness of a worker to the start of the next standby: resumed streams come first."""
+"""Delay from the readiness of a worker to the start of the next standby, so that resumed streams come first."""
 ACTIVATION_TIMEOUT_S = 5.0
 """How long a standby worker may take until it serves. It has nothing left to load."""
 
@@ -181,15 +182,18 @@ class SupervisorSettings:
     allows_kills: bool = False
     """Whether an api process may have processes killed, as `--demo` does."""
     owns_kv_memory: bool = False
-    """Whether workers attach KV memory of the supervisor's. Not where peers write it."""
+    """Whether workers attach KV memory that the supervisor owns."""
     has_standby: bool = False
     """Whether a standby worker waits for the death of the present one."""
+    awaits_release: bool = False
+    """Whether an old server still uses the KV memory, or the port where peers write KV, until `begin_serving`. Only a
+    standby worker starts in the meantime: it writes no memory, and opens no port."""
 
 
 class SupervisorCore:
     def __init__(self, settings: SupervisorSettings, now_s: float) -> None:
         self.children: dict[str, Child] = {}
-        """By incarnation."""
+        """The live children by incarnation."""
         self.snapshots = SnapshotAggregator()
         self._live_queries = LiveQueries()
         self.restarts = dict.fromkeys(ProcessRole, 0)
@@ -199,6 +203,9 @@ class SupervisorCore:
         """Whether all processes were ready at the same time once: from then on a death leads to a restart."""
         self.is_draining = False
         self.phase = Phase.RUNNING
+        self.is_replaced = False
+        """A new server takes over, so the shutdown has no grace periods."""
+        self._awaits_release = settings.awaits_release
         self._settings = settings
         self._restart_policy = RestartPolicy()
         self._stream_store_restart_policy = RestartPolicy()
@@ -207,7 +214,7 @@ class SupervisorCore:
         self._standby_starts_at_s: float | None = None
         self._restart_at_s: dict[tuple[ProcessRole, int], float] = {}
         self._engine_address = ""
-        """Where api processes connect to the engine."""
+        """The address at which api processes connect to the engine."""
         self._longest_worker_start_s = 0.0
         self._kv_memory_number = 1
         self._next_snapshot_s = now_s
@@ -217,9 +224,16 @@ class SupervisorCore:
 
     # Processes.
 
+    def replace_stopped(self, children: Iterable[Child]) -> list[SupervisorAction]:
+        """Kills children that a signal has stopped for too long. Does nothing in a shutdown, because each of its phases has
+        its own time limit."""
+        if not self.is_running:
+            return []
+        return [self._kill(child, KillReason.STOPPED, "stopped by a signal") for child in children]
+
     @property
     def kv_memory(self) -> str:
-        """The KV memory that the next worker attaches; empty: one of its own."""
+        """Name of the KV memory that the next worker attaches. Empty if each worker allocates its own."""
         return f"memory-{self._kv_memory_number}" if self._settings.owns_kv_memory else ""
 
     def start(self) -> list[SupervisorAction]:
@@ -229,7 +243,8 @@ class SupervisorCore:
     def on_started(
         self, role: ProcessRole, index: int, incarnation: str, address: str, now_s: float
     ) -> list[SupervisorAction]:
-        """`address`: where api processes connect to an engine or a stream store; messages to it wait until it listens."""
+        """Records a started process. `address`: where api processes connect to an engine or a stream store; messages sent
+        there wait until the process listens."""
         assert self.is_running, "no process is started during a shutdown"
         assert not any(c.index == index for c in self.children_of(role)), (
             "a process is reaped before its successor starts"
@@ -250,27 +265,31 @@ class SupervisorCore:
                 return [SendMessage(child, message) for message in messages if message is not None]
 
     def on_activated(self, child: Child, now_s: float) -> None:
-        """A standby has been given its engine."""
+        """Makes a standby the worker, after it was sent its engine."""
         assert child.role is ProcessRole.STANDBY, "only a standby is activated"
         child.role, child.state, child.started_at_s, child.was_standby = (
             ProcessRole.WORKER, ChildState.STARTING, now_s, True,
         )  # fmt: skip
 
     def give_up_standby(self) -> None:
-        """There is none in this instance, until it is started again."""
+        """Runs this instance without a standby worker until the instance is restarted."""
         self._settings = replace(self._settings, has_standby=False)
 
     def schedule_standby(self, at_s: float) -> None:
-        """Not before this time, nor before an earlier one that is still to come: a standby that keeps dying is delayed."""
+        """Schedules the start of a standby for `at_s`, or for the time scheduled before if that is later: the restart of a
+        standby that keeps dying stays delayed."""
         self._standby_starts_at_s = max(at_s, self._standby_starts_at_s or at_s)
 
     def _start_worker(self) -> list[SupervisorAction]:
-        """The standby, if there is one that has the present memory; else a new process."""
+        """Activates a ready standby that has attached the present memory; without one, starts a new worker. While an old
+        server has not released what the worker needs, starts a standby instead."""
+        if self._awaits_release:
+            return [StartProcess(ProcessRole.STANDBY, 0)]
         standby = [child for child in self._ready(ProcessRole.STANDBY) if child.kv_memory == self.kv_memory]
         return [ActivateStandby(standby[0])] if standby else [StartProcess(ProcessRole.WORKER, 0)]
 
     def _tend_standby(self, now_s: float) -> list[SupervisorAction]:
-        """One that has attached memory of the past is of no use."""
+        """Starts a standby when one is due. Removes a standby that has attached earlier memory: it can never take over."""
         actions: list[SupervisorAction] = []
         for child in self.children_of(ProcessRole.STANDBY):
             if child.kv_memory != self.kv_memory:
@@ -284,18 +303,24 @@ class SupervisorCore:
         return actions
 
     def on_start_failed(self, role: ProcessRole, index: int, now_s: float) -> None:
-        """The operating system refused: no process, file or memory is available now."""
+        """Schedules another start, after the operating system refused one for lack of processes, files or memory."""
         if role is ProcessRole.STANDBY:
             self.schedule_standby(now_s + START_RETRY_S)
         else:
             self._restart_at_s[role, index] = now_s + START_RETRY_S
 
-    def on_exit(self, child: Child, return_code: int, cause: str, now_s: float) -> list[SupervisorAction]:
-        """The child is dead and reaped. `return_code` is negative for a signal; `cause` is for people."""
+    def on_exit(
+        self, child: Child, return_code: int, cause: str, now_s: float, *, peer_may_write: bool = False
+    ) -> list[SupervisorAction]:
+        """Handles the death of a child that was reaped. `return_code` is negative for a signal; `cause` is for people.
+        `peer_may_write`: a peer of a worker may still write its KV memory."""
         if child.incarnation not in self.children:
             return []  # the death of its engine has removed it
         self._forget(child)
         if not self.is_running:
+            if child.role is ProcessRole.WORKER and (return_code != 0 or peer_may_write):
+                # A new server may adopt this memory.
+                self._keep_or_end_memory(child, return_code, has_engine=True, peer_may_write=peer_may_write)
             engines = self._ready(ProcessRole.ENGINE) if child.role is ProcessRole.API else []
             messages = [SendMessage(engine, ApiGone(child.incarnation)) for engine in engines]
             return [*messages, *self._advance_shutdown(now_s)]
@@ -304,27 +329,28 @@ class SupervisorCore:
         policy = self._stream_store_restart_policy if child.role is ProcessRole.STREAM_STORE else self._restart_policy
         isolated_request_id = self._isolated_request_of(child)
         delay_s = policy.record_death(now_s, self.snapshots.num_progress_reports, isolated_request_id)
-        # An engine that fails in its start may do so because of what it was to adopt.
+        # The memory that an engine was to adopt may be the cause of its failed start.
         fails_to_start = child.role is ProcessRole.ENGINE and child.state is ChildState.STARTING
         keeps_dying = child.role in (ProcessRole.WORKER, ProcessRole.ENGINE) and delay_s >= MEMORY_DOUBT_DELAY_S
         if keeps_dying or (fails_to_start and return_code != -signal.SIGKILL):
             self._end_memory()
-        actions = self._announce_exit(child, return_code, cause)
+        actions = self._announce_exit(child, return_code, cause, peer_may_write=peer_may_write)
         if delay_s:
             logger.warning(log.event("restart delayed", role=child.role.value, seconds=delay_s))
         self._restart_at_s[child.role, child.index] = now_s + delay_s
         return actions
 
     def _isolated_request_of(self, child: Child) -> str | None:
-        """The request that explains the death of this child: the engine had announced that it runs alone."""
+        """Returns the request that explains the death of this child: the one that the engine has announced to run alone."""
         engines = self.children_of(ProcessRole.ENGINE) if child.role is ProcessRole.WORKER else [child]
         return next((engine.isolated_request_id for engine in engines), None)
 
     def _on_standby_exit(self, standby: Child, return_code: int, now_s: float) -> list[SupervisorAction]:
-        """No request depends on it. One that died of a fault may have written to the memory that it shares with the worker:
-        that is given up. One that reported a failed start, and ended with 0, has written nothing."""
+        """Handles the death of a standby, on which no request depends. A standby that died of a fault may have written to
+        the memory that it shares with the worker, so this memory is given up. A standby that reported a failed start and
+        ended with 0 has written nothing."""
         self.restarts[ProcessRole.STANDBY] += 1
-        delay_s = self._standby_restart_policy.record_death(now_s, progress=0)  # steps are none of its doing
+        delay_s = self._standby_restart_policy.record_death(now_s, progress=0)  # a standby completes no steps
         if delay_s >= COOL_DOWN_S:
             logger.warning(log.event("no standby worker any more, since it keeps dying"))
             self.give_up_standby()
@@ -333,33 +359,40 @@ class SupervisorCore:
         death = classify_death(return_code, standby.kill_reason, has_engine=True)
         if return_code == 0 or keeps_memory(death) or standby.kv_memory != self.kv_memory:
             return []
-        self._end_memory()  # also if there is no worker at the moment: the next one must not attach it
+        return self.give_up_memory(f"a standby worker died: {death.value}")
+
+    def give_up_memory(self, cause: str) -> list[SupervisorAction]:
+        """Gives up the KV memory and kills the worker that has attached it. If there is no worker at the moment, the next
+        one does not attach this memory either."""
+        self._end_memory()
         workers = self.children_of(ProcessRole.WORKER)
-        return [
-            self._kill(worker, KillReason.REPLACEMENT, f"a standby worker died: {death.value}") for worker in workers
-        ]
+        return [self._kill(worker, KillReason.REPLACEMENT, cause) for worker in workers]
 
-    def on_removed(self, child: Child, return_code: int) -> None:
-        """A worker has ended with its engine. If it was dead already, it may have died of something else."""
-        self._keep_or_end_memory(child, return_code, has_engine=False)
+    def on_removed(self, child: Child, return_code: int, *, peer_may_write: bool = False) -> None:
+        """Handles the end of a worker that was removed with its engine. It may have died before, of another cause."""
+        self._keep_or_end_memory(child, return_code, has_engine=False, peer_may_write=peer_may_write)
 
-    def _keep_or_end_memory(self, worker: Child, return_code: int, *, has_engine: bool) -> bool:
-        """Whether the next worker gets the memory of this one."""
+    def _keep_or_end_memory(self, worker: Child, return_code: int, *, has_engine: bool, peer_may_write: bool) -> bool:
+        """Returns whether the next worker gets the memory of this one. Gives the memory up if it may be damaged."""
         if worker.kv_memory != self.kv_memory:
             return False  # it was given up before
-        if not keeps_memory(classify_death(return_code, worker.kill_reason, has_engine=has_engine)):
+        death = classify_death(return_code, worker.kill_reason, has_engine=has_engine, peer_may_write=peer_may_write)
+        if not keeps_memory(death):
             self._end_memory()
             return False
         return self._settings.owns_kv_memory
 
     def _end_memory(self) -> None:
-        """The next worker gets another one: what is in this one may be damaged, or may be what processes die of."""
+        """Gives up the present KV memory, so that the next worker gets a new one. The contents may be damaged, or may be
+        the reason why processes die."""
         self._kv_memory_number += 1
 
-    def _announce_exit(self, child: Child, return_code: int, cause: str) -> list[SupervisorAction]:
+    def _announce_exit(
+        self, child: Child, return_code: int, cause: str, *, peer_may_write: bool
+    ) -> list[SupervisorAction]:
         match child.role:
             case ProcessRole.WORKER:
-                is_kept = self._keep_or_end_memory(child, return_code, has_engine=True)
+                is_kept = self._keep_or_end_memory(child, return_code, has_engine=True, peer_may_write=peer_may_write)
                 return self._broadcast(ProcessRole.ENGINE, WorkerGone(child.incarnation, cause, is_kept))
             case ProcessRole.ENGINE:
                 self.engine_up = None
@@ -438,15 +471,19 @@ class SupervisorCore:
                 actions = self._broadcast(ProcessRole.API, self.engine_up)
             if self._settings.has_standby and not self.children_of(ProcessRole.STANDBY):
                 self.schedule_standby(now_s + STANDBY_DELAY_S)
-        serving = [process for process in self.children.values() if process.role is not ProcessRole.STANDBY]
-        is_complete = self.engine_up is not None and len(serving) == 3 + self._settings.num_api_processes
-        if is_complete and all(process.state is ChildState.READY for process in serving):
-            self.was_ready = True
+        self.was_ready = self.was_ready or self._is_complete
         return actions
 
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all processes are ready at this moment. A standby is not needed."""
+        serving = [process for process in self.children.values() if process.role is not ProcessRole.STANDBY]
+        is_complete = self.engine_up is not None and len(serving) == 3 + self._settings.num_api_processes
+        return is_complete and all(process.state is ChildState.READY for process in serving)
+
     def _on_snapshot(self, child: Child, snapshot: MetricsSnapshot, now_s: float) -> list[SupervisorAction]:
-        """An engine reports its steps once a second. If there were some before a death, the death was bad luck, and its
-        restart is not delayed."""
+        """Records a snapshot. An engine reports its steps once a second. If it reports further steps, a death since its
+        last report was bad luck, and the restart is no longer delayed."""
         child.last_reply_at_s = now_s
         progress_before = self.snapshots.num_progress_reports
         self.snapshots.record(child, snapshot)
@@ -468,7 +505,7 @@ class SupervisorCore:
         return [AnswerQuery(query.requester, query.query_id) for query in self.snapshots.pop_answerable(now_s)]
 
     def _open_live_query(self, child: Child, message: QueryLive, now_s: float) -> list[SupervisorAction]:
-        """Without an engine that is ready the processes are all there is to show."""
+        """Asks the engine for its state. Without a ready engine, answers at once with the processes alone."""
         engines = self._ready(ProcessRole.ENGINE)
         if not engines:
             return [AnswerLiveQuery(child, message.query_id, None)]
@@ -477,20 +514,20 @@ class SupervisorCore:
 
     def _kill_for_demo(self, target: KillTarget) -> list[SupervisorAction]:
         if not self._settings.allows_kills:
-            logger.warning(log.event("kill refused, there is no --demo", target=target))
+            logger.warning(log.event("kill refused because --demo is not given", target=target))
             return []
         if target == "instance":
             return [KillInstance()]
         return [self._kill(child, KillReason.DEMO) for child in self.children_of(ProcessRole(target))]
 
     def _answer_live_queries(self, now_s: float) -> list[SupervisorAction]:
-        """Those that the engine has not answered in time, or cannot answer any more."""
+        """Answers the queries that the engine has not answered in time, or cannot answer any more."""
         has_engine = bool(self._ready(ProcessRole.ENGINE))
         late = self._live_queries.pop_late(now_s) if has_engine else self._live_queries.pop_all()
         return [AnswerLiveQuery(query.requester, query.query_id, None) for query in late]
 
     def _set_draining(self, is_draining: bool) -> list[SupervisorAction]:
-        """For all api processes, also those that start later."""
+        """Applies to all api processes, including those that start later."""
         if is_draining != self.is_draining:
             logger.info(log.event("draining" if is_draining else "undrained"))
         self.is_draining = is_draining
@@ -515,7 +552,7 @@ class SupervisorCore:
         return actions
 
     def next_tick_s(self) -> float:
-        """When `tick` has something to do, if nothing is reported before."""
+        """Returns when `tick` must be called next, if nothing is reported before."""
         due_times = [query.deadline_at_s for query in self.snapshots.queries.values()]
         due_times += self._live_queries.deadlines()
         match self.phase:
@@ -529,8 +566,8 @@ class SupervisorCore:
         return min(due_times)
 
     def _unresponsive(self, now_s: float) -> list[Child]:
-        """A process that does not answer is killed before it is replaced. Only silence while the supervisor itself was
-        running counts: after it was suspended, every child seems silent."""
+        """Returns the processes to kill because they do not answer or make no progress. Only silence while the supervisor
+        itself was running counts: after it was suspended, every child seems silent."""
         timeout_s = self._settings.stall_timeout_s
         if now_s - self._running_since_s <= timeout_s:
             return []
@@ -542,8 +579,9 @@ class SupervisorCore:
         return silent + self._late_workers([*workers, *self.children_of(ProcessRole.STANDBY)], now_s)
 
     def _late_workers(self, workers: list[Child], now_s: float) -> list[Child]:
-        """Workers that do not complete their start. The time that the first one takes is not bounded; later ones are
-        measured by it, and if one was killed wrongly, the next one has twice the time."""
+        """Returns the workers that take too long to start, and doubles the limit for the next start, in case a worker was
+        killed wrongly. The first start has no limit; the limit of later ones is derived from the longest start so far.
+        An activated standby has a limit of its own."""
         allowed_s = max(self._settings.stall_timeout_s, START_FACTOR * self._longest_worker_start_s)
         starting = [worker for worker in workers if worker.state is ChildState.STARTING]
         activated = [worker for worker in starting if worker.was_standby]
@@ -551,9 +589,55 @@ class SupervisorCore:
         late = [worker for worker in starting if self.was_ready and now_s - worker.started_at_s > allowed_s]
         if late:
             self._longest_worker_start_s = 2 * allowed_s / START_FACTOR
-        # One that serves a new engine waits for that engine's start too.
+        # A worker that was activated for a new engine also waits for the start of that engine.
         activation_s = ACTIVATION_TIMEOUT_S if self._ready(ProcessRole.ENGINE) else allowed_s
         return late + [worker for worker in activated if now_s - worker.started_at_s > activation_s]
+
+    # A new server takes over from an old one.
+
+    @property
+    def awaits_release(self) -> bool:
+        return self._awaits_release
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether all processes of a new server that can run while the old server serves are ready at this moment."""
+        if not self._awaits_release:
+            return self._is_complete
+        roles = (ProcessRole.STREAM_STORE, ProcessRole.STANDBY, ProcessRole.API)
+        return sum(len(self._ready(role)) for role in roles) == 2 + self._settings.num_api_processes
+
+    def begin_serving(self, *, keeps_memory: bool) -> list[SupervisorAction]:
+        """Starts the worker of a new server, after the old server has released its memory and ports. If `keeps_memory` is
+        False, nothing is known about the memory that the standby has mapped, and this server begins with new memory."""
+        assert self._awaits_release, "an old server releases its memory once"
+        assert self.is_running, "a new server that stops does not begin to serve"
+        self._awaits_release = False
+        if keeps_memory:
+            return self._start_worker()
+        self._end_memory()
+        return [*self._remove_standby(), *self._start_worker()]
+
+    def stop_for_successor(self, now_s: float) -> list[SupervisorAction]:
+        """Stops an old server that a new one replaces: like `stop`, but without grace periods. Ends the grace period of a
+        server that was told to stop before, also that of its handoffs: clients wait for the new one already."""
+        assert not self.is_stopped, "the caller leaves once the core is stopped"
+        self.is_replaced = True
+        has_grace = self.phase in (Phase.RUNNING, Phase.STOPPING_APIS, Phase.COMPLETING_HANDOFFS)
+        return self.stop(now_s) if has_grace else []
+
+    def start_again(self, now_s: float, *, keeps_memory: bool) -> list[SupervisorAction]:
+        """Starts an old server again, whose processes are all dead, because the new server has failed."""
+        assert self.is_stopped, "no process of it is left"
+        for child in list(self.children.values()):
+            self._forget(child)
+        if not keeps_memory:
+            self._end_memory()
+        self.phase, self.is_replaced = Phase.RUNNING, False
+        self.engine_up = self.stream_store_up = self._standby_starts_at_s = None
+        self._restart_at_s.clear()
+        self._next_snapshot_s = self._last_tick_s = self._running_since_s = now_s
+        return self.start()
 
     # Shutdown.
 
@@ -566,7 +650,7 @@ class SupervisorCore:
         return self.phase is Phase.STOPPED
 
     def stop(self, now_s: float) -> list[SupervisorAction]:
-        """A stop signal. A further one ends the wait of the present phase."""
+        """Handles a stop signal. A further signal ends the wait of the present phase."""
         assert self.phase is not Phase.STOPPED, "the caller leaves once the core is stopped"
         next_phase = _NEXT_PHASE[self.phase]
         if self.phase is Phase.STOPPING_APIS and self.children_of(ProcessRole.API):
@@ -585,18 +669,19 @@ class SupervisorCore:
         if phase is Phase.COMPLETING_HANDOFFS:
             # Only the engine's answers from now on count.
             self._first_handoff_query, self._next_snapshot_s = self.snapshots.next_query_id(), now_s
-            self._phase_ends_at_s = now_s + self._settings.drain_s
+            self._phase_ends_at_s = now_s if self.is_replaced else now_s + self._settings.drain_s
             return self._poll_handoffs(now_s)
-        grace_s = self._settings.drain_s if phase is Phase.STOPPING_APIS else 0.0
+        grace_s = self._settings.drain_s if phase is Phase.STOPPING_APIS and not self.is_replaced else 0.0
         self._phase_ends_at_s = now_s + grace_s + KILL_AFTER_S
         return [] if phase is Phase.STOPPED else self._stop_role(_STOPPED_ROLES[phase], grace_s)
 
     def _stop_role(self, role: ProcessRole, grace_s: float) -> list[SupervisorAction]:
-        """A process that is still starting has nothing to complete, and a worker that loads reads no messages."""
+        """Stops the processes of a role. A process that is still starting is killed: it has nothing to complete, and a
+        worker that loads reads no messages."""
         return [
             self._kill(child, KillReason.SHUTDOWN, "stopped while it was starting")
             if child.state is ChildState.STARTING
-            else SendMessage(child, StopChild(grace_s))
+            else SendMessage(child, StopChild(grace_s, self.is_replaced))
             for child in self.children_of(role)
         ]
 
@@ -630,7 +715,7 @@ class SupervisorCore:
         return [child for child in self.children_of(role) if child.state is ChildState.READY]
 
     def _snapshot_sources(self) -> list[Child]:
-        """Processes that answer `QueryMetrics`. The engine reports the worker's numbers."""
+        """Returns the ready processes that answer `QueryMetrics`. Workers do not: the engine reports their numbers."""
         return [
             child
             for child in self.children.values()
@@ -644,7 +729,7 @@ class SupervisorCore:
         return [SendMessage(child, message) for child in self.children_of(role)]
 
     def _kill(self, child: Child, reason: KillReason, cause: str = "") -> KillProcess:
-        child.kill_reason = reason
+        child.kill_reason = child.kill_reason or reason  # it dies of the first signal
         return KillProcess(child, cause or reason.value)
 
     def _forget(self, child: Child) -> None:

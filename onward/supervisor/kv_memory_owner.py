@@ -13,58 +13,63 @@ from typing import NamedTuple
 from onward.config import Device, ServeConfig
 from onward.proto.control import DeviceKvAllocated, DeviceWeightsLoaded, KeptWeights
 from onward.proto.speculative_config import parse_speculative
-from onward.supervisor.pd_config import PdConfig
 
 
-def can_keep_kv_memory(config: ServeConfig, pd: PdConfig) -> bool:
-    """Not where peers write it: a write may come late. Nor where an EAGLE layer drafts: it has KV of its own, made of the
-    model's outputs, and could draft nothing for a context of which only the model's KV is kept."""
-    has_eagle = config.speculative is not None and parse_speculative(config.speculative).kind == "eagle"
-    return not pd.is_enabled and not has_eagle
+def can_keep_kv_memory(config: ServeConfig) -> bool:
+    """Returns whether KV memory can outlive its worker. It cannot with an EAGLE proposer. The EAGLE layer has KV of its
+    own, computed from the model's outputs, and could not draft for a context of which only the model's KV is kept."""
+    return config.speculative is None or parse_speculative(config.speculative).kind != "eagle"
 
 
 class KvMemoryFds(NamedTuple):
     pool: int
-    """For workers. -1 on a CUDA device: no worker has allocated it yet."""
+    """Mapped by workers. -1 on a CUDA device if no worker has allocated it yet."""
     hashes: int
-    """For engines."""
+    """Mapped by engines."""
 
 
 @dataclass(slots=True)
 class KvMemoryOwner:
     device: Device = "cpu"
     weights: KeptWeights | None = None
-    """On a CUDA device. They stay when KV memory is given up: each worker that attaches them compares their checksum."""
+    """The weights on a CUDA device. They are kept when KV memory is given up, because each worker that attaches them
+    compares their checksum."""
     num_pool_bytes: int = 0
-    """On a CUDA device; 0: no worker has allocated it yet."""
+    """Size of the KV pool on a CUDA device; 0 if no worker has allocated it yet."""
     _name: str = ""
     _fds: KvMemoryFds | None = None
 
     def fds_of(self, name: str) -> KvMemoryFds | None:
-        """The memory of this name, empty or as others have left it. Memory of another name is given up: one that ended is
-        not attached again. None for memory without a name, which a worker allocates for itself."""
+        """Returns the memory of this name, either new or as earlier processes have left it. Memory of another name is
+        given up, because it is never attached again. Returns None for an empty name: a worker allocates such memory for
+        itself."""
         if name != self._name:
             self._close_kv()
             self._fds = _allocate(name, self.device) if name else None
             self._name = name
         return self._fds
 
+    def adopt(self, name: str, fds: KvMemoryFds, num_pool_bytes: int, weights: KeptWeights | None) -> None:
+        """Takes over the memory of an old server, under a name that this server gives it."""
+        assert self._fds is None and self.weights is None, "memory is adopted before any is made"
+        self._name, self._fds, self.num_pool_bytes, self.weights = name, fds, num_pool_bytes, weights
+
     def has_pool(self, name: str) -> bool:
-        """Whether a standby worker could attach it."""
-        memory = self.fds_of(name)
-        return memory is not None and memory.pool >= 0
+        """Returns whether a standby worker can attach the memory of this name. Never gives up memory of another
+        name."""
+        return name == self._name and self._fds is not None and self._fds.pool >= 0
 
     def take_kv(self, allocated: DeviceKvAllocated, fd: int) -> None:
-        """What a worker has allocated on its device."""
+        """Takes the KV memory that a worker has allocated on its device."""
         if allocated.kv_memory != self._name or self._fds is None or self._fds.pool >= 0:
             os.close(fd)  # it was given up meanwhile
             return
         self._fds, self.num_pool_bytes = self._fds._replace(pool=fd), allocated.num_bytes
 
     def take_weights(self, loaded: DeviceWeightsLoaded, fd: int) -> None:
-        """What a worker has loaded onto its device, in place of earlier ones."""
+        """Takes the weights that a worker has loaded onto its device, and drops earlier ones."""
         self.drop_weights()
-        self.weights = KeptWeights(fd, loaded.num_bytes, loaded.checksum)
+        self.weights = KeptWeights(fd, loaded.num_bytes, loaded.checksum, loaded.layout)
 
     def close(self) -> None:
         self._close_kv()
@@ -77,7 +82,7 @@ class KvMemoryOwner:
         self._fds, self._name, self.num_pool_bytes = None, "", 0
 
     def drop_weights(self) -> None:
-        """The next worker loads them."""
+        """Gives up the weights, so that the next worker loads them again."""
         if self.weights is not None:
             os.close(self.weights.fd)
         self.weights = None

@@ -1,7 +1,7 @@
 """Keeps a cluster on this machine alive: instances, each an `onward serve` with children of its own, and their router.
 
-It knows command lines and lines of output, nothing of what they do or say to each other. Whoever was ready once and dies
-is started again on the same ports; one that never gets ready ends the cluster.
+It knows their command lines and lines of output, and nothing of their work or their messages. A process that was ready
+once and dies is started again on the same ports; a process of the start that never gets ready ends the cluster.
 """
 
 import logging
@@ -10,77 +10,46 @@ import selectors
 import signal
 import socket
 import subprocess
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import Protocol
 
 from onward import log
 from onward.clock import Clock
 from onward.config import environment_with
 from onward.errors import StartupError
+from onward.proto.cluster_control import UpgradeInstances
+from onward.supervisor.cluster_control import ChangeRequest, ClusterControl, listen_for_changes, refuse_change
+from onward.supervisor.cluster_member import ClusterMember, MemberOutput, MemberSpec
+from onward.supervisor.cluster_scaling import ClusterScaling
 from onward.supervisor.oom import OomWatch
-from onward.supervisor.restart_policy import RestartPolicy
+from onward.supervisor.rolling_upgrade import RollingUpgrade
+from onward.supervisor.scale_change import MemberOperations, ScalableMember
 from onward.transport.control_channel import exit_with_parent
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
+START_RETRY_S = 1.0
+"""Delay before a restart that the operating system refused is tried again."""
 KILL_AFTER_S = 10.0
-"""Beyond the drain: how long whoever was told to stop may take."""
+"""How long a member may take to stop, beyond the drain time."""
 STOP_ORDER = (("router",), ("decode", "mixed"), ("prefill",))
-"""The router first, so that no request comes to someone who leaves; prefill instances last, while there are still streams
-that wait for them."""
+"""The router stops first, so that no request comes to an instance that stops. Prefill instances stop last, because
+streams of decode instances may wait for them."""
 READ_BYTES = 1 << 16
-MAX_LINE_BYTES = 1 << 16
-NUM_LAST_LINES = 20
 MAX_LAST_READS = 64
 
 
-@dataclass(slots=True, frozen=True)
-class MemberSpec:
-    name: str
-    """As its lines of output are marked."""
-    role: str
-    command: tuple[str, ...]
-    url: str
-    handoff_address: str | None
-    threads: int | None
-    """None for a router, which computes nothing."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """Beside our own: for secrets, which a command line would show to everybody on the machine."""
-    reloads_on_sighup: bool = False
-    """A SIGHUP that we get is for it: it reads its keys again. Whoever has no file of them would die of it."""
+class MemberPlanner(Protocol):
+    """Plans instances that are added to a running cluster."""
 
+    def plan_member(self, role: str, model: str, members: Sequence[ClusterMember]) -> MemberSpec:
+        """Raises `StartupError` if there can be no further instance."""
+        ...
 
-@dataclass(slots=True, eq=False)
-class MemberOutput:
-    """One of an instance's two streams, cut into lines."""
-
-    member: "ClusterMember"
-    is_stdout: bool
-    partial_line: bytes = b""
-
-    def lines(self, data: bytes) -> list[str]:
-        *lines, self.partial_line = (self.partial_line + data).split(b"\n")
-        if len(self.partial_line) > MAX_LINE_BYTES:
-            lines, self.partial_line = [*lines, self.partial_line], b""
-        return [line.decode(errors="replace").rstrip() for line in lines]
-
-    def last_line(self) -> list[str]:
-        return self.lines(b"\n") if self.partial_line else []
-
-
-@dataclass(slots=True, eq=False)
-class ClusterMember:
-    spec: MemberSpec
-    process: "subprocess.Popen[bytes] | None" = None
-    is_ready: bool = False
-    num_times_ready: int = 0
-    restart_at_s: float | None = None
-    policy: RestartPolicy = field(default_factory=RestartPolicy)
-    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=NUM_LAST_LINES))
-    reload_pending: bool = False
-    """Until it is ready it cannot take it."""
+    def release(self, spec: MemberSpec) -> None:
+        """Releases what was reserved for an instance that has ended for good."""
+        ...
 
 
 class LocalCluster:
@@ -94,9 +63,14 @@ class LocalCluster:
         drain_s: float,
         on_line: Callable[[str, str], None],
         on_ready: Callable[["LocalCluster"], None],
+        control_port: int | None = None,
+        planner: MemberPlanner | None = None,
+        new_scaling: Callable[[MemberOperations], ClusterScaling] | None = None,
     ) -> None:
-        """An instance is ready when a line of its standard output begins with `greeting`. What else it prints there is
-        for someone who has started it alone; its standard error goes to `on_line(name, line)`."""
+        """An instance is ready when a line of its standard output begins with `ready_prefix`. Other lines there are for
+        a person who has started it alone, and are ignored. Its standard error goes to `on_line(name, line)`.
+        `control_port`: the port by which `onward upgrade` and `onward scale` find the cluster. `planner` and `new_scaling`
+        are given together; without them the cluster keeps its instances."""
         self.members = [ClusterMember(spec) for spec in specs]
         self._clock, self._inherit_fds, self._greeting, self._drain_s = clock, inherit_fds, ready_prefix, drain_s
         self._on_line, self._on_ready = on_line, on_ready
@@ -104,15 +78,20 @@ class LocalCluster:
         self._oom_watch, self._next_oom_note_s = OomWatch(), 0.0
         self._was_ready = False
         self._stop_requests = 0
+        self._control = ClusterControl(None) if control_port is None else listen_for_changes(control_port)
+        self._upgrade: RollingUpgrade | None = None
+        """The upgrade in progress."""
+        self._planner = planner
+        self._scaling = None if new_scaling is None else new_scaling(self)
 
     def run(self) -> None:
-        """Until told to stop. Raises `StartupError` if an instance never gets ready."""
+        """Keeps the cluster alive until a stop signal. Raises `StartupError` if an instance never gets ready."""
         wakeup_read, wakeup_write = socket.socketpair()
         with wakeup_read, wakeup_write:
             self._catch_signals(wakeup_read, wakeup_write)
             try:
                 for instance in self.members:
-                    self._start(instance)
+                    self._start_first(instance)
                 while not self._stop_requests:
                     self._run_once()
                 self._shut_down()
@@ -133,7 +112,8 @@ class LocalCluster:
         self._stop_requests += 1
 
     def _on_hangup(self, _number: int, _frame: object) -> None:
-        for instance in self.members:
+        starting = [] if self._upgrade is None else self._upgrade.starting
+        for instance in [*self.members, *starting]:
             instance.reload_pending = instance.spec.reloads_on_sighup
 
     def _run_once(self) -> None:
@@ -142,17 +122,103 @@ class LocalCluster:
         if now_s >= self._next_oom_note_s:
             self._next_oom_note_s = now_s + 1.0
             self._oom_watch.sample(now_s)
-        for instance in self.members:
+        for instance in list(self.members):
             if instance.process is not None and instance.process.poll() is not None:
                 self._on_exit(instance, instance.process.returncode, now_s)
+            elif instance.process is not None and now_s >= instance.kill_at_s:
+                instance.process.kill()
             if instance.restart_at_s is not None and instance.restart_at_s <= now_s:
-                self._start(instance)
+                self._restart(instance, now_s)
             if instance.reload_pending and instance.is_ready and instance.process is not None:
                 instance.reload_pending = False
                 instance.process.send_signal(signal.SIGHUP)
+        if self._was_ready:
+            self._tend_changes(now_s)
+
+    def _tend_changes(self, now_s: float) -> None:
+        """Carries out upgrades and changes of the number of instances, one at a time."""
+        request = self._control.receive(now_s)
+        if request is not None:
+            self._begin_change(request)
+        if self._upgrade is not None:
+            if self._upgrade.advance(now_s):
+                self._upgrade = None
+        elif self._scaling is not None:
+            self._scaling.advance(now_s)
+
+    def _begin_change(self, request: ChangeRequest) -> None:
+        is_scaling = self._scaling is not None and self._scaling.is_changing
+        if self._upgrade is not None:
+            refuse_change(request, "an upgrade of this cluster is in progress; wait until it has ended")
+        elif isinstance(request.change, UpgradeInstances) and is_scaling:
+            refuse_change(request, "the number of instances is being changed; wait until that has ended")
+        elif isinstance(request.change, UpgradeInstances):
+            self._upgrade = RollingUpgrade(request.requester, self.members, self._start, self._drop)
+        elif self._scaling is None:
+            refuse_change(request, "instances that no router is in front of cannot be added or removed")
+        else:
+            self._scaling.begin(request, request.change)
+
+    # Changes of the number of instances (`MemberOperations`).
+
+    def members_now(self) -> Sequence[ClusterMember]:
+        return self.members
+
+    def add_member(self, role: str, model: str) -> ClusterMember:
+        assert self._planner is not None, "a cluster that is scaled has a planner"
+        spec = self._planner.plan_member(role, model, self.members)
+        member = ClusterMember(spec)
+        try:
+            self._start_first(member)
+        except StartupError:
+            self._planner.release(spec)
+            raise
+        self.members.append(member)
+        logger.info(log.event("instance added", instance=spec.name, url=spec.url))
+        return member
+
+    def remove_member(self, member: ScalableMember) -> None:
+        assert isinstance(member, ClusterMember), "members of this cluster"
+        member.is_leaving, member.restart_at_s = True, None
+        if member.process is None:
+            self._forget(member)
+            return
+        member.kill_at_s = self._clock.now_s() + self._drain_s + KILL_AFTER_S
+        member.process.terminate()
+
+    def _forget(self, member: ClusterMember) -> None:
+        """Ends the membership of an instance that has no process any more."""
+        self.members.remove(member)
+        if self._planner is not None:
+            self._planner.release(member.spec)
+        logger.info(log.event("instance removed", instance=member.spec.name))
+
+    def _drop(self, instance: ClusterMember) -> None:
+        """Ends a process that is not kept. It may be dead already."""
+        assert instance.process is not None, "it was started"
+        instance.process.kill()
+        instance.process.wait()
+        self._read_remaining_output(instance)
+        instance.process = None
+
+    def _start_first(self, instance: ClusterMember) -> None:
+        try:
+            self._start(instance)
+        except OSError as fault:
+            raise StartupError(f"{instance.spec.name} cannot start: {fault}") from fault
+
+    def _restart(self, instance: ClusterMember, now_s: float) -> None:
+        """Tries again later if the operating system refuses, for example for lack of processes or files."""
+        try:
+            self._start(instance)
+        except OSError as fault:
+            name = instance.spec.name
+            logger.error(log.event("cannot start", instance=name, why=fault, again_in_s=START_RETRY_S))
+            instance.restart_at_s = now_s + START_RETRY_S
 
     def _start(self, instance: ClusterMember) -> None:
-        """In a group of its own: Ctrl-C in the terminal is for us to hear."""
+        """Starts a process in a process group of its own, so that Ctrl-C in the terminal does not reach it. Raises
+        `OSError` if the operating system refuses."""
         supervisor_pid = os.getpid()
         instance.restart_at_s = None
         instance.last_lines.clear()
@@ -166,29 +232,48 @@ class LocalCluster:
             process_group=0,
             preexec_fn=lambda: exit_with_parent(supervisor_pid),  # no thread runs here, so it is safe
         )
-        for stream in (instance.process.stdout, instance.process.stderr):
-            assert stream is not None
-            os.set_blocking(stream.fileno(), False)
-            output = MemberOutput(instance, stream is instance.process.stdout)
-            self._selector.register(stream, selectors.EVENT_READ, output)
+        try:
+            for stream in (instance.process.stdout, instance.process.stderr):
+                assert stream is not None
+                os.set_blocking(stream.fileno(), False)
+                output = MemberOutput(instance, stream is instance.process.stdout)
+                self._selector.register(stream, selectors.EVENT_READ, output)
+        except OSError:  # a process whose output cannot be read is not kept
+            self._drop(instance)
+            raise
 
     def _on_exit(self, instance: ClusterMember, code: int, now_s: float) -> None:
         assert instance.process is not None
         self._read_remaining_output(instance)
         instance.process, instance.is_ready = None, False
+        if self._upgrade is not None and self._upgrade.replace(instance):
+            return
+        if instance.is_leaving:
+            self._forget(instance)
+            return
         cause = f"exit code {code}" if code >= 0 else f"signal {-code}"
         if code == -signal.SIGKILL and (oom := self._oom_watch.explain_kill()) is not None:
             cause += f", {oom.value}"
         if not instance.num_times_ready:
             reason = instance.last_lines[-1] if instance.last_lines else cause
             reason = reason.removeprefix("onward serve: ").removeprefix("onward router: ")
-            raise StartupError(f"{instance.spec.name} cannot start: {reason}")
-        # Getting ready is the progress of an instance: a start takes long enough to keep a loop of deaths calm.
+            if not self._was_ready:
+                raise StartupError(f"{instance.spec.name} cannot start: {reason}")
+            self._give_up(instance, reason)
+            return
+        # Progress of an instance is that it gets ready. A start takes long enough to slow down a loop of deaths.
         delay_s = instance.policy.record_death(now_s, instance.num_times_ready)
         logger.warning(log.event("instance died", instance=instance.spec.name, cause=cause, restart_in_s=delay_s))
         instance.restart_at_s = now_s + delay_s
 
-    # What instances say.
+    def _give_up(self, instance: ClusterMember, reason: str) -> None:
+        """Ends the membership of an instance that was added, and never got ready."""
+        logger.error(log.event("new instance cannot start", instance=instance.spec.name, why=reason))
+        self._forget(instance)
+        if self._scaling is not None:
+            self._scaling.on_lost(instance, reason)
+
+    # Output of instances.
 
     def _read(self, timeout_s: float = POLL_S) -> None:
         for key, _ in self._selector.select(timeout_s):
@@ -199,7 +284,7 @@ class LocalCluster:
                 key.fileobj.recv(64)
 
     def _read_stream(self, fd: int, output: MemberOutput) -> bool:
-        """Whether there was something."""
+        """Returns whether there was data."""
         try:
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
@@ -228,7 +313,8 @@ class LocalCluster:
             self._on_ready(self)
 
     def _read_remaining_output(self, instance: ClusterMember) -> None:
-        """A dead instance's last words. Its own children may hold the pipes a little longer; we do not wait for them."""
+        """Reads the remaining output of a dead instance. Its own children may keep the pipes open a little longer; this
+        does not wait for them."""
         assert instance.process is not None
         for stream in (instance.process.stdout, instance.process.stderr):
             assert stream is not None
@@ -240,12 +326,14 @@ class LocalCluster:
                 self._selector.unregister(stream)
             stream.close()
 
-    # The end.
+    # Shutdown.
 
     def _shut_down(self) -> None:
-        """A further signal ends the streams at once: whoever serves clients is asked again, and tells them."""
+        """Stops the members, role by role. A further signal ends the streams at once: the members that are being
+        stopped get a second signal and inform their clients. The remaining ones are killed afterwards."""
+        self._cancel_changes()
         for roles in STOP_ORDER:
-            requests = self._stop_requests  # one that comes while they are told counts as well
+            requests = self._stop_requests  # a signal that comes during `terminate` counts as well
             instances = [i for i in self.members if i.spec.role in roles]
             self._stop(instances, self._drain_s)
             if self._stop_requests > requests:
@@ -253,11 +341,14 @@ class LocalCluster:
                 return
 
     def _stop(self, instances: list[ClusterMember], grace_s: float) -> None:
-        """Asks them to leave and waits; those that do not are ended before others are asked."""
+        """Terminates these instances and waits until they have ended or a further signal comes. Kills them if they take
+        too long."""
         requests, deadline_s = self._stop_requests, self._clock.now_s() + grace_s + KILL_AFTER_S
         running = [i.process for i in instances if i.process is not None]
-        for process in running:
-            process.terminate()
+        for instance in instances:
+            # A second signal would end the streams of an instance that is leaving already.
+            if instance.process is not None and not (instance.is_leaving and grace_s > 0):
+                instance.process.terminate()
         while any(process.poll() is None for process in running) and self._stop_requests == requests:
             if self._clock.now_s() >= deadline_s:
                 for process in running:
@@ -266,7 +357,16 @@ class LocalCluster:
                 return
             self._read()
 
+    def _cancel_changes(self) -> None:
+        if self._upgrade is not None:
+            self._upgrade.cancel("the cluster is being stopped")
+            self._upgrade = None
+        if self._scaling is not None:
+            self._scaling.cancel("the cluster is being stopped")
+
     def _clean_up(self) -> None:
+        self._control.close()
+        self._cancel_changes()
         for instance in self.members:
             if instance.process is not None:
                 instance.process.kill()  # its own children die with it

@@ -1,6 +1,6 @@
-"""What an instance has to do with others: whom it asks for prefills, who may ask it, and how KV comes to it.
+"""Resolves the settings of prefill/decode disaggregation: prefill peers, handoff address, and how an instance gets KV.
 
-Says it once for all processes of the instance, from the knobs and the cluster's key. Opens nothing and talks to nobody.
+This is done once for all processes of the instance, from the flags and the cluster key. No connection is opened here.
 """
 
 import math
@@ -22,7 +22,7 @@ from onward.transport.addresses import (
 
 @dataclass(slots=True, frozen=True)
 class PdConfig:
-    """Resolved: no `auto`, no wildcard, nothing left to decide."""
+    """Resolved settings, without `auto` and without wildcard addresses."""
 
     prefill_peers: tuple[str, ...] = ()
     kv_backend: Literal["shm", "tcp", "nixl"] | None = None
@@ -30,7 +30,7 @@ class PdConfig:
     kv_checksums: bool = False
     cluster_key: str = ""
     handoff_address: str | None = None
-    """As decode instances connect to it."""
+    """Address that decode instances connect to."""
 
     @property
     def is_enabled(self) -> bool:
@@ -38,7 +38,7 @@ class PdConfig:
 
 
 def resolve_pd(config: ServeConfig, cluster_key: str, handoff_port: int | None) -> PdConfig:
-    """`handoff_port` is the one that was opened, where one was."""
+    """Resolves the settings. `handoff_port` is the port that was opened for decode instances, if any."""
     peers, routers = prefill_peers_of(config), router_hosts(config)
     backend = kv_backend(config, peers, cluster_key)
     handoff_host = advertised_host(config.host, routers)
@@ -53,13 +53,13 @@ def resolve_pd(config: ServeConfig, cluster_key: str, handoff_port: int | None) 
 
 
 def prefill_peers_of(config: ServeConfig) -> tuple[str, ...]:
-    """In the order given, each once."""
+    """Returns the addresses of `--prefill-peers` in the order given, without duplicates."""
     addresses = (address.strip() for address in config.prefill_peers.split(","))
     return tuple(dict.fromkeys(address for address in addresses if address))
 
 
 def handoff_port_to_open(config: ServeConfig) -> int | None:
-    """The port for decode instances, or None where they have no business."""
+    """Returns the port to open for decode instances, 0 for any port, or None if this instance does not serve them."""
     if config.role == "prefill":
         return config.handoff_port or 0
     return config.handoff_port
@@ -70,7 +70,8 @@ def receives_kv(config: ServeConfig) -> bool:
 
 
 def kv_backend(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) -> Literal["shm", "tcp", "nixl"] | None:
-    """`auto` is shared memory where all peers are on this machine."""
+    """Returns the KV backend, or None if this instance receives no KV. `auto` selects shared memory if all peers are on
+    this machine, and TCP otherwise."""
     if not receives_kv(config):
         return None
     if config.kv_backend != "auto":
@@ -80,8 +81,9 @@ def kv_backend(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) ->
 
 
 def _later_peers_are_local(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) -> bool:
-    """Peers that nobody has named yet can only be elsewhere if there is a key. A router on this machine may know
-    instances on others; one that lets others reach it must reckon with them."""
+    """Returns whether peers that routers or requests name later are on this machine. Peers on other machines need a
+    cluster key. A router on this machine may know instances on others, and only an instance that listens on loopback
+    can exclude them."""
     routers = router_hosts(config)
     if routers:
         return all(is_loopback(host) for host in routers) and (not cluster_key or is_loopback(config.host))
@@ -89,14 +91,15 @@ def _later_peers_are_local(config: ServeConfig, peers: tuple[str, ...], cluster_
 
 
 def kv_checksums(config: ServeConfig, backend: str | None) -> bool:
-    """A network is checked unless told otherwise; memory is believed unless told otherwise."""
+    """Returns whether the KV that arrives is compared by checksums. `auto` does so for the `tcp` backend only, and
+    trusts memory."""
     return backend == "tcp" if config.kv_checksums == "auto" else config.kv_checksums == "on"
 
 
 def kv_host(host: str, peers: tuple[str, ...], cluster_key: str, routers: tuple[str, ...] = ()) -> str:
-    """Where peers write KV to. An instance may serve HTTP on loopback, or on all addresses, and have peers on other
-    machines: they need the address that it has on the way to them, or to the router that will name them. Without a key
-    nobody outside is let in."""
+    """Returns the address that peers send KV to. An instance that serves HTTP on loopback or on all addresses may have
+    peers on other machines. They need its address on the route to them, or to the router that will name them. Without a
+    cluster key it is loopback, because other machines are not let in."""
     if not cluster_key:
         return LOOPBACK
     if host not in WILDCARDS and not is_loopback(host):
@@ -109,14 +112,14 @@ def kv_host(host: str, peers: tuple[str, ...], cluster_key: str, routers: tuple[
 
 
 def check_pd(config: ServeConfig) -> None:
-    """Combinations that cannot work, before anything is loaded."""
+    """Raises `StartupError` for flags that cannot work together. Called before anything is loaded."""
     peers, key_file = prefill_peers_of(config), config.cluster_key_file or ""
     if peers and config.role == "prefill":
         raise StartupError("--prefill-peers is for decode instances; one with --role prefill computes prompts itself")
     if config.role == "decode" and not peers and not config.router and not config.local_prefill:
         raise StartupError(
             "--role decode with --no-local-prefill needs --prefill-peers or a --router that names them: "
-            "nobody would compute prompts"
+            "no instance would compute prompts"
         )
     for peer in peers:
         check_handoff_address(peer, "--prefill-peers")
@@ -141,7 +144,7 @@ def _check_handoff(config: ServeConfig, port: int) -> None:
 
 
 def pd_warnings(config: ServeConfig) -> list[str]:
-    """What works, but perhaps not as it was meant."""
+    """Returns warnings about flags that work together, but perhaps not as intended."""
     if config.role == "decode" and not prefill_peers_of(config) and not config.router:
         return ["no --prefill-peers and no --router are named: this decode instance computes all prompts itself"]
     return []

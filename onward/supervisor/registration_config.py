@@ -1,9 +1,11 @@
-"""What an instance has to do with routers: which it registers with, and what they call it.
+"""Decides which routers an instance registers with, and under which URL they reach it.
 
-Says it once for all processes of the instance. Opens nothing and talks to nobody.
+This is decided once for all processes of the instance. No connection is opened here.
 """
 
+import ipaddress
 import math
+import re
 import socket
 from dataclasses import dataclass
 
@@ -15,13 +17,15 @@ from onward.transport.http_urls import parse_server_url
 LOOPBACK = "127.0.0.1"
 WILDCARDS = ("", "0.0.0.0", "::")
 _OWN_LOOPBACK = {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}
+_UNBRACKETED = re.compile(r"(https?)://([0-9a-fA-F:.]+):(\d+)")
 UNROUTED_ADDRESS = "192.0.2.1"
-"""An address that belongs to nobody: the way to it is the way out of this machine."""
+"""An address for documentation (TEST-NET-1), which belongs to no host: the route to it is this machine's default
+route."""
 
 
 def advertised_host(host: str, callers: tuple[str, ...] = ()) -> str:
-    """What others may call a host that one listens on. Where that is all addresses, it is the one on the way to the first
-    of those who shall call, if they are elsewhere."""
+    """Returns the address under which others can reach a server that listens on `host`. If it listens on all addresses,
+    this is the machine's own address on the route to the first caller on another machine, else on the default route."""
     if host not in WILDCARDS:
         return host
     remote_callers = [caller for caller in callers if not is_loopback(caller)]
@@ -29,12 +33,13 @@ def advertised_host(host: str, callers: tuple[str, ...] = ()) -> str:
 
 
 def loopback_for(host: str) -> str:
-    """What this machine itself may call a host that one listens on."""
+    """Returns the address under which this machine itself can reach a server that listens on `host`."""
     return _OWN_LOOPBACK.get(host, host)
 
 
 def source_address_to(host: str) -> str:
-    """This machine's address on the way to that one."""
+    """Returns this machine's address on the route to `host`, an address or a name. Returns 127.0.0.1 if there is no
+    route or the name cannot be resolved. Resolving may block."""
     try:
         family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -51,19 +56,37 @@ MAX_ROUTERS = 16
 class RegistrationConfig:
     router_urls: tuple[str, ...] = ()
     own_url: str = ""
-    """As routers reach this instance."""
+    """URL under which routers reach this instance."""
 
 
 def resolve_registration(config: ServeConfig, port: int) -> RegistrationConfig:
-    """`port` is the one that was opened for HTTP."""
+    """Returns the routers and the own URL of an instance. `port` is the one that was opened for HTTP."""
     hosts = router_hosts(config)
-    # Routers of this machine may lack a cluster key, and then they and we take each other's loopback addresses only.
+    # Routers on this machine may lack a cluster key. They and this instance then accept only loopback addresses.
     is_all_local = bool(hosts) and all(map(is_loopback, hosts))
     host = loopback_for(config.host) if is_all_local else advertised_host(config.host, hosts)
-    advertised_url = config.advertise_url.rstrip("/") if config.advertise_url else None
     return RegistrationConfig(
-        router_urls(config), advertised_url or http_url(host, port, tls=config.tls_cert is not None)
+        router_urls(config), advertised_url(config) or http_url(host, port, tls=config.tls_cert is not None)
     )
+
+
+def advertised_url(config: ServeConfig) -> str | None:
+    """Returns `--advertise-url`, with brackets around an IPv6 address: a pod template can only write http://$(POD_IP):8000,
+    whatever family the address has."""
+    if config.advertise_url is None:
+        return None
+    url = config.advertise_url.rstrip("/")
+    if (match := _UNBRACKETED.fullmatch(url)) is not None and _is_ipv6(match[2]):
+        return http_url(match[2], int(match[3]), tls=match[1] == "https")
+    return url
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def http_url(host: str, port: int, *, tls: bool = False) -> str:
@@ -80,18 +103,19 @@ def router_hosts(config: ServeConfig) -> tuple[str, ...]:
 
 
 def parse_url_list(text: str) -> tuple[str, ...]:
-    """Separated by commas, in the order given, each once."""
+    """Returns the URLs of a comma-separated list in the order given, without duplicates, empty entries, surrounding
+    spaces and trailing slashes. Does not check them."""
     urls = (url.strip().rstrip("/") for url in text.split(","))
     return tuple(dict.fromkeys(url for url in urls if url))
 
 
 def parse_host(url: str, flag: str) -> str:
-    """Raises `StartupError` that names what is no address of a server."""
+    """Returns the host of a server's URL. Raises `StartupError`, which names `flag`, for any other text."""
     try:
         server = parse_server_url(url)
     except ValueError as fault:
         raise StartupError(
-            f"{flag}: {url!r} is no address of a server: {fault}; it looks like http://HOST:PORT"
+            f"{flag}: {url!r} is not the address of a server: {fault}; it looks like http://HOST:PORT"
         ) from None
     if server.port is None:
         raise StartupError(f"{flag}: {url!r} names no port; it looks like http://HOST:PORT")
@@ -99,17 +123,15 @@ def parse_host(url: str, flag: str) -> str:
 
 
 def check_routers(config: ServeConfig) -> None:
-    """Combinations that cannot work, before anything is loaded."""
+    """Raises `StartupError` for flags that cannot work together. Called before anything is loaded."""
     if len(router_urls(config)) > MAX_ROUTERS:
         raise StartupError(f"--router names more than {MAX_ROUTERS} routers")
     for router in router_urls(config):
         _check_router(config, router)
-    if config.advertise_url is not None:
-        host = parse_host(config.advertise_url, "--advertise-url")
+    if (url := advertised_url(config)) is not None:
+        host = parse_host(url, "--advertise-url")
         if host in WILDCARDS:
-            raise StartupError(
-                f"--advertise-url {config.advertise_url} reaches nobody; name an address of this machine"
-            )
+            raise StartupError(f"--advertise-url {url} is not reachable; name an address of this machine")
     for flag, ttl_s in (("--detach-ttl-s", config.detach_ttl_s), ("--response-ttl-s", config.response_ttl_s)):
         if not 0 <= ttl_s < math.inf:
             raise StartupError(f"{flag} must be a number of seconds, and not negative")

@@ -1,11 +1,12 @@
-"""When to try again: at once after a first death, later after each further one, and not at all for a while after five.
+"""Decides how long a restart is delayed: not at all after a first death, longer after each further one, and for a
+cool-down after five.
 
-Only deaths without a completed step between them count: an instance that makes progress is allowed to be unlucky.
+Only deaths without a completed step between them count: deaths of an instance that makes progress are bad luck.
 
 All deaths that one isolated request explains count as one. Otherwise two requests that kill every process they run in
-would bring the cool-down before both are found. It lasts as long as clients wait: they would repeat their requests
-without the charges of earlier deaths, and the search would begin anew each time. If five isolated requests die one after
-the other, the instance is the likelier cause, and it cools down.
+would cause a cool-down before both are found. A cool-down lasts as long as clients wait, so they would repeat their
+requests without the charges of earlier deaths, and the search would begin anew each time. If five isolated requests die
+one after the other, the instance is the likelier cause, and it cools down.
 """
 
 from dataclasses import dataclass, field
@@ -26,8 +27,8 @@ class RestartPolicy:
     _progress: int = 0
 
     def record_death(self, now_s: float, progress: int, isolated_request_id: str | None = None) -> float:
-        """Called at each death, with a number that grows when steps are completed, and with the request that ran alone, if
-        one did. How long to wait before the restart."""
+        """Records a death and returns how long to wait before the restart. `progress` grows when steps are completed.
+        `isolated_request_id` is the request that ran alone, if one did."""
         if progress > self._progress:
             self._clear()
             self._progress = progress
@@ -36,7 +37,7 @@ class RestartPolicy:
             self._unexplained_deaths_s.append(now_s)
         else:
             if isolated_request_id not in self._isolated_deaths_s:
-                del self._unexplained_deaths_s[-CRASHES_TO_ISOLATE:]  # those that made it a suspect
+                del self._unexplained_deaths_s[-CRASHES_TO_ISOLATE:]  # the deaths that made it a suspect
             self._isolated_deaths_s[isolated_request_id] = now_s
         num_deaths = len(self._unexplained_deaths_s) + len(self._isolated_deaths_s)
         if num_deaths >= MAX_DEATHS:

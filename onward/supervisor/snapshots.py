@@ -1,6 +1,6 @@
-"""One picture of the instance, from what each process says of itself, whichever process was asked for it.
+"""Aggregates the snapshots of all processes into one view of the instance, the same for every api process that asks.
 
-Snapshots are asked for once a second and at each question. What a dead process had counted is kept, so a restart never
+Snapshots are requested once a second and at each query. The counters of dead processes are kept, so a restart never
 makes a counter go back.
 """
 
@@ -16,7 +16,7 @@ SNAPSHOT_TIMEOUT_S = 1.0
 
 @dataclass(slots=True)
 class SnapshotQuery:
-    """An api process waits for the picture; these children have not answered yet."""
+    """A query of an api process for the view of the instance, and the children that have not answered yet."""
 
     requester: Child
     query_id: int
@@ -30,7 +30,7 @@ class SnapshotAggregator:
     queries: dict[int, SnapshotQuery] = field(default_factory=dict)
     dead_process_families: list[MetricFamily] = field(default_factory=list)
     num_progress_reports: int = 0
-    """Goes up whenever an engine is seen to have completed further steps."""
+    """Grows whenever an engine reports that it has completed further steps."""
     _next_query_id: int = 1
 
     def open_query(self, child: Child, query_id: int, pending: set[Child], now_s: float) -> int:
@@ -49,7 +49,7 @@ class SnapshotAggregator:
             query.pending.discard(child)
 
     def forget(self, child: Child) -> None:
-        """The child is dead: what it counted stays, what it held is gone."""
+        """Removes a dead child. Its counters are kept, its gauges are dropped."""
         snapshot = self.latest.pop(child, None)
         if snapshot is not None:
             self.dead_process_families = merge([self.dead_process_families, without_gauges(snapshot.families)])
@@ -59,7 +59,7 @@ class SnapshotAggregator:
                 del self.queries[query_id]
 
     def pop_answerable(self, now_s: float) -> list[SnapshotQuery]:
-        """Questions that everyone has answered, or that cannot wait longer. They are closed by this."""
+        """Removes and returns the queries that all children have answered or whose deadline has passed."""
         done = [
             query_id for query_id, query in self.queries.items() if not query.pending or query.deadline_at_s <= now_s
         ]
@@ -74,8 +74,8 @@ class SnapshotAggregator:
         )
 
     def has_no_handoffs(self, since_query_id: int) -> bool:
-        """Whether the engine has said so in an answer to that question or a later one: no prompt is being computed, and
-        no block is being read by a peer."""
+        """Returns whether the engine's answer to that query, or to a later one, says that no prompt is being computed
+        and that no peer reads a block."""
         for child, snapshot in self.latest.items():
             if child.role is ProcessRole.ENGINE and snapshot.engine is not None and snapshot.query_id >= since_query_id:
                 return not any(snapshot.engine.requests.values()) and not snapshot.engine.kv_blocks.get("sending", 0)

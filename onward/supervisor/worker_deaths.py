@@ -1,13 +1,14 @@
-"""What each kind of death of a worker means for its KV memory, which the supervisor owns. Does no I/O.
+"""Decides by the kind of a worker's death whether its KV memory, which the supervisor owns, is kept. Does no I/O.
 
-Memory is kept only where the worker certainly wrote nothing but what its steps were to write: it was ended from outside,
-in the middle of a correct step. A fault of its own may have damaged any block, and nothing would show it.
+Memory is kept only if the worker certainly wrote nothing but the KV of its steps: it was ended from outside, in the
+middle of a correct step. A fault of its own may have damaged any block, and no check would find the damage.
 
 The reason decides, not the exit status: a worker that the supervisor has killed for its silence ends with the same signal
 as one that the kernel has killed for lack of memory.
 """
 
 import signal
+from collections.abc import Mapping
 from enum import Enum
 
 
@@ -15,9 +16,11 @@ class KillReason(Enum):
     """Why the supervisor has killed a process."""
 
     SILENCE = "silence"
-    """It owed an answer, a step, or the end of its start: it may be doing anything."""
+    """It did not answer, complete a step or complete its start in time. What it is doing is unknown."""
+    STOPPED = "stopped"
+    """A signal such as SIGSTOP had stopped it for too long."""
     REPLACEMENT = "replacement"
-    """Its engine wants other memory: a peer may still write to this one."""
+    """It has to be replaced by a worker with other memory, for example because a peer may still write to its own."""
     DEMO = "demo"
     SHUTDOWN = "shutdown"
 
@@ -27,26 +30,33 @@ class WorkerDeath(Enum):
     """SIGKILL, by the kernel for lack of memory or by hand."""
     KILLED_FOR_DEMO = "killed for a demonstration"
     ENGINE_DIED = "its engine died"
-    """The supervisor has ended it, since its steps have no owner any more."""
+    """Ended by the supervisor, because the engine that its steps belonged to is dead."""
+    STOPPED = "stopped"
+    """Stopped by a signal in the middle of a correct step, and killed before it continued."""
     SILENT = "silent"
     REPLACED = "replaced"
     CRASHED = "crashed"
-    """By a signal of its own, such as SIGSEGV, or one that nobody sends."""
+    """Ended by a signal other than SIGKILL, such as SIGSEGV."""
     EXITED = "exited"
-    """An exception, or a start that failed."""
+    """Ended by an exception or by a failed start, or killed in a shutdown."""
+    PEER_MAY_WRITE = "a peer may still write its memory"
+    """Takes precedence over every other kind: a late write must not reach blocks that are handed out again."""
 
 
 _KEEPS_MEMORY = {
     WorkerDeath.KILLED_FROM_OUTSIDE: True,
     WorkerDeath.KILLED_FOR_DEMO: True,
     WorkerDeath.ENGINE_DIED: True,
+    WorkerDeath.STOPPED: True,
     WorkerDeath.SILENT: False,
     WorkerDeath.REPLACED: False,
     WorkerDeath.CRASHED: False,
     WorkerDeath.EXITED: False,
+    WorkerDeath.PEER_MAY_WRITE: False,
 }
 
 _BY_KILL_REASON = {
+    KillReason.STOPPED: WorkerDeath.STOPPED,
     KillReason.SILENCE: WorkerDeath.SILENT,
     KillReason.REPLACEMENT: WorkerDeath.REPLACED,
     KillReason.DEMO: WorkerDeath.KILLED_FOR_DEMO,
@@ -55,13 +65,32 @@ _BY_KILL_REASON = {
 
 
 def keeps_memory(death: WorkerDeath) -> bool:
-    """Whether the next worker gets the KV memory of one that has died in this way."""
+    """Returns whether the next worker gets the KV memory of a worker that died in this way."""
     return _KEEPS_MEMORY[death]
 
 
-def classify_death(return_code: int, kill_reason: KillReason | None, *, has_engine: bool) -> WorkerDeath:
-    """`return_code`: as `subprocess` has it, negative for a signal. `kill_reason`: if the supervisor has killed it.
-    `has_engine`: False if its engine has died before."""
+def first_to_end(return_codes: Mapping[int, int]) -> int:
+    """Returns the rank whose end explains that of its group. `return_codes` are those of the ranks that had ended before
+    the others were killed, by rank. A fault takes precedence over SIGKILL, because it may have damaged the memory. An
+    exit with 0 explains least: it is rank 0, which may have left because another rank was killed."""
+
+    def precedence(rank: int) -> tuple[bool, bool, int]:
+        code = return_codes[rank]
+        return code in (0, -signal.SIGKILL), code == 0, rank
+
+    return min(return_codes, key=precedence)
+
+
+def classify_death(
+    return_code: int, kill_reason: KillReason | None, *, has_engine: bool, peer_may_write: bool = False
+) -> WorkerDeath:
+    """Returns the kind of a worker's death.
+
+    `return_code`: of `subprocess`, negative for a signal. `kill_reason`: set if the supervisor has killed it.
+    `has_engine`: False if its engine has died before. `peer_may_write`: a peer has its memory mapped.
+    """
+    if peer_may_write:
+        return WorkerDeath.PEER_MAY_WRITE
     if return_code >= 0:
         return WorkerDeath.EXITED
     if return_code != -signal.SIGKILL:

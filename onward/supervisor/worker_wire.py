@@ -1,4 +1,5 @@
-"""Makes the wire for one worker incarnation: an address, or memory that is large enough for any step there can be."""
+"""Makes the wire for a worker incarnation: an address, or shared memory that is large enough for every possible
+step."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import msgspec
 
 from onward.config import ServeConfig
 from onward.proto.model import PreparedModel
-from onward.proto.sampling_params import MAX_BAD_WORD_TOKENS, MAX_GRAMMAR_BYTES
+from onward.proto.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_TOKENS, MAX_GRAMMAR_BYTES
 from onward.proto.speculative_config import num_draft_tokens_of
 from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS
 from onward.proto.worker_wire_address import ShmWireAddress, WorkerWireAddress, ZmqWireAddress
@@ -17,9 +18,9 @@ from onward.transport import shm_wire
 from onward.transport.curve import make_private_address
 
 BYTES_PER_INTEGER = 5
-"""At most, for a token or block id in msgpack."""
+"""Upper bound for a token or block id in msgpack."""
 BYTES_PER_REQUEST = 1 << 15
-"""Everything else in an assignment: ids, sampling, and the short lists in it."""
+"""Upper bound for the rest of an assignment: ids, sampling parameters, and the short lists in it."""
 BYTES_PER_FAILURE = 1 << 12
 MAX_LOGPROBS = 20
 BYTES_PER_LOGPROB = 16
@@ -28,7 +29,7 @@ BYTES_PER_NUMBER = 4
 
 @dataclass(slots=True, frozen=True)
 class WorkerWireEnds:
-    """A wire as each side is told of it, and the file descriptors that it is given."""
+    """A wire as each side gets it, with the file descriptors for that side."""
 
     for_engine: WorkerWireAddress
     for_worker: WorkerWireAddress
@@ -40,9 +41,10 @@ class WorkerWireEnds:
 def open_worker_wire(
     config: ServeConfig, model: PreparedModel, engine_incarnation: str, worker_incarnation: str
 ) -> Iterator[WorkerWireEnds]:
-    """While the context lasts, the file descriptors are ours; whoever was given them then has copies."""
+    """Opens a wire. Its file descriptors are closed when the context ends; a process that they were sent to has
+    copies."""
     if config.transport == "zmq":
-        # The name carries both incarnations: nothing meant for another pair can ever arrive there.
+        # The name contains both incarnations, so a message for another pair can never arrive there.
         engine_address, worker_address = make_private_address(f"{engine_incarnation}-{worker_incarnation}")
         yield WorkerWireEnds(ZmqWireAddress(engine_address), ZmqWireAddress(worker_address))
         return
@@ -60,12 +62,12 @@ def open_worker_wire(
 def shm_wire_for(config: ServeConfig, model: PreparedModel, worker_incarnation: str) -> ShmWireAddress:
     max_model_len = config.max_model_len or model.config.max_position_embeddings
     blocks_per_request = max_model_len // config.block_size + 1
-    # Its tokens, its blocks, those of a peer that its KV is pushed to, and its bad words.
-    ids_per_request = max_model_len + 2 * blocks_per_request + MAX_BAD_WORD_TOKENS
-    # A failure, or a vector.
+    # Tokens, own blocks, blocks of a peer that the KV is pushed to, bad words, and the only tokens that are allowed.
+    ids_per_request = max_model_len + 2 * blocks_per_request + MAX_BAD_WORD_TOKENS + MAX_ALLOWED_TOKEN_IDS
+    # A failure, or an embedding vector.
     bytes_per_side = BYTES_PER_FAILURE + model.config.hidden_size * BYTES_PER_NUMBER
     num_drafts = num_draft_tokens_of(config.speculative)
-    # Of each slot one token, or several where there are drafts, but no more than a step has rows.
+    # One token for each slot, or several with drafts, but not more than a step has rows.
     max_tokens = min(config.max_num_seqs * (1 + num_drafts), max(config.max_num_seqs, config.max_num_batched_tokens))
     max_logprobs = MAX_PROMPT_LOGPROB_ROWS + max_tokens
     return ShmWireAddress(

@@ -15,7 +15,7 @@ MAX_BAD_WORD_LENGTH = 128
 
 
 def check_bad_words(words: Sequence[object]) -> None:
-    """Raises an error that names the first word which is none."""
+    """Raises `InvalidRequest` for too many words, or for the first one that is empty, too long or not a string."""
     if len(words) > MAX_BAD_WORDS:
         raise InvalidRequest(f"bad_words: at most {MAX_BAD_WORDS} words, got {len(words)}", param="bad_words")
     for index, word in enumerate(words):

@@ -1,10 +1,10 @@
-"""A Jinja environment whose templates come to an end: what a template does is counted, and its output is measured.
+"""A Jinja environment that bounds the work and the output of a template.
 
-Work is counted in steps (an item of a loop is one, a call some), not in seconds: the result must be a function of the
-request, so a slow machine must not refuse what a fast one takes. A million steps are about a second.
+Work is counted in steps (an item of a loop is one, a call several), not in seconds: the result must be a function of
+the request, so a slow machine must not refuse what a fast one accepts. A million steps take about a second.
 
-This holds for a template that the operator has chosen and messages that anybody has sent. A template that is itself
-hostile can do much in one step; those are rendered apart, see `onward.web.template_sandbox`.
+The bounds suffice for a template that the operator has chosen and messages from any client. A hostile template can do
+much work in one step; such templates are rendered in a separate process, see `onward.web.template_sandbox`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ class TemplateLimitExceeded(jinja2.TemplateError):
 
 
 class RenderedPromptTooLong(TemplateLimitExceeded):
-    """Its output would be longer than it may be."""
+    """The output would exceed its maximum length."""
 
 
 class _StepBudget:
@@ -74,7 +74,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def render(template: jinja2.Template, variables: Mapping[str, Any], max_chars: int, max_steps: int = MAX_STEPS) -> str:
-    """The output. It is measured while it grows, so one that is too long never lies in memory."""
+    """Returns the rendered text. It is measured while it grows, so a text that is too long is never stored. Raises
+    `RenderedPromptTooLong` for it."""
     parts: list[str] = []
     num_chars = 0
     for part in template.generate({**variables, _COUNTER: _StepBudget(max_steps)}):

@@ -21,7 +21,7 @@ _SPACES: tuple[str, ...] = (
     r"\s+",
 )
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-"""Letters that may begin a word in capitals, and those that may go on in small letters."""
+"""Letters that may begin a capitalized word, and letters that may continue one in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class WordSplit:
 
 
 def _words(max_digits: int, spaces: tuple[str, ...] = _SPACES) -> str:
-    """The pattern that Llama 3, Qwen 2 and cl100k share; they differ in how many digits make a group, and in spaces."""
+    """Returns the pattern of words that Llama 3, Qwen 2 and cl100k share. They differ in how many digits make a group,
+    and in how spaces are cut."""
     alternatives = (
         _CONTRACTIONS,
         r"[^\r\n\p{L}\p{N}]?\p{L}+",  # letters, with one leading space or sign
@@ -61,7 +62,8 @@ def _words(max_digits: int, spaces: tuple[str, ...] = _SPACES) -> str:
 
 
 def _words_by_case(max_digits: int, contractions: str) -> str:
-    """The pattern that o200k and Mistral's Tekken share: a word ends where capitals follow small letters."""
+    """Returns the pattern of words that o200k and Mistral's Tekken share, in which a word ends where a
+    capital follows a small letter."""
     alternatives = (
         rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{contractions}",
         rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{contractions}",
@@ -104,8 +106,9 @@ def byte_level_tokenizer(
     whole_words_first: bool = False,
     add_prefix_space: bool = False,
 ) -> Tokenizer:
-    """`vocab` is written in the byte alphabet (`token_table`). `whole_words_first`: a word that is a token is that token,
-    whether or not merges lead to it. `source` names the merges in an error."""
+    """Returns a tokenizer with this vocabulary, written in the byte alphabet (`token_table`). `whole_words_first`: a
+    word that is a token becomes that token, whether or not merges lead to it. Raises a `StartupError` that names
+    `source` if the merges do not fit the vocabulary."""
     tokenizer = Tokenizer(bpe_model(vocab, merges, source, ignore_merges=whole_words_first))
     split.configure(tokenizer, add_prefix_space=add_prefix_space)
     return tokenizer
@@ -114,8 +117,8 @@ def byte_level_tokenizer(
 def tokenizer_from_ranks(
     ranks: Mapping[bytes, int], split: WordSplit, source: str, special_tokens: Sequence[str] = ()
 ) -> Tokenizer:
-    """tiktoken joins the neighbours whose joint bytes rank lowest, so every way to cut a token in two is a merge.
-    `special_tokens` have the first ids; ranks count from behind them."""
+    """Converts tiktoken's ranks to merges. tiktoken joins the neighbours whose joint bytes rank lowest, so every way to
+    cut a token in two is a merge. `special_tokens` get the first ids; ranks follow."""
     merges: list[tuple[int, int, bytes, bytes]] = []
     for token, rank in ranks.items():
         for cut in range(1, len(token)):
@@ -130,7 +133,7 @@ def tokenizer_from_ranks(
 
 
 def byte_level_text(token: bytes) -> str:
-    """The token in the byte alphabet."""
+    """Returns the token's bytes written in the byte alphabet (`token_table`)."""
     return "".join(CHARACTER_OF_BYTE[byte] for byte in token)
 
 
@@ -139,7 +142,7 @@ def bpe_model(vocab: Mapping[str, int], merges: list[tuple[str, str]], source: s
 
 
 def build_model(build: Callable[[], Any], source: str) -> Any:
-    """The library's model, or an error that names `source`."""
+    """Returns the library's model that `build` creates. Raises a `StartupError` that names `source` if that fails."""
     try:
         return build()
     except (KeyboardInterrupt, SystemExit):

@@ -49,8 +49,8 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         max_chars: int | None = None,
     ) -> str:
-        """The prompt, of at most `max_chars` characters. `variables` are further names that some templates read, such as
-        `enable_thinking`."""
+        """Returns the prompt, of at most `max_chars` characters. `variables` are further names that some templates read,
+        such as `enable_thinking`."""
         context: dict[str, Any] = {
             **(variables or {}),
             **self._special_tokens,
@@ -72,8 +72,8 @@ class ChatTemplate:
             ) from error
 
     def _plain(self, message: Message, index: int) -> dict[str, Any]:
-        """One message as templates expect it: content is one string. A template that has not heard of `developer` gets
-        `system`, which that role replaced."""
+        """Returns a message in the form that templates expect, with its content as one string. In a template without
+        the role `developer` the role becomes `system`, its predecessor."""
         plain = dict(message)
         plain["content"] = _content_text(message.get("content"), index)
         if message.get("role") == "developer" and not self._knows_developer:

@@ -19,18 +19,19 @@ class Detokenizer:
         self._pending = b""
 
     def fresh_copy(self) -> "Detokenizer":
-        """One for the same vocabulary that has read nothing."""
+        """Returns a detokenizer for the same vocabulary, without any pending bytes."""
         new = Detokenizer.__new__(Detokenizer)
         new._pieces, new._texts, new._pending = self._pieces, self._texts, b""
         return new
 
     @property
     def pending(self) -> bytes:
-        """The beginning of a character whose rest has not come: at most three bytes."""
+        """The first bytes of an incomplete character: at most three."""
         return self._pending
 
     def push(self, token_id: int) -> str:
-        """The characters that this token completes."""
+        """Returns the characters that this token completes, and keeps the first bytes of an incomplete one. An id
+        behind the vocabulary, which is padding of the model's, completes none."""
         # The hot path, for nearly every token: two look-ups, nothing built.
         try:
             text = self._texts[token_id]
@@ -44,7 +45,8 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """The output has ended: what was left incomplete can only be U+FFFD."""
+        """Returns the rest of the text at the end of the output: U+FFFD if a character was left incomplete, else
+        nothing."""
         text = self._pending.decode("utf-8", "replace")
         self._pending = b""
         return text

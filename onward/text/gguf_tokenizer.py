@@ -1,8 +1,8 @@
 """Builds a tokenizer from the vocabulary inside a GGUF file.
 
 The file names the algorithm (`tokenizer.ggml.model`) and, for byte-level BPE, how text is cut into words before merging
-(`tokenizer.ggml.pre`). Both decide token ids, so an unknown name is an error and never a guess. Knows nothing of files:
-it takes the metadata as a mapping, and whoever converts the model saves the result as `tokenizer.json`.
+(`tokenizer.ggml.pre`). Both decide token ids, so an unknown name is an error and never a guess. Takes the metadata as a
+mapping and reads no files; the model's conversion saves the result as `tokenizer.json`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from onward.text.vocabulary_limits import check_tokens
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """A tokenizer with the ids, the word boundaries and the special tokens that the GGUF fields describe."""
+    """Returns a tokenizer with the ids, the word boundaries and the special tokens that the GGUF fields describe."""
     model = _text(metadata, "model")
     build = _BUILDERS.get(model)
     if build is None:
@@ -65,7 +65,8 @@ def _build_sentencepiece_bpe(
 
 
 def _add_special_tokens(tokenizer: Tokenizer, tokens: Sequence[str], token_types: Sequence[int]) -> None:
-    """Control tokens are special: they have no text. User-defined ones are text that is never cut."""
+    """Adds the unknown, control and user-defined tokens to `tokenizer`. User-defined ones are text that is never cut;
+    the others are special, so they have no text."""
     added = [
         AddedToken(token, normalized=False, special=token_type != PieceType.USER_DEFINED)
         for token, token_type in zip(tokens, token_types, strict=True)

@@ -1,9 +1,9 @@
-"""Reads a text that arrives in pieces, one character behind the other, and tells what each part of it is.
+"""A parser for text that arrives in pieces, which emits events for its parts.
 
-A format is written down as a generator that walks through the text as if all of it were there; it rests where a piece
-ends and goes on with the next one. Every character that is read is held until it is told as part of an event, and telling
-takes all that is held. So no character can be lost, and since the generator never sees where pieces end, any cutting of
-the text gives the same result. Knows no format.
+A format is a generator that reads the text as if it were complete; it is suspended at the end of a piece and resumed
+with the next one. Every character that is read is held until an event includes it, and an event includes all held
+characters. So no character can be lost, and since the generator never sees where pieces end, the result does not depend
+on them. This module knows no format.
 """
 
 import re
@@ -17,12 +17,12 @@ ParseSteps = Generator[None, None, T]
 """Rests at each `yield` until there is more text."""
 
 MAX_HELD_CHARS = 1 << 16
-"""Of what is not told because nobody knows yet what it is. Beyond, it is taken for something else."""
+"""Held characters whose meaning is not known yet, at most. Beyond, they are treated as something else."""
 WHITESPACE = " \t\r\n"
 
 _BLANKS = re.compile(f"[{WHITESPACE}]+")
 END = ""
-"""What `peek` sees behind the text. It equals no character, so whatever was expected there has not come."""
+"""What `peek` returns behind the end of the text. It equals no character, so every comparison with it fails."""
 
 
 class IncrementalParser:
@@ -30,7 +30,7 @@ class IncrementalParser:
 
     def __init__(self, read_format: "Callable[[IncrementalParser], ParseSteps[None]]") -> None:
         self.num_held = 0
-        """Characters that were read and not told."""
+        """Characters that were read and not yet emitted."""
         self._chunk = ""
         self._position = 0
         self._ended = False
@@ -41,7 +41,7 @@ class IncrementalParser:
         next(self._steps)
 
     def push(self, text: str) -> list[MessageEvent]:
-        """What is known now that this text has come."""
+        """Returns the events that this text completes."""
         assert not self._ended
         if text:
             self._chunk, self._position = text, 0
@@ -50,7 +50,7 @@ class IncrementalParser:
         return self._take_events()
 
     def finish(self) -> list[MessageEvent]:
-        """The text has ended: what was held back can only be words."""
+        """Ends the text, and returns its last events. Text that was held back is content."""
         assert not self._ended
         self._ended = True
         for _ in self._steps:
@@ -71,7 +71,7 @@ class IncrementalParser:
         return self._held[0] if self._held else ""
 
     def emit_held(self, make_event: Callable[[str], MessageEvent]) -> None:
-        """All that is held is this. Nothing is told of nothing."""
+        """Emits all held characters as one event. Emits nothing if none are held."""
         if self.num_held:
             self.emit(make_event(self._release()))
 
@@ -83,17 +83,18 @@ class IncrementalParser:
             self._events[-1] = joined
 
     def emit_held_or_empty(self, make_event: Callable[[str], MessageEvent]) -> None:
-        """As `emit_held`, for an event that is there also without text."""
+        """Emits all held characters as one event, also if none are held."""
         self.emit(make_event(self._release()))
 
     def emit_first(self, num_chars: int, make_event: Callable[[str], MessageEvent]) -> None:
-        """As `emit_held`, for the first characters of what is held."""
+        """Emits the first `num_chars` held characters as one event, and keeps the others held."""
         text, rest = self.held[:num_chars], self.held[num_chars:]
         self._held, self.num_held = [rest], len(rest)
         self.emit(make_event(text))
 
     def start_streaming(self, make_event: Callable[[str], MessageEvent]) -> None:
-        """From here on what is read is told when a piece ends."""
+        """Emits the characters that are read from here on at the end of each piece, until `stop_streaming`. Must
+        not be called while characters are held."""
         assert not self.num_held
         self._make_stream_event = make_event
 
@@ -103,7 +104,8 @@ class IncrementalParser:
         self._make_stream_event = None
 
     def peek(self) -> ParseSteps[str]:
-        """The next character, which stays unread. `END` if there is none, or if too much is held."""
+        """Returns the next character without reading it, and waits for more text if necessary. Returns `END` at the end
+        of the text, or if too many characters are held."""
         if self._position == len(self._chunk):
             yield from self._wait_for_text()
         if self._position == len(self._chunk) or self._max_chars() <= 0:
@@ -152,7 +154,7 @@ class IncrementalParser:
                 return words[0]
 
     def emit_until(self, word: str, make_event: Callable[[str], MessageEvent]) -> ParseSteps[bool]:
-        """Tells everything in front of the word, and reads the word. False if the text ends without it."""
+        """Emits everything before the word, and reads the word. Returns False if the text ends without it."""
         assert word[0] not in word[1:], "so that a word that breaks off cannot hide the beginning of the next one"
         while True:
             if self._position == len(self._chunk):
@@ -167,7 +169,7 @@ class IncrementalParser:
             self.emit_held(make_event)
 
     def emit_rest(self, make_event: Callable[[str], MessageEvent]) -> ParseSteps[None]:
-        """Everything up to the end of the text is this."""
+        """Reads everything up to the end of the text, and emits it as one event for each piece."""
         while True:
             self._take_to(len(self._chunk))
             self.emit_held(make_event)

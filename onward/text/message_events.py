@@ -1,7 +1,7 @@
-"""What a message's text turns out to be while it arrives: words, thoughts, calls of tools, or the marks around them.
+"""The events into which a message's text is parsed while it arrives: content, reasoning, tool calls, and markup.
 
-Every event has in `text` the characters that it accounts for, marks included. The texts of all events, one behind the
-other, are the text that the model wrote: nothing is lost, nothing is told twice, and the order is kept.
+The `text` of an event contains the characters that it accounts for, markup included. The texts of all events together
+are exactly the text that the model wrote, in order and without loss or repetition.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class ReasoningText:
 
 @dataclass(frozen=True, slots=True)
 class MarkupText:
-    """Marks of the format. Nobody is shown them."""
+    """Markup of the format, which is not shown to clients."""
 
     text: str
 
@@ -35,6 +35,8 @@ class ToolCallStarted:
     """Counts the calls of one message."""
     name: str
     text: str
+    is_custom: bool = False
+    """The call has an input in place of arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,26 @@ class ToolCallArguments:
 
 
 @dataclass(frozen=True, slots=True)
+class CustomToolInput:
+    """A call's `delta`s, joined, are the input of a custom tool."""
+
+    index: int
+    delta: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCallEnded:
     index: int
     is_complete: bool
-    """Its arguments are a whole JSON object. If not, the text has ended or was no JSON from some character on."""
+    """The arguments are a complete JSON object. If not, the text ended early or became invalid JSON."""
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvents:
-    """What one token has let be told, for those whose story must not depend on how the tokens came."""
+    """The events that one token has completed, for formatters whose output must not depend on how tokens are
+    grouped."""
 
     events: tuple["MessageEvent", ...]
 
@@ -67,7 +79,7 @@ class TokenEvents:
 
 @dataclass(frozen=True, slots=True)
 class EndEvents:
-    """What the end has let go of, for them."""
+    """The events that the end of the text has completed, for the same formatters."""
 
     events: tuple["MessageEvent", ...]
 
@@ -82,6 +94,7 @@ MessageEvent = (
     | MarkupText
     | ToolCallStarted
     | ToolCallArguments
+    | CustomToolInput
     | ToolCallEnded
     | TokenEvents
     | EndEvents
@@ -89,7 +102,8 @@ MessageEvent = (
 
 
 def join_events(first: MessageEvent, second: MessageEvent) -> MessageEvent | None:
-    """Both as one event. None if they are about different things."""
+    """Returns both events as one if they are text of the same kind, or parts of the arguments or input of the same
+    call. Returns None otherwise."""
     match first, second:
         case ContentText(), ContentText():
             return ContentText(first.text + second.text)
@@ -99,12 +113,15 @@ def join_events(first: MessageEvent, second: MessageEvent) -> MessageEvent | Non
             return MarkupText(first.text + second.text)
         case ToolCallArguments(), ToolCallArguments() if first.index == second.index:
             return ToolCallArguments(first.index, first.delta + second.delta, first.text + second.text)
+        case CustomToolInput(), CustomToolInput() if first.index == second.index:
+            return CustomToolInput(first.index, first.delta + second.delta, first.text + second.text)
         case _:
             return None
 
 
 def merge_events(events: Iterable[MessageEvent]) -> list[MessageEvent]:
-    """The same story in as few events as can be. However a text was cut, this is the same."""
+    """Returns the events with neighbours joined wherever possible. The result is the same however a text was cut into
+    pieces."""
     merged: list[MessageEvent] = []
     for event in events:
         joined = join_events(merged[-1], event) if merged else None

@@ -1,33 +1,36 @@
-"""The text of one answer taken apart while it arrives: thinking first, then words and calls of tools.
+"""Parses the text of one answer while it arrives: reasoning first, then content and tool calls.
 
-A function of the text so far, however it is cut. That is what makes an answer with tools resumable: replay the text, drop
-what was told, go on. Knows nothing of tokens, requests or JSON answers.
+The result is a function of the text so far, however it is cut. That makes an answer with tools resumable: replay the
+text, drop the events that were sent, continue. Knows nothing of tokens, requests or JSON answers.
 """
 
 from onward.text.incremental_parser import IncrementalParser
 from onward.text.message_events import ContentText, MessageEvent, ToolCallEnded
+from onward.text.tool_calls.custom_input import CustomCallConverter
 
 
 class MessageParser:
-    """Either parser may be missing; without both there is no need for this. `max_calls`: the answer is over when so many
-    calls have ended."""
+    """Either parser may be missing, but not both. `max_calls`: the message ends with this number of tool calls.
+    `custom_calls`: for requests with custom tools."""
 
-    __slots__ = ("_call_parser", "_max_calls", "_reasoning_parser", "num_tool_calls", "stopped")
+    __slots__ = ("_call_parser", "_custom_calls", "_max_calls", "_reasoning_parser", "num_tool_calls", "stopped")
 
     def __init__(
         self,
         reasoning_parser: IncrementalParser | None,
         call_parser: IncrementalParser | None,
         max_calls: int | None = None,
+        custom_calls: CustomCallConverter | None = None,
     ) -> None:
         self.num_tool_calls = 0
-        """Those that have ended."""
+        """Tool calls that have ended."""
         self.stopped = False
         """The last call that may be made has ended with the newest text. What followed it there is gone, and nothing may
         be pushed."""
         self._reasoning_parser = reasoning_parser
         self._call_parser = call_parser
         self._max_calls = max_calls
+        self._custom_calls = custom_calls
 
     @property
     def parses_reasoning(self) -> bool:
@@ -45,7 +48,8 @@ class MessageParser:
         return self._call_events(self._reasoning_parser.push(text))
 
     def finish(self) -> list[MessageEvent]:
-        """The text has ended. Not for one that was cut and may go on elsewhere."""
+        """Ends the text, and returns its last events. Must not be called for a text that was interrupted and may
+        continue elsewhere."""
         if self.stopped:
             return []
         parsed = self._call_events(self._reasoning_parser.finish() if self._reasoning_parser else [])
@@ -67,6 +71,8 @@ class MessageParser:
         return parsed
 
     def _count_calls(self, events: list[MessageEvent]) -> list[MessageEvent]:
+        if self._custom_calls is not None:
+            events = self._custom_calls.convert(events)
         for end, event in enumerate(events, start=1):
             if isinstance(event, ToolCallEnded):
                 self.num_tool_calls += 1

@@ -1,7 +1,8 @@
-"""The text of one output and what it says, token by token: a `TextStream` whose text is taken apart on its way.
+"""The text of one output, parsed token by token: a `TextStream` followed by a parser. For outputs with tools or
+reasoning.
 
-For outputs with tools or thinking. As with plain text, what has been told up to a position is a function of the tokens up
-to there: replay the tokens, drop what was told, go on.
+As with plain text, the events up to a position are a function of the tokens up to there: replay the tokens, drop what
+was sent, continue.
 """
 
 from collections import deque
@@ -28,17 +29,22 @@ class ParsedTextStream:
         return self._text_stream.stopped or self._parser.stopped
 
     @property
+    def stop_string(self) -> str | None:
+        return self._text_stream.stop_string
+
+    @property
     def num_tool_calls(self) -> int:
         """Calls that have ended."""
         return self._parser.num_tool_calls
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """Tokens that are told as thinking; its tags are none of it. None where none is looked for."""
+        """Number of reasoning tokens, without the tags; None if reasoning is not parsed."""
         return self._reasoning_counter.count if self._parser.parses_reasoning else None
 
     def push(self, token_id: int) -> str:
-        """The text that may be shown now that this token is known; `take_events` has what it says."""
+        """Adds a token, and returns the text that may be shown now. The events of this text are left for
+        `take_events`."""
         assert not self.stopped
         text = self._text_stream.push(token_id)
         self._reasoning_counter.push(text)
@@ -46,8 +52,8 @@ class ParsedTextStream:
         return text
 
     def finish(self, reason: str) -> str:
-        """The rest of the text, when the output has ended for this reason. One that was cut may go on elsewhere, so nothing
-        held back is told."""
+        """Returns the rest of the text when the output has ended for this reason; its events are left for
+        `take_events`. An interrupted output may continue elsewhere, so its held text is not emitted."""
         if self._parser.stopped or reason in INTERRUPTED_REASONS:
             return ""
         rest = self._text_stream.finish(reason)
@@ -57,13 +63,14 @@ class ParsedTextStream:
         return rest
 
     def num_emitted_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many of the tokens that were pushed, from the first on, have all of their text among the events."""
+        """Returns how many of the pushed tokens, from the first on, have all of their text among the events.
+        `token_ids` are all tokens that were pushed."""
         if self.stopped:
             return len(token_ids)
         return self._text_stream.num_emitted_tokens(token_ids, self._parser.num_held)
 
     def take_events(self) -> list[MessageEvent]:
-        """What was told since the last time, in as few events as can be."""
+        """Returns the events since the last call, merged into as few as possible."""
         events, self._events = self._events, []
         return events
 
@@ -93,15 +100,15 @@ class ReasoningTokenCounter:
         self._num_textless = 0
         """Tokens that have shown no text yet."""
         self._unclassified: deque[tuple[int, int]] = deque()
-        """Where a text ends of which nobody knows what it says, and how many tokens it took."""
+        """Texts that are not classified yet: where each ends, and how many tokens it took."""
 
     def push(self, text: str) -> None:
-        """What one more token has let be shown."""
+        """Counts one more token, and adds the text that it has completed."""
         self._num_textless += 1
         self.flush(text)
 
     def flush(self, text: str) -> None:
-        """More text, of tokens that have come before."""
+        """Adds more text of the tokens that were pushed before."""
         if text:
             self._num_read += len(text)
             self._unclassified.append((self._num_read, self._num_textless))

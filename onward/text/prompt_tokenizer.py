@@ -1,14 +1,14 @@
-"""The token ids of a prompt, from what a client has sent: the one way, for api processes and for routers.
+"""Converts a client's prompt to token ids, in the same way in api processes and routers.
 
-A router that makes them and an instance that would have made them must agree, so both use this module, and compare the
-hash of what it works with. Does not know requests: whoever calls has found messages or text in one.
+A router and an instance must compute the same ids, so both use this module, and compare the hash of its inputs. Does
+not know requests: the caller passes messages or text.
 """
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -21,11 +21,14 @@ from onward.text.tool_messages import (
     template_joins_arguments,
     template_reads_tools,
     with_template_arguments,
+    with_tool_calls,
     with_tools_system_message,
 )
+from onward.text.truncation import Truncation
 
-TOKENIZATION_VERSION = 3
+TOKENIZATION_VERSION = 5
 """Raised whenever this module, the template's environment or the tokenizer's settings make other ids than before."""
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 OPEN_MARK = "\ue000open\ue001"
 """Ends a message that is left open. Of characters that stand for nothing in Unicode."""
 
@@ -36,17 +39,20 @@ class ContentPart(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: str
+    """One of `ROLES`, or another one that the template renders."""
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[Any] | None = None
+    function_call: Any = None
+    """The older form of a call, with a `name` and `arguments`."""
     reasoning_content: str | None = None
-    """What the assistant thought before it said this, for templates that show it."""
+    """The assistant's reasoning before this message, for templates that show it."""
 
 
 class TemplateOptions(msgspec.Struct, frozen=True):
-    """What a chat request says about how its messages become a prompt."""
+    """Options of a chat request for turning its messages into a prompt."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -99,18 +105,30 @@ class PromptTokenizer:
         options: TemplateOptions = DEFAULT_TEMPLATE_OPTIONS,
         renderer: TemplateRenderer | None = None,
         max_tokens: int | None = None,
+        *,
+        add_special_tokens: bool = False,
+        truncation: Truncation | None = None,
     ) -> list[int]:
-        """`renderer`: instead of the model's template. `max_tokens`: as in `tokenize_text`."""
+        """Returns the token ids of the messages as the chat template renders them. `renderer` replaces the model's
+        template. `max_tokens` and `truncation` are as in `tokenize_text`. With `add_special_tokens` the tokenizer adds
+        its own to those that the template writes. Raises `InvalidRequest` if there is no template, or if the messages
+        cannot be rendered or tokenized."""
         if (self._template is None and renderer is None) or self.tokenizer is None:
             raise InvalidRequest(
                 "messages: chat is disabled: this model has no chat template; use /v1/completions, or start the server "
                 "with --chat-template",
                 param="messages",
             )
-        max_chars = None if max_tokens is None else max_tokens * self.tokenizer.max_bytes_per_token
-        rendered = _render(messages, options, renderer or self._model_renderer(created_s, max_chars))
+        max_chars: int | None = None
+        if max_tokens is not None and (truncation is None or truncation.max_tokens > max_tokens):
+            max_chars = max_tokens * self.tokenizer.max_bytes_per_token
+        renderer = renderer or self._model_renderer(created_s, max_chars)
+        rendered = _render(messages, options, renderer)
+        _check_custom_roles(messages, options, renderer)
         try:
-            return self.tokenizer.encode_chat(rendered, max_tokens)
+            return self.tokenizer.encode_chat(
+                rendered, max_tokens, add_special_tokens=add_special_tokens, truncation=truncation
+            )
         except InvalidRequest as error:
             raise InvalidRequest(f"messages: {error.message}", code=error.code, param="messages") from error
 
@@ -130,25 +148,49 @@ class PromptTokenizer:
 
         return TemplateRenderer(render, self.knows_tools, self._wants_arguments_as_text)
 
-    def tokenize_text(self, prompt: str, max_tokens: int | None = None) -> list[int]:
-        """`max_tokens`: the context. A text that is far longer is refused before it is tokenized. One that is a little too
-        long is not: the caller compares the number of tokens."""
+    def tokenize_text(
+        self, prompt: str, max_tokens: int | None = None, *, truncation: Truncation | None = None
+    ) -> list[int]:
+        """Returns the token ids of the prompt. Raises `InvalidRequest` if there are none or the model has no tokenizer.
+
+        `max_tokens` is the number of tokens of the context: a text that is far longer is refused before it is
+        tokenized. A text that is a little too long is not refused, so the caller must compare the number of tokens.
+        With `truncation`, by which the caller cuts the tokens, no text is too long if the tokens that it keeps fit."""
         if self.tokenizer is None:
             raise InvalidRequest("prompt: this model has no tokenizer; send token ids", param="prompt")
-        token_ids = self.tokenizer.encode(prompt, max_tokens=max_tokens)
+        token_ids = self.tokenizer.encode(prompt, max_tokens=max_tokens, truncation=truncation)
         if not token_ids:
             raise InvalidRequest("prompt: must not be empty", param="prompt")
         return token_ids
 
 
 def _render(messages: Sequence[ChatMessage], options: TemplateOptions, renderer: TemplateRenderer) -> str:
-    plain = with_template_arguments([_plain(message) for message in messages], as_text=renderer.joins_arguments)
+    plain = with_tool_calls([_plain(message) for message in messages])
+    plain = with_template_arguments(plain, as_text=renderer.joins_arguments)
     if options.tools and not renderer.reads_tools:
         plain = with_tools_system_message(plain, options.tools)
         options = msgspec.structs.replace(options, tools=None)
     if not options.continue_final_message:
         return renderer.render(plain, options)
     return cut_at_marker(renderer.render(add_marker(plain), options))
+
+
+def _check_custom_roles(messages: Sequence[ChatMessage], options: TemplateOptions, renderer: TemplateRenderer) -> None:
+    """Refuses a role that the template leaves out. Templates cannot be asked, so marks are rendered in the place of the
+    texts."""
+    marks = {index: f"\ue000{index}\ue001" for index, message in enumerate(messages) if message.role not in ROLES}
+    if not marks:
+        return
+    marked = [
+        msgspec.structs.replace(message, content=marks[index]) if index in marks else message
+        for index, message in enumerate(messages)
+    ]
+    rendered = _render(marked, options, renderer)
+    for index, mark in marks.items():
+        if mark not in rendered:
+            path = f"messages[{index}].role"
+            problem = f"the chat template does not render the role {messages[index].role[:80]!r}"
+            raise InvalidRequest(f"{path}: {problem}", param=path)
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:
@@ -171,7 +213,8 @@ def _tokenizer_of(model: PreparedModel) -> str | None:
 
 
 def tokenizer_hash(files: TokenizerFiles) -> str:
-    """Empty where there is no tokenizer, and so nothing to agree on."""
+    """Returns a hash of everything that decides token ids, by which a router finds out whether instances agree. Returns
+    an empty string without a tokenizer, because there is nothing to agree on."""
     if files.tokenizer is None:
         return ""
     return hashlib.blake2b(msgspec.msgpack.encode((TOKENIZATION_VERSION, files)), digest_size=16).hexdigest()

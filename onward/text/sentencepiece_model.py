@@ -121,7 +121,7 @@ def _read_normalizer_spec(model: SentencePieceModel, data: bytes) -> None:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
-    """The message's fields: a number, and a value whose type follows from the wire type."""
+    """Yields the fields of a message: a number, and a value whose type depends on the wire type."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)

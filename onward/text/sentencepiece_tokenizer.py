@@ -21,7 +21,7 @@ from onward.text.tokenizer import TEXT_PREFIX
 from onward.text.vocabulary_limits import check_tokens
 
 _NEVER_SCORE = -1e5
-"""Of pieces that the algorithm must not find in a text: below any sum of scores of a word."""
+"""Score of pieces that the algorithm must not find in a text: lower than the sum of a word's scores can be."""
 
 
 class Prefix(Enum):
@@ -35,7 +35,8 @@ class Prefix(Enum):
 
 
 def build_from_model(model: SentencePieceModel, prefix: Prefix) -> Tokenizer:
-    """To be written by `describe`, which adds what the library cannot say."""
+    """Returns a tokenizer without the settings that the library cannot express; `describe` adds them when it is
+    written."""
     _refuse_unsupported(model)
     check_tokens(model.pieces, "the SentencePiece model")
     if not 0 <= model.unk_id < len(model.pieces):
@@ -117,15 +118,15 @@ def _unigram(model: SentencePieceModel) -> models.Unigram:
 
 
 def _unigram_score(piece: str, score: float, kind: int, best: float) -> float:
-    """As SentencePiece counts a piece in a segmentation."""
+    """Returns the score that SentencePiece gives a piece of this kind when it segments a text."""
     if kind == PieceType.USER_DEFINED:
         return len(piece.encode()) * best - 0.1
     return score if kind == PieceType.NORMAL else _NEVER_SCORE
 
 
 def _merges_from_scores(pieces: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose joint piece scores highest: every way to cut a piece in two is a merge,
-    ranked by the piece's score. Only ordinary pieces take part; the others never come out of joining."""
+    """Converts scores to merges. SentencePiece joins the neighbours whose joint piece scores highest, so every way to
+    cut a piece in two is a merge with the piece's score. Only normal pieces result from joining."""
     ids = {piece: piece_id for piece_id, piece in enumerate(pieces) if types[piece_id] == PieceType.NORMAL}
     ranked: list[tuple[float, int, int, str, str]] = []
     for piece, piece_id in ids.items():
@@ -138,8 +139,9 @@ def _merges_from_scores(pieces: Sequence[str], scores: Sequence[float], types: S
 
 
 def _added_tokens(model: SentencePieceModel, prefix: Prefix, *, with_user_defined: bool) -> list[AddedToken]:
-    """Control tokens are special: they have no text. User-defined pieces are text that is never cut; unless every stretch
-    gets a space, SentencePiece looks for them after spaces have become marks. A unigram model finds them by itself."""
+    """Returns the unknown and control pieces as special tokens, which have no text. With `with_user_defined`, the
+    result has the user-defined pieces too, as text that is never cut; a unigram model finds these by itself. Unless
+    every stretch gets a space, SentencePiece looks for them after spaces have become marks."""
     added: list[AddedToken] = []
     for piece, kind in zip(model.pieces, model.types, strict=True):
         if kind in (PieceType.UNKNOWN, PieceType.CONTROL) and piece:
@@ -150,8 +152,8 @@ def _added_tokens(model: SentencePieceModel, prefix: Prefix, *, with_user_define
 
 
 def describe(tokenizer: Tokenizer, prefix: Prefix, also_before: Sequence[str] = ()) -> str:
-    """The contents of a `tokenizer.json`. `also_before`: added tokens that are text to SentencePiece, so that a text which
-    begins with one gets the prefix."""
+    """Returns the contents of a `tokenizer.json`, with the prefix if the library cannot express it. `also_before`:
+    added tokens that are text to SentencePiece, so that a text which begins with one gets the prefix."""
     description = tokenizer.to_str()
     if prefix is not Prefix.TEXT:
         return description

@@ -59,8 +59,13 @@ class StopStringMatcher:
         self._link()
 
     @property
+    def reported(self) -> str | None:
+        """The request's stop string that was found."""
+        return self.matched
+
+    @property
     def held(self) -> str:
-        """What may yet become a stop string."""
+        """Text at the end that may become a stop string."""
         return self._held
 
     def push(self, text: str) -> str:
@@ -76,7 +81,7 @@ class StopStringMatcher:
         return self._scan(text, ignore_matches=True)
 
     def flush(self) -> str:
-        """The output has ended without a match: what was held back is ordinary text."""
+        """Returns the held text at the end of an output without a match: it is ordinary text then."""
         text, self._held, self._state = self._held, "", _ROOT
         return text
 

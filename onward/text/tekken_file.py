@@ -60,7 +60,7 @@ def build_from_tekken(raw: dict[str, Any], source: str) -> Tokenizer:
 
 
 def _special_tokens(file: TekkenFile, num_special: int, source: str) -> list[str]:
-    """By id. Ids without a token get a placeholder."""
+    """Returns the special tokens in the order of their ids. Ids without a token get a placeholder."""
     named = {token.rank: token.token_str for token in file.special_tokens}
     if len(set(named.values())) != len(file.special_tokens) or not all(0 <= rank < num_special for rank in named):
         raise StartupError(f"{source}: special_tokens: a token or a rank occurs twice, or is not below {num_special}")

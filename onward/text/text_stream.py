@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from onward.proto.finish_reasons import INCOMPLETE_REASONS
 from onward.text.detokenizer import Detokenizer
-from onward.text.stop_strings import StopStringMatcher
+from onward.text.stop_matcher import new_stop_matcher
+from onward.text.stop_patterns import StopPatterns
 from onward.text.token_table import TokenTable
 
 INTERRUPTED_REASONS = INCOMPLETE_REASONS | {"error"}
@@ -17,9 +18,9 @@ INTERRUPTED_REASONS = INCOMPLETE_REASONS | {"error"}
 
 
 class TextStream:
-    """`end_token_ids` are tokens that end the output, whose text is not shown, special or not. `include_stop`: what ends
-    the output, string or token, is shown all the same, but for special tokens. `min_tokens`: a stop string that is
-    complete before there are so many tokens does not count."""
+    """`end_token_ids` end the output, and their text is not shown. With `include_stop`, the string or token that ends
+    the output is shown, unless it is a special token. A stop string that is complete before `min_tokens` tokens does
+    not count."""
 
     num_tool_calls = 0
     """Plain text has no calls."""
@@ -44,24 +45,26 @@ class TextStream:
         skip_special_tokens: bool = True,
         end_token_ids: Collection[int] = (),
         min_tokens: int = 0,
+        stop_patterns: StopPatterns | None = None,
     ) -> None:
         self.num_tokens = 0
         """Tokens pushed so far. Once stopped: the output's length, the stop string's last token included."""
         self.stopped = False
         """A stop string was completed by the newest token. Nothing may be pushed after that."""
         self._detokenizer = Detokenizer(table, skip_special_tokens)
-        self._matcher = StopStringMatcher(stop) if stop else None
+        self._matcher = new_stop_matcher(stop, stop_patterns)
         self._include_stop = include_stop
         self._end_token_ids = frozenset(end_token_ids)
         self._min_tokens = min_tokens
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the output."""
-        return self._matcher.matched if self._matcher else None
+        """The stop string or pattern that ended the output."""
+        return self._matcher.reported if self._matcher else None
 
     def push(self, token_id: int) -> str:
-        """The text that may be shown now that this token is known."""
+        """Adds a token, and returns the text that may be shown now. Sets `stopped` if the token completes a stop
+        string."""
         assert not self.stopped
         self.num_tokens += 1
         if token_id in self._end_token_ids and not self._include_stop:
@@ -79,16 +82,20 @@ class TextStream:
         return text
 
     def finish(self, reason: str) -> str:
-        """The rest of the text, when the output has ended for this reason."""
+        """Returns the rest of the text when the output has ended for this reason. There is none after a stop string. An
+        interrupted output may continue elsewhere, so its held text is not returned."""
         if self.stopped or reason in INTERRUPTED_REASONS:
             return ""
         held = self._matcher.flush() if self._matcher else ""
         return held + self._detokenizer.flush()
 
     def num_emitted_tokens(self, token_ids: Sequence[int], num_hidden: int = 0) -> int:
-        """How many of the tokens that were pushed, from the first on, have all of their text among the text that was
-        returned. Of the next token a beginning may have been returned. `num_hidden`: characters at the end of the returned
-        text that do not count. Replays the tokens: for the end of an output that was cut."""
+        """Returns how many of the pushed tokens, from the first on, have all of their text among the text that was
+        returned. A part of the next token's text may have been returned too.
+
+        `token_ids` are all tokens that were pushed. `num_hidden` is a number of characters at the end of the returned
+        text that do not count. The method replays the tokens, so it is only for the end of an output that was
+        interrupted."""
         if self.stopped:
             return len(token_ids)
         detokenizer = self._detokenizer.fresh_copy()
@@ -103,7 +110,7 @@ class TextStream:
         return max(num_tokens for num_tokens, end in boundaries if end <= num_returned)
 
     def take_events(self) -> None:
-        """Plain text is not taken apart. `ParsedTextStream` does that."""
+        """Returns None, because plain text is not parsed into events. `ParsedTextStream` does that."""
         return
 
     @classmethod
@@ -117,8 +124,8 @@ class TextStream:
         end_token_ids: Collection[int] = (),
         min_tokens: int = 0,
     ) -> tuple["TextStream", str]:
-        """The stream as it stood after these tokens, and all the text it had released by then. If a stop string ends the
-        output among them, the stream is stopped there, and `num_tokens` says where."""
+        """Returns the stream as it is after these tokens, and all the text that it has returned by then. If a stop
+        string ends the output among them, the stream is stopped there, and `num_tokens` is the output's length."""
         stream = cls(table, stop, include_stop, skip_special_tokens, end_token_ids, min_tokens)
         released: list[str] = []
         for token_id in token_ids:

@@ -15,7 +15,8 @@ _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+[ \t]*\r?(\n|\Z)")
 
 
 def looks_like_ranks(data: bytes) -> bool:
-    """Whether the file is of this form. A SentencePiece model, which may have the same name, begins with binary data."""
+    """Returns whether the file has tiktoken's form. A SentencePiece model, which may have the same name, begins with
+    binary data."""
     return _FIRST_LINE.match(data) is not None
 
 

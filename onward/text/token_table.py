@@ -1,7 +1,7 @@
-"""What bytes each token stands for, read once from a tokenizer's description.
+"""The bytes of each token, read once from a tokenizer's description.
 
-Text is defined on these bytes: the text of some tokens is their bytes, joined and read as UTF-8, with U+FFFD for what is
-not UTF-8. Nothing ever turns a single token into text by guessing. Does not know how text becomes tokens.
+Text is defined by these bytes: the text of tokens is their joined bytes read as UTF-8, with U+FFFD for invalid
+sequences. No single token is converted to text by guessing. Does not tokenize text.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ WORD_MARK = "▁"
 
 
 class TokenTable:
-    """Bytes of every token, and the text of those that are whole characters by themselves.
+    """Bytes of every token, and the text of tokens that consist of complete characters.
 
-    `texts` and `token_bytes_list` are parallel lists, indexed by token id; in `texts` a token that is text only together
-    with its neighbours is None. The `visible_` pair is what a reader wants: special tokens are empty in it.
+    `texts` and `token_bytes_list` are parallel lists, indexed by token id. In `texts`, a token that forms characters
+    only together with its neighbours is None. In the `visible_` pair, special tokens are empty.
     """
 
     __slots__ = (
@@ -54,7 +54,8 @@ class TokenTable:
         return self.token_bytes_list[token_id] if token_id < len(self.token_bytes_list) else b""
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence, as if it were the beginning of a text."""
+        """Returns the text of the tokens as if they were the beginning of a text, so without the space that the encoder
+        puts before a text."""
         skipped = self.special_ids if skip_special_tokens else frozenset()
         data = b"".join(self.token_bytes(token_id) for token_id in token_ids if token_id not in skipped)
         if self.strips_leading_space:
@@ -63,7 +64,7 @@ class TokenTable:
 
 
 def table_from_spec(spec: Mapping[str, Any]) -> TokenTable:
-    """From the contents of a `tokenizer.json`. Its decoder says how tokens are written."""
+    """Returns the table of a `tokenizer.json`, given its contents. Its decoder determines how tokens are written."""
     steps = list(_steps(spec.get("decoder")))
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:
@@ -86,10 +87,11 @@ def table_from_spec(spec: Mapping[str, Any]) -> TokenTable:
 
 
 def with_visible_markers(table: TokenTable, marks: Collection[str]) -> TokenTable:
-    """A table in which the marks of a format are text. Clients are not shown special tokens, but some models write the
-    marks around calls and thoughts as such tokens, and the parser must see them. All other special tokens stay hidden.
+    """Returns a table in which the marks of a format are text. Clients are not shown special tokens, but some models
+    write the marks around calls and thoughts as such tokens, and the parser must see them. All other special tokens
+    stay hidden.
 
-    Made once for a model. The same table where no mark is a special token."""
+    Returns `table` itself if no mark is a special token. Called once for a model."""
     wanted = {mark.encode() for mark in marks}
     shown = {token_id for token_id in table.special_ids if table.token_bytes_list[token_id] in wanted}
     if not shown:
@@ -128,7 +130,8 @@ def _whole_text(piece: bytes) -> str | None:
 
 
 def _added_bytes(token: Mapping[str, Any], to_bytes: Callable[[str], bytes]) -> bytes:
-    """Added tokens are written as they are, but for spaces in pieces of SentencePiece."""
+    """Returns the bytes of an added token. These are its content as it is, except that word marks become spaces in
+    SentencePiece tokens that are not special."""
     is_marked = to_bytes is _sentencepiece_bytes and not token["special"]
     return (token["content"].replace(WORD_MARK, " ") if is_marked else token["content"]).encode()
 
@@ -147,7 +150,8 @@ def _byte_level_bytes(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one visible character: visible Latin-1 as itself, the rest from U+0100 on."""
+    """Returns the byte that each character stands for in the alphabet of byte-level BPE. Bytes that are visible in
+    Latin-1 are written as their Latin-1 character, the others as characters from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

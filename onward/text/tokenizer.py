@@ -13,8 +13,9 @@ from typing import Any
 import tokenizers
 
 from onward.errors import InvalidRequest, StartupError
-from onward.text.length_check import check_text_length
+from onward.text.length_check import check_text_length, kept_text
 from onward.text.token_table import TokenTable, table_from_spec
+from onward.text.truncation import Truncation
 
 MAX_SHRINKAGE = 4
 """A normalizer of Unicode makes no text shorter than a quarter of its bytes (U+1D400 becomes "A")."""
@@ -33,7 +34,7 @@ class Tokenizer:
             self.table: TokenTable = table_from_spec(spec)
             longest = max(map(len, self.table.token_bytes_list), default=0)
             self.max_bytes_per_token: int = max(1, longest) * (MAX_SHRINKAGE if spec.get("normalizer") else 1)
-            """Of the text that a token is made of."""
+            """UTF-8 bytes of input text that one token may stand for."""
             prefix = spec.pop(TEXT_PREFIX, None)
             self._prefix: str = prefix["text"] if prefix else ""
             others = [t for t in spec.get("added_tokens") or () if prefix and t["content"] not in prefix["also_before"]]
@@ -50,7 +51,8 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Tokenizer":
-        """Its size was bounded when the model was prepared."""
+        """Reads a `tokenizer.json`. Raises `StartupError` if that fails. The size of the file is not checked, because
+        it was bounded when the model was prepared."""
         try:
             spec_json = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -66,20 +68,43 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         return self.table.special_ids
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
-        """Special tokens written in the text become their ids. Those the model begins and ends a text with are added;
-        a bos that the text already begins with is not doubled. `max_tokens`: a text that is far longer is refused, at a
-        cost that does not depend on its length."""
-        if max_tokens is not None:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        truncation: Truncation | None = None,
+    ) -> list[int]:
+        """Returns the token ids of the text. Special tokens written in the text become their ids. With
+        `add_special_tokens`, those with which the model begins and ends a text are added; a bos that the text already
+        begins with is not doubled.
+
+        `max_tokens`: a text that is far longer is refused with `InvalidRequest`, at a cost that does not depend on its
+        length. `truncation`: the caller cuts the tokens like this, so the part of a long text that is cut off may be
+        left out."""
+        if truncation is not None and (max_tokens is None or truncation.max_tokens <= max_tokens):
+            text = kept_text(text, truncation, self._count)
+        elif max_tokens is not None:
             check_text_length(text, max_tokens, self.max_bytes_per_token, self._count)
         token_ids = self._encode(text, add_special_tokens)
         if add_special_tokens and self._bos_id is not None and token_ids[:2] == [self._bos_id] * 2:
             return token_ids[1:]
         return token_ids
 
-    def encode_chat(self, rendered: str, max_tokens: int | None = None) -> list[int]:
-        """A rendered chat template: it has written out every special token it wants, so none is added."""
-        return self.encode(rendered, add_special_tokens=False, max_tokens=max_tokens)
+    def encode_chat(
+        self,
+        rendered: str,
+        max_tokens: int | None = None,
+        *,
+        add_special_tokens: bool = False,
+        truncation: Truncation | None = None,
+    ) -> list[int]:
+        """Returns the token ids of a rendered chat template. The template has written every special token that it
+        wants, so none is added unless `add_special_tokens` is set. The other parameters are as in `encode`."""
+        return self.encode(
+            rendered, add_special_tokens=add_special_tokens, max_tokens=max_tokens, truncation=truncation
+        )
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self.table.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -88,7 +113,8 @@ class Tokenizer:
         return self.table.token_bytes(token_id)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token written as in the vocabulary, such as `<|im_end|>`."""
+        """Returns the id of a token written as in the vocabulary, such as `<|im_end|>`, or None if there is no such
+        token."""
         return self._tokenizer.token_to_id(token)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -111,7 +137,8 @@ class Tokenizer:
             raise InvalidRequest(f"the text cannot be tokenized: {_describe_error(error)}") from error
 
     def _find_bos(self) -> int | None:
-        """What the tokenizer puts before a text, if it puts exactly one special token there."""
+        """Returns the id of the special token that the tokenizer puts first when it encodes a text, or None if it puts
+        none there."""
         plain = self._tokenizer.encode("a", add_special_tokens=False).ids
         with_special = self._tokenizer.encode("a", add_special_tokens=True).ids
         if len(with_special) > len(plain) and with_special[0] in self.special_ids and with_special[0] not in plain:
@@ -140,7 +167,8 @@ def _any_of(tokens: Iterable[dict[str, Any]]) -> re.Pattern[str]:
 
 
 def _is_word_character(character: str) -> bool:
-    """As the library's regular expressions have it; Python's count other characters."""
+    """Returns whether the library's regular expressions count the character as part of a word. Python's
+    regular expressions count other characters."""
     if not character:
         return False
     category = unicodedata.category(character)

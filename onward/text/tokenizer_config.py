@@ -1,7 +1,7 @@
-"""What `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` say about a tokenizer, applied to it.
+"""Applies `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` to a tokenizer.
 
-Added tokens, their flags, and which tokens begin and end a text are as transformers has them; the ids are those that the
-files declare, or an error.
+Added tokens, their flags, and the tokens that begin and end a text are as in transformers. The ids are those that the
+files declare; otherwise loading fails.
 """
 
 from collections.abc import Mapping
@@ -47,13 +47,15 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
     legacy: bool | None = None
     added_tokens: dict[int, AddedTokenConfig] = {}
     special_tokens: list[AddedTokenConfig] = []
-    """Those that have a role (`bos_token`, …) and those that are only listed."""
+    """Special tokens with a role (`bos_token`, …), and those that are only listed."""
 
 
 def parse_tokenizer_config(
     raw: Mapping[str, Any], added_tokens_json: Mapping[str, Any] | None = None
 ) -> TokenizerConfig:
-    """`raw`: `tokenizer_config.json` over `special_tokens_map.json`. `added_tokens_json`: ids by token, an older form."""
+    """Returns the settings of a tokenizer. `raw` has the fields of `tokenizer_config.json`, and those of
+    `special_tokens_map.json` that the former does not have. `added_tokens_json` is an older form, with ids by token; it
+    counts if `raw` declares no added tokens. Raises `StartupError` for an invalid field."""
     return TokenizerConfig(
         tokenizer_class=_optional(raw, "tokenizer_class", str),
         bos_token=_text_of(raw.get("bos_token"), "bos_token"),
@@ -85,7 +87,7 @@ def apply_tokenizer_config(tokenizer: Tokenizer, config: TokenizerConfig) -> Tok
 
 
 def with_special_tokens(config: TokenizerConfig, contents: list[str]) -> TokenizerConfig:
-    """Further special tokens, which come before those that the files name."""
+    """Returns the configuration with further special tokens before those that the files name."""
     tokens = {content: AddedTokenConfig(content) for content in contents}
     tokens |= {token.content: token for token in config.special_tokens}
     return msgspec.structs.replace(config, special_tokens=list(tokens.values()))
@@ -103,8 +105,8 @@ def read_tokenizer(description: str) -> Tokenizer:
 def _declared_tokens(
     tokenizer: Tokenizer, config: TokenizerConfig, special: Mapping[str, AddedTokenConfig]
 ) -> list[AddedToken]:
-    """The library gives a new token the next id. Ids that no file names get a placeholder, so that the declared one is
-    next."""
+    """Returns the config's added tokens in the order of their ids. The library gives a new token the next id, so ids
+    that no file names get a placeholder before the next declared token."""
     declared: list[AddedToken] = []
     next_id = tokenizer.get_vocab_size()
     for token_id, token in sorted(config.added_tokens.items()):

@@ -1,8 +1,8 @@
-"""Tools and calls of earlier messages as chat templates want them.
+"""Converts tools and earlier tool calls to the form that chat templates expect.
 
-Clients send a call's arguments as JSON text. Most templates write them with `tojson` and need the object; a few join them
-to other text as they are. A template that has never heard of tools gets them told in words, in a system message, with
-the plainest way to call them.
+Clients send a call's arguments as JSON text. Most templates write them with `tojson` and need the object; a few insert
+them as text. For a template without support for tools, a system message describes the tools and the plainest call
+format.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from onward.errors import InvalidRequest
+from onward.text.tool_calls.custom_input import INPUT
 
 Tool = Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -37,7 +38,7 @@ def template_joins_arguments(template: str) -> bool:
 
 
 def with_tools_system_message(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """The messages with a system message that tells of the tools: the first one where there is one, else a new one."""
+    """Returns the messages with the tools in a system message: in the first one if there is one, else in a new one."""
     tools_prompt = TOOLS_SYSTEM_PROMPT + "\n".join(
         json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools
     )
@@ -49,8 +50,31 @@ def with_tools_system_message(messages: Sequence[Message], tools: Sequence[Tool]
     return [{**first, "content": "\n\n".join([*parts, tools_prompt])}, *messages[1:]]
 
 
+def with_tool_calls(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages with `function_call` and the role `function`, which are older forms, as calls and results of
+    tools. Templates know only those."""
+    ids: dict[str, str] = {}
+    return [_with_tool_calls(message, index, ids) for index, message in enumerate(messages)]
+
+
+def _with_tool_calls(message: Message, index: int, ids: dict[str, str]) -> Message:
+    """Returns the message with `function_call` as a tool call, or with the role `function` as a tool's result. `ids`
+    has the id of the latest call of each function; a call is added to it. Some templates require ids of nine
+    letters and digits."""
+    call_id = f"call{index % 100_000:05}"
+    call = message.get("function_call")
+    if isinstance(call, Mapping):
+        ids[str(call.get("name"))] = call_id
+        others = {name: value for name, value in message.items() if name != "function_call"}
+        return {**others, "tool_calls": [{"id": call_id, "type": "function", "function": call}]}
+    if message.get("role") == "function":
+        return {**message, "role": "tool", "tool_call_id": ids.get(str(message.get("name")), call_id)}
+    return message
+
+
 def with_template_arguments(messages: Sequence[Message], *, as_text: bool) -> list[Message]:
-    """The messages with the arguments of their calls as the template wants them. Raises what names the field."""
+    """Returns the messages with the arguments of their calls as the template wants them: as JSON text with `as_text`,
+    else as objects. Raises `InvalidRequest` with the field's path if arguments are not a JSON object."""
     return [_for_template(message, f"messages[{index}]", as_text) for index, message in enumerate(messages)]
 
 
@@ -63,6 +87,11 @@ def _for_template(message: Message, path: str, as_text: bool) -> Message:
 
 
 def _call(call: Mapping[str, Any], path: str, as_text: bool) -> Mapping[str, Any]:
+    if call.get("type") == "custom":
+        custom = call["custom"]
+        arguments: Mapping[str, Any] = {INPUT: custom["input"]}
+        formatted = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+        return {"id": call["id"], "type": "function", "function": {"name": custom["name"], "arguments": formatted}}
     function = call["function"]
     arguments = parse_arguments(function.get("arguments"), f"{path}.function.arguments")
     formatted = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
@@ -70,7 +99,8 @@ def _call(call: Mapping[str, Any], path: str, as_text: bool) -> Mapping[str, Any
 
 
 def parse_arguments(value: Any, path: str) -> dict[str, Any]:
-    """A call's arguments as an object, from the JSON text that a client has sent back."""
+    """Returns a call's arguments as an object. A client may send JSON text, an object, or nothing. Raises
+    `InvalidRequest` with `path` for anything else."""
     if value is None or value == "":
         return {}
     try:

@@ -7,7 +7,7 @@ from onward.text.token_table import MAX_TOKENS
 
 MAX_TOKEN_CHARS = 4096
 MAX_CHARS = 32 << 20
-"""Of all tokens together. Every way to cut a token in two is looked at."""
+"""Characters of all tokens together. Every way to cut a token in two is examined."""
 
 
 def check_tokens(tokens: Sequence[str] | Sequence[bytes], source: str) -> None:

@@ -1,4 +1,4 @@
-"""Handoff addresses, tcp://HOST:PORT or ipc://PATH: taken apart, put together, and which of them are this machine's."""
+"""Builds, parses and checks handoff addresses, tcp://HOST:PORT or ipc://PATH."""
 
 import ipaddress
 from urllib.parse import urlsplit
@@ -18,21 +18,21 @@ def is_loopback(host: str) -> bool:
 
 
 def is_local(address: str) -> bool:
-    """Whether nobody outside this machine can be at the other end."""
+    """Returns whether only processes of this machine can be at the other end."""
     if address.startswith("ipc://"):
         return True
     return is_loopback(host_and_port(address)[0])
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Of a tcp address. Raises `StartupError` that names what is no such thing."""
+    """Returns host and port of a tcp address. Raises `StartupError` for an invalid one."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = parts = None
     if parts is None or parts.scheme != "tcp" or not host or not port or parts.path or "@" in parts.netloc:
-        raise StartupError(f"{address!r} is no address of a prefill instance; it looks like tcp://HOST:PORT")
+        raise StartupError(f"{address!r} is not the address of a prefill instance; it looks like tcp://HOST:PORT")
     return host, port
 
 
@@ -46,7 +46,8 @@ def check_handoff_address(address: str, flag: str) -> None:
 
 
 def require_cluster_key(address: str, cluster_key: str) -> None:
-    """Nothing goes in the clear over a network, and nobody there is believed without the cluster's key."""
+    """Raises `StartupError` if `address` reaches beyond this machine and `cluster_key` is empty: messages would be
+    neither encrypted nor authenticated."""
     if not cluster_key and not is_local(address):
         raise StartupError(
             f"{address} reaches beyond this machine, so the instances need a common secret: make one with "

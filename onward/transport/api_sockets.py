@@ -1,20 +1,21 @@
-"""Between the api processes of an instance and an owner of something that they share: the engine, or the stream store.
+"""Sockets between the api processes of an instance and an owner of shared state: the engine or the stream store.
 
-Typed msgpack messages over zmq. Both ends have a bound on what they queue; what would go over it is refused, and the
-protocols above repair the loss.
+They carry typed msgpack messages over zmq. Both ends have a bounded queue; a message beyond the bound is refused, and
+the protocols above repair the loss.
 """
 
-import asyncio
 import logging
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from onward import log
 from onward.transport.curve import bind, connect
 from onward.transport.message_decoding import decode_message
+
+if TYPE_CHECKING:
+    import asyncio
 
 _logger = logging.getLogger(__name__)
 
@@ -23,9 +24,11 @@ FromOwnerT = TypeVar("FromOwnerT")
 
 
 class ApiClientSocket(Generic[ToOwnerT, FromOwnerT]):
-    """An api process's way to one incarnation of the owner. `message_type`: the type of what it says."""
+    """An api process's socket to one incarnation of the owner. `message_type`: the type of the owner's messages."""
 
     def __init__(self, address: str, api_incarnation: str, message_type: Any, queue_length: int) -> None:
+        import zmq.asyncio  # not for the engine, which starts faster without asyncio
+
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         _set_limits(self._socket, queue_length)
         self._socket.setsockopt(zmq.IDENTITY, api_incarnation.encode())
@@ -34,9 +37,9 @@ class ApiClientSocket(Generic[ToOwnerT, FromOwnerT]):
         self._decoder: msgspec.msgpack.Decoder[FromOwnerT] = msgspec.msgpack.Decoder(message_type)
 
     def send(self, message: ToOwnerT) -> bool:
-        """Never blocks. False if the queue is full."""
-        # Through the asyncio socket, which looks for arrivals after each send: zmq tells of them only once, and a
-        # plain send would swallow that. With NOBLOCK the future is done when the call returns.
+        """Sends a message and never blocks. Returns False if the queue is full; the message is not sent then."""
+        # The asyncio socket checks for arrivals after each send. zmq reports an arrival only once, and a plain send
+        # would swallow the report. With NOBLOCK the future is done when the call returns.
         future = self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
         return cast("asyncio.Future[Any]", future).exception() is None
 
@@ -52,7 +55,7 @@ class ApiClientSocket(Generic[ToOwnerT, FromOwnerT]):
 
 
 class ApiServerSocket(Generic[ToOwnerT, FromOwnerT]):
-    """Where the engine or stream store receives messages of api processes. Each api process is known by its incarnation.
+    """The engine's or stream store's socket to all api processes. Each api process is known by its incarnation.
     `message_type`: the type of their messages."""
 
     def __init__(self, context: zmq.Context[Any], address: str, message_type: Any, queue_length: int) -> None:
@@ -65,7 +68,7 @@ class ApiServerSocket(Generic[ToOwnerT, FromOwnerT]):
         self._queue_length = queue_length
 
     def receive(self) -> tuple[str, ToOwnerT] | None:
-        """The next message and who sent it, or None."""
+        """Returns the next message and its sender, or None."""
         for _ in range(self._queue_length):
             try:
                 sender, data = self.pollable.recv_multipart(zmq.NOBLOCK)
@@ -78,7 +81,7 @@ class ApiServerSocket(Generic[ToOwnerT, FromOwnerT]):
         return None
 
     def send(self, receiver: str, message: FromOwnerT) -> bool:
-        """False if that api process is gone or has stopped reading."""
+        """Returns False if that api process is gone or has stopped reading."""
         try:
             self.pollable.send_multipart([receiver.encode(), self._encoder.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -90,7 +93,8 @@ class ApiServerSocket(Generic[ToOwnerT, FromOwnerT]):
 
 
 def _log_dropped(sender: str, fault: msgspec.DecodeError) -> None:
-    """A message that cannot be read is a lost one, which the protocols above repair. It must not end the reader."""
+    """Logs a message that cannot be decoded and is dropped. The receiver continues, and the protocols above repair the
+    loss."""
     _logger.error(log.event("message dropped", sender=sender, error=str(fault)))
 
 

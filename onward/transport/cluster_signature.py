@@ -1,8 +1,8 @@
-"""How a router and an instance show each other, over HTTP, that they hold the cluster's key.
+"""Signs and verifies HTTP requests between routers and instances, which shows that the sender holds the cluster key.
 
-The header is `TIME:MAC`: seconds since the epoch, and a keyed hash over the time, the method, the path and the body. A
-proof is good for a minute, so clocks may differ by that much. Without a key there is no proof, and all addresses are
-local.
+The header is `TIME:MAC`: Unix time in seconds, and a keyed hash over the time, the method, the path and the body. A
+signature is valid for a minute, so clocks may differ by that much. Without a cluster key there are no signatures, and
+all addresses are local.
 """
 
 import hashlib

@@ -1,10 +1,10 @@
-"""The socket pair between the supervisor and one child: whole messages, in order, and an end that is felt.
+"""The socket pair between the supervisor and one child. It carries whole messages in order.
 
-Either side's death closes the pair, so a child can never outlive its supervisor unnoticed. Sends never block: a peer that
-does not read (stopped, or stuck) is the supervisor's to kill, not to wait for.
+The death of either side closes the pair, so a child always notices that its supervisor has died. Sends never block: the
+supervisor does not wait for a child that does not read (stopped, or stuck), but kills it.
 
-A message that is too large for what a kernel may grant a socket lies in anonymous memory, and the socket carries the file
-descriptor of that.
+A message that may be too large for the socket buffer that the kernel grants is written to anonymous memory, and the
+socket carries the file descriptor of this memory.
 """
 
 import argparse
@@ -22,14 +22,15 @@ from onward.proto.control import FromChild, ToChild
 from onward.transport.message_decoding import decode_message
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""Above a table of all the keys, and the longest template, that there can be."""
+"""Larger than the largest table of API keys together with the longest chat template."""
 MAX_INLINE_BYTES = 1 << 17
 BUFFER_BYTES = 1 << 20
-"""Asked for. Many kernels grant less than half of it, as they are set up."""
+"""Requested size of the socket buffers. Many kernels grant less than half of it by default."""
 MAX_FDS = 4
 PR_SET_PDEATHSIG = 1
 _IN_MEMORY = b"\xc1"
-"""Begins no msgpack: the message is in the memory whose descriptor comes first."""
+"""Sent in place of a message that is in the memory of the first file descriptor. No msgpack message begins with this
+byte."""
 
 StartT = TypeVar("StartT")
 
@@ -46,7 +47,7 @@ class SupervisorChannel(Protocol):
 
 
 class ControlChannel:
-    """One end of the pair. Children decode `ToChild`; the supervisor passes `FromChild`."""
+    """One end of the socket pair. Children decode `ToChild`; the supervisor passes `FromChild`."""
 
     def __init__(self, sock: socket.socket | int, message_type: Any = ToChild) -> None:
         self._sock = socket.socket(fileno=sock) if isinstance(sock, int) else sock
@@ -61,8 +62,8 @@ class ControlChannel:
         return self._sock.fileno()
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> bool:
-        """False if the peer has stopped reading and its buffer is full. Raises `ChannelClosed` if it is gone.
-        File descriptors are duplicated into the peer; ours stay ours to close."""
+        """Returns False if the peer has stopped reading and its buffer is full. Raises `ChannelClosed` if it is gone.
+        File descriptors are duplicated into the peer; the caller still has to close its own."""
         body = self._encoder.encode(message)
         assert len(body) <= MAX_MESSAGE_BYTES, f"{type(message).__name__} has a bound"
         if len(body) <= MAX_INLINE_BYTES:
@@ -71,8 +72,8 @@ class ControlChannel:
             return self._send(_IN_MEMORY, (memory_fd, *fds))
 
     def receive(self) -> Any | None:
-        """The next message, or None when there is none yet. Raises `msgspec.DecodeError` for what is no message: the
-        supervisor drops that, and a child ends, since its successor is told everything anew."""
+        """Returns the next message, or None if there is none yet. Raises `msgspec.DecodeError` for an invalid one: the
+        supervisor drops it, and a child exits, because its successor gets all state again."""
         self._close_fds()
         try:
             data, self._fds, _, _ = socket.recv_fds(self._sock, MAX_INLINE_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
@@ -85,12 +86,13 @@ class ControlChannel:
         return decode_message(self._decoder, _read_memory(self._fds) if data == _IN_MEMORY else data)
 
     def take_fds(self) -> list[int]:
-        """The file descriptors that came with the last message. Whoever takes them closes them."""
+        """Returns the file descriptors of the last message. The caller must close them."""
         fds, self._fds = self._fds, []
         return fds
 
     def wait_receive(self) -> Any:
-        """Blocks until a message is there. For a child's first message only."""
+        """Blocks until there is a message, and returns it. Raises as `receive` does. Only for processes that have
+        nothing else to do until then, such as a child before its first message."""
         self._sock.setblocking(True)
         try:
             message = self.receive()
@@ -139,23 +141,33 @@ def _read_memory(fds: list[int]) -> bytes:
 
 
 def control_pair() -> tuple[ControlChannel, socket.socket]:
-    """The supervisor's end, and the raw socket for the child to inherit."""
+    """Returns the supervisor's end, and the raw socket for the child to inherit."""
     parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return ControlChannel(parent_end, FromChild), child_end
 
 
 def join_supervisor(fd: int) -> ControlChannel:
-    """A child's first act: its end of the pair. Ctrl-C reaches the whole group, and a service manager's SIGTERM every
-    process, so only the supervisor heeds them; and a child that is deep in a computation when its supervisor dies is
-    ended by the kernel."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    exit_with_parent()
+    """Returns a child's end of the pair. A child calls this first."""
+    depend_on_supervisor()
     return ControlChannel(fd)
 
 
+def depend_on_supervisor(supervisor_pid: int | None = None) -> None:
+    """Ties this process to the supervisor that has started it. Exits at once if `supervisor_pid` is given and the
+    supervisor is dead already.
+
+    Ignores SIGINT and SIGTERM, so that only the supervisor handles them: Ctrl-C reaches the whole process group, and a
+    service manager sends SIGTERM to every process. The kernel kills the child when its supervisor dies, because a child
+    that is busy with a computation would not notice.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    exit_with_parent(supervisor_pid)
+
+
 def join_supervisor_as(start_type: type[StartT]) -> tuple[ControlChannel, StartT]:
-    """The channel that the command line names with `--control-fd`, and the first message, which says what to be."""
+    """Returns the channel that `--control-fd` on the command line names, and its first message, which has the settings
+    of the child."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--control-fd", type=int, required=True)
     channel = join_supervisor(parser.parse_args().control_fd)
@@ -165,7 +177,8 @@ def join_supervisor_as(start_type: type[StartT]) -> tuple[ControlChannel, StartT
 
 
 def exit_with_parent(parent_pid: int | None = None) -> None:
-    """The kernel kills this process when its parent dies. `parent_pid` names a parent that may be dead already."""
+    """Has the kernel kill this process when its parent dies. Exits at once if `parent_pid` is given and that parent is
+    dead already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent_pid is not None and os.getppid() != parent_pid:
         os._exit(1)

@@ -1,7 +1,7 @@
-"""Binding and connecting zmq sockets whose messages only holders of a key get across.
+"""Binds and connects zmq sockets that only holders of a key can use.
 
-A private address carries its own key, for processes of one instance. Instances of a cluster derive theirs from the one
-secret that they share, so whoever does not hold it can neither listen nor speak.
+A private address carries its own key, for the processes of one instance. The instances of a cluster derive their keys
+from the common secret, so without the secret a process can neither listen nor send.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ KEY_MARK = "#"
 
 
 def make_private_address(name: str) -> tuple[str, str]:
-    """A new local address: as its owner binds it, and as its peers connect to it."""
+    """Returns a new local address in two forms: the one that its owner binds, and the one that its peers connect to."""
     public, secret = zmq.curve_keypair()
     endpoint = f"ipc://@onward-{name}{KEY_MARK}"
     return endpoint + z85.decode(secret).hex(), endpoint + z85.decode(public).hex()
@@ -28,7 +28,7 @@ def bind(socket: "zmq.Socket[Any]", address: str) -> None:
 
 
 def connect(socket: "zmq.Socket[Any]", address: str) -> None:
-    """Whoever does not hold the address's key, on either side, gets no message across."""
+    """Connects to an address. If it carries a key, both sides must hold it for messages to pass."""
     endpoint, _, server_key = address.partition(KEY_MARK)
     if server_key:
         set_curve_client(socket, bytes.fromhex(server_key))
@@ -48,10 +48,10 @@ def set_curve_client(socket: "zmq.Socket[Any]", server_key: bytes) -> None:
 
 
 def cluster_secret(cluster_key: str) -> bytes:
-    """The secret of everyone who listens for instances of this cluster."""
+    """Returns the secret key of every socket that listens for instances of this cluster."""
     return hashlib.blake2b(bytes.fromhex(cluster_key), digest_size=32, person=b"onward handoff").digest()
 
 
 def cluster_public(cluster_key: str) -> bytes:
-    """What one must know to speak to them. It is derived from the secret, and never shown to anyone."""
+    """Returns the public key that a sender must know. It is derived from the secret, and never published."""
     return z85.decode(zmq.curve_public(z85.encode(cluster_secret(cluster_key))))

@@ -1,8 +1,9 @@
-"""Between instances: a decode instance's engine speaks, a prefill instance's engine listens. See `proto/handoff`.
+"""Sockets between instances: a decode instance's engine connects, a prefill instance's engine listens. See
+`proto/handoff`.
 
-Anything may be lost here, and the protocol above repeats what matters. So nothing is kept for a peer that is not
-connected: what would reach a successor of the one it was meant for is refused at once instead. Sends never block.
-A message that cannot be decoded raises `msgspec.DecodeError`, which is the receiver's to drop and to count.
+Any message may be lost, and the protocol above repeats what matters. A message to a peer that is not connected is
+refused at once and not queued, because a queued one could reach the peer's next incarnation. Sends never block. A
+message that cannot be decoded raises `msgspec.DecodeError`; the receiver drops and counts it.
 """
 
 import socket
@@ -20,19 +21,19 @@ from onward.transport.message_decoding import decode_message
 PEER_QUEUE_LENGTH = 2048
 """Messages to one peer that may wait for the network."""
 MAX_MESSAGE_BYTES = 64 << 20
-"""Above any prompt, or any prompt's logprobs. A peer that sends more is cut off."""
+"""Larger than any prompt and any prompt's logprobs. A peer that sends more is disconnected."""
 HEARTBEAT_MS = 1000
 SILENCE_MS = 3000
-"""After so long without a sign of life a connection is taken for dead, and made anew."""
+"""How long a connection may be silent. Then it is closed, and the client connects again."""
 RECONNECT_MS = 50
 MAX_RECONNECT_MS = 1000
 
 
 class HandoffServerSocket:
-    """Where a prefill engine hears decode instances. Each is known by its incarnation.
+    """Receives messages of decode instances at a prefill engine. Each sender is identified by its incarnation.
 
-    It listens on a socket that the supervisor opened and keeps: a restarted engine takes over the same address, and who
-    connects in between waits in the kernel's queue. The descriptor given is closed with the port.
+    The supervisor opened the listening socket and keeps it: a restarted engine takes over the same address, and
+    connections made in between wait in the kernel's queue. `close` also closes the file descriptor.
     """
 
     def __init__(self, context: zmq.Context[Any], listening_fd: int, cluster_key: str) -> None:
@@ -41,7 +42,7 @@ class HandoffServerSocket:
         self.pollable: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         _set_limits(self.pollable, address)
         self.pollable.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # A peer that reconnects before we have felt its old connection end is the same peer.
+        # A peer may reconnect before this side has noticed the end of its old connection.
         self.pollable.setsockopt(zmq.ROUTER_HANDOVER, 1)
         if cluster_key:
             set_curve_server(self.pollable, cluster_secret(cluster_key))
@@ -51,7 +52,7 @@ class HandoffServerSocket:
         self._decoder = msgspec.msgpack.Decoder(ToPrefill)
 
     def receive(self) -> tuple[str, ToPrefill] | None:
-        """The next message and the incarnation that sent it, or None."""
+        """Returns the next message and the incarnation that sent it, or None."""
         try:
             frames = self.pollable.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -61,7 +62,7 @@ class HandoffServerSocket:
         return _sender(frames[0]), decode_message(self._decoder, frames[1])
 
     def send(self, receiver: str, message: ToDecode) -> bool:
-        """False if that instance is not connected or has stopped reading."""
+        """Returns False if that instance is not connected or has stopped reading."""
         try:
             self.pollable.send_multipart([receiver.encode(), self._encoder.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -73,8 +74,8 @@ class HandoffServerSocket:
 
 
 class HandoffClientSocket:
-    """A decode engine's way to one prefill instance. Connects, and connects again, for as long as it is open. Raises
-    `StartupError` for what is no address, or may not be used without a key."""
+    """A decode engine's socket to one prefill instance. It reconnects for as long as it is open. Raises `StartupError`
+    for an invalid address, or for one that may not be used without a cluster key."""
 
     def __init__(self, context: zmq.Context[Any], address: str, cluster_key: str, incarnation: str) -> None:
         require_cluster_key(address, cluster_key)
@@ -91,12 +92,12 @@ class HandoffClientSocket:
             self.pollable.connect(address)
         except zmq.ZMQError as fault:
             self.pollable.close()
-            raise StartupError(f"{address!r} is no address of a prefill instance: {fault}") from None
+            raise StartupError(f"{address!r} is not the address of a prefill instance: {fault}") from None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToDecode)
 
     def send(self, message: ToPrefill) -> bool:
-        """False if the instance is not connected or has stopped reading: the message is lost."""
+        """Returns False if the instance is not connected or has stopped reading; the message is lost then."""
         try:
             self.pollable.send(self._encoder.encode(message), zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -115,7 +116,7 @@ class HandoffClientSocket:
 
 
 def _set_limits(sock: "zmq.Socket[bytes]", address: str) -> None:
-    """Bounds on memory, and on how long a connection without life is believed in."""
+    """Bounds the memory of a socket, and the time until a silent connection counts as dead."""
     sock.setsockopt(zmq.LINGER, 0)
     sock.setsockopt(zmq.SNDHWM, PEER_QUEUE_LENGTH)
     sock.setsockopt(zmq.RCVHWM, PEER_QUEUE_LENGTH)
@@ -128,7 +129,8 @@ def _set_limits(sock: "zmq.Socket[bytes]", address: str) -> None:
 
 
 def _address_of(listening_fd: int) -> str:
-    """As zmq wants to hear it, although the socket is bound already. zmq accepts only when told, so it must not block."""
+    """Returns the address in the form that zmq needs, although the socket is bound already. Makes the socket
+    non-blocking, because zmq calls accept from its event loop."""
     listener = socket.socket(fileno=listening_fd)
     try:
         listener.setblocking(False)
@@ -139,8 +141,8 @@ def _address_of(listening_fd: int) -> str:
 
 
 def _sender(identity: bytes) -> str:
-    """Names that begin with a zero byte are zmq's own: of a connection that its peer has replaced by another, whose last
-    messages come too late, or of someone who has not said who he is."""
+    """Returns the sender's name. zmq itself creates names that begin with a zero byte: for a connection that its peer
+    has replaced by another one, and for a sender without a name."""
     if identity.startswith(b"\0"):
         raise msgspec.DecodeError("the sender has no name, or has connected anew")
     try:

@@ -1,7 +1,7 @@
-"""URLs of HTTP servers, http://HOST:PORT or https://HOST:PORT: checked before anything connects to them.
+"""Parses and checks URLs of HTTP servers, http://HOST:PORT or https://HOST:PORT, before anything connects to them.
 
-A URL that no connection can be made to is refused where it is announced. The resolver, the event loop and aiohttp each
-raise another kind of error for such a URL, and raise it only when a request is already under way.
+An unusable URL is refused where it is announced. The resolver, the event loop and aiohttp each raise another kind of
+error for such a URL, and raise it only when a request is already under way.
 """
 
 import ipaddress
@@ -36,7 +36,7 @@ class ServerUrl:
 
     @property
     def authority(self) -> str:
-        """As in a `Host` header."""
+        """Host and port as in a `Host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port is None else f"{host}:{self.port}"
 
@@ -46,7 +46,7 @@ class ServerUrl:
 
 @lru_cache(maxsize=1024)
 def parse_server_url(url: str) -> ServerUrl:
-    """Raises `ValueError`, which says what is wrong with it."""
+    """Raises `ValueError` for an invalid URL, with the reason."""
     if _NOT_PRINTABLE.search(url):
         raise ValueError("it has white space or control characters")
     parts = urlsplit(url)
@@ -63,7 +63,8 @@ def parse_server_url(url: str) -> ServerUrl:
 
 
 def check_host(host: str) -> str:
-    """A name or an address, in lower-case ASCII. Raises `ValueError` for one that cannot be resolved or connected to."""
+    """Returns a name or an address in lower-case ASCII. Raises `ValueError` for one that cannot be resolved or
+    connected to."""
     if ":" in host:
         address = ipaddress.IPv6Address(host)
     else:

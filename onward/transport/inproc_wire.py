@@ -1,4 +1,4 @@
-"""The wire that is none: a function call. For `onward.LLM`, for tests, and for the simulator."""
+"""Worker wires within one process, without sockets, for `onward.LLM` and for tests."""
 
 from collections import deque
 from typing import Protocol
@@ -7,13 +7,13 @@ from onward.proto.step import StepPlan, StepResult
 
 
 class StepRunner(Protocol):
-    """Whatever turns a plan into a result: the real runner, or the hash model."""
+    """Executes step plans in the call: a model runner, or the hash model."""
 
     def step(self, plan: StepPlan) -> StepResult: ...
 
 
 class AsyncStepRunner(Protocol):
-    """Computes elsewhere: begins a step at once, and has its result later."""
+    """Executes step plans on a device: `begin` starts a step, and `finish` waits for the result of the oldest one."""
 
     def begin(self, plan: StepPlan) -> None: ...
 
@@ -21,7 +21,8 @@ class AsyncStepRunner(Protocol):
 
 
 class InprocWorkerWire:
-    """Keeps the order and the overlap of the other wires: a plan sent is executed when its result is asked for."""
+    """Executes a plan when its result is received, not when the plan is sent. This keeps the order and the overlap of
+    the other wires."""
 
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
@@ -35,7 +36,7 @@ class InprocWorkerWire:
 
 
 class AsyncWorkerWire:
-    """To a runner whose steps go on while nobody looks. What it was at for somebody before is finished first."""
+    """A wire to a runner whose steps continue between calls. Steps of an earlier user are finished first."""
 
     def __init__(self, runner: AsyncStepRunner) -> None:
         self._runner = runner

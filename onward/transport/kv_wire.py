@@ -1,8 +1,9 @@
-"""Between an engine and its worker, beside the wire of steps: what they say of KV transfers. See `proto/kv_transfer`.
+"""The wire for messages about KV transfers between an engine and its worker, separate from the worker wire. See
+`proto/kv_transfer`.
 
-In order and complete for as long as both live. Neither end ever blocks, so what the other does not take at once waits
-here, up to a bound that the engine's bound on leases keeps far away; beyond it `KvWireFull` is raised, which ends the
-process: a report or a command that were dropped would leave blocks in nobody's hands.
+Messages are in order and complete while both processes live. Neither end ever blocks: messages that the other end does
+not take at once are queued. A full queue raises `KvWireFull`, which ends the process, because a dropped report or
+command would leave blocks without an owner. The engine's bound on leases keeps the queue far from full.
 """
 
 from collections import deque
@@ -22,7 +23,8 @@ class KvWireFull(Exception):
 
 
 class _KvWireEnd:
-    """A zmq socket that has nobody at its other end yet refuses to send; what is sent before then must wait here."""
+    """A socket with a queue in front. A zmq socket refuses to send while no process is connected, so earlier messages
+    wait in the queue."""
 
     def __init__(self, context: zmq.Context[Any], message_type: Any) -> None:
         self.pollable: zmq.Socket[bytes] = context.socket(zmq.PAIR)
@@ -48,7 +50,7 @@ class _KvWireEnd:
             return
 
     def receive(self) -> Any | None:
-        """What waits goes out first: each end is read at least once in each turn of its process."""
+        """Sends waiting messages first, because each end is read at least once per turn of its process."""
         self.flush()
         try:
             return self._decoder.decode(self.pollable.recv(zmq.NOBLOCK))
@@ -60,7 +62,7 @@ class _KvWireEnd:
 
 
 class EngineKvWireEnd:
-    """The engine's end, for one worker incarnation. Listens before the worker is born."""
+    """The engine's end, for one worker incarnation. It listens before the worker starts."""
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self._end = _KvWireEnd(context, KvReport)

@@ -1,7 +1,7 @@
-"""Messages from outside the process, decoded so that there is one way to fail.
+"""Decodes messages from outside the process, with a single kind of error.
 
-msgspec itself has three: what is no message of the kind, text that is no UTF-8, and nesting without end. A receiver that
-drops the first and has not heard of the others is brought down by whoever sends them.
+msgspec itself raises three: for a message of another form, for text that is not UTF-8, and for too deep nesting. A
+malicious sender could crash a receiver that handles only the first one.
 """
 
 from typing import TypeVar
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def decode_message(decoder: "msgspec.msgpack.Decoder[T]", data: "bytes | memoryview") -> T:
-    """Raises `msgspec.DecodeError`, and nothing else."""
+    """Returns the decoded message. Raises `msgspec.DecodeError`, and no other error."""
     try:
         return decoder.decode(data)
     except UnicodeDecodeError as fault:

@@ -1,15 +1,15 @@
-"""Events as integers: one row for each slot and step, in coded cells, with a side record for what is no integer.
+"""Encodes slot events as integers: one row for each slot and step, with a side record for data that is not an integer.
 
     columns   epoch | position | num_computed | drafted | count | ids ...
-    drafted   how many tokens were guessed, right or wrong
-    count     NO_TOKEN            this slot was not run: the row says nothing
+    drafted   number of draft tokens that were verified, accepted or not
+    count     NO_TOKEN            this slot was not run; the other cells have no meaning
               0                   KV was computed, no token yet
-              n > 0               n tokens, in the cells behind it
-              PREEMPTED_TOKEN_ID  the preempt of this epoch was executed; num_computed holds the length of the list
-              FAILED              see the side record
+              n > 0               n tokens, in the cells that follow
+              PREEMPTED_TOKEN_ID  the preempt of this epoch was executed; num_computed is the length of the token list
+              FAILED              the side record has the error
               EMBEDDED            the side record has the vector
 
-These meanings are shared by nothing else, and never leave this file: both ends speak typed events.
+These codes are private to this module: both ends of the wire exchange typed events.
 """
 
 import struct
@@ -40,7 +40,7 @@ _PLAIN_ROW = struct.Struct("=6q")
 
 
 class RowExtras(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What one slot has to say beside its row."""
+    """Data of one slot that does not fit into its row."""
 
     slot: Count
     slot_epoch: Serial
@@ -54,7 +54,7 @@ class RowExtras(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
 
     @classmethod
     def from_tokens(cls, event: SlotTokens) -> "RowExtras | None":
-        """None for the plain row that nearly every event is."""
+        """Returns the side record of an event, or None if its row is enough, as for nearly every event."""
         has_more = event.logprobs is not None or event.prompt_logprobs is not None
         if not has_more and not event.grammar_done and not event.draft_token_ids:
             return None
@@ -72,7 +72,7 @@ def num_columns(max_tokens_per_row: int) -> int:
 
 
 def encode(events: Sequence[SlotEvent], num_slots: int, max_tokens_per_row: int) -> tuple[array, bytes]:
-    """The rows of all slots, flat, and the side records."""
+    """Returns the rows of all slots as one flat array, and the encoded side records."""
     width = num_columns(max_tokens_per_row)
     cells = array("q", [0, 0, 0, 0, NO_TOKEN, *([0] * max_tokens_per_row)]) * num_slots
     extras: list[RowExtras] = []
@@ -81,7 +81,7 @@ def encode(events: Sequence[SlotEvent], num_slots: int, max_tokens_per_row: int)
     assert not slots or (min(slots) >= 0 and max(slots) < num_slots), "every slot has a row"
     row_bytes, pack_into = width * CELL_BYTES, _PLAIN_ROW.pack_into
     for event in events:
-        # One token is what nearly every row holds, so it is packed without a list.
+        # Nearly every row holds one token, which is packed without a list.
         if type(event) is SlotTokens and len(event.token_ids) == 1:
             [token] = event.token_ids
             offset = event.slot * row_bytes
@@ -97,7 +97,7 @@ def encode(events: Sequence[SlotEvent], num_slots: int, max_tokens_per_row: int)
 
 
 def decode(cells: list[int], extras: bytes, max_tokens_per_row: int) -> list[SlotEvent]:
-    """The events of one step, in the order of their slots."""
+    """Returns the events of one step, in the order of their slots."""
     width = num_columns(max_tokens_per_row)
     records = {(r.slot, r.slot_epoch): r for r in _side_decoder.decode(extras)} if extras else {}
     events: list[SlotEvent] = []
@@ -146,7 +146,7 @@ def _event_without_tokens(slot: int, epoch: int, num_computed: int, count: int, 
 
 
 def _row(event: SlotEvent, max_tokens: int, extras: list[RowExtras]) -> list[int]:
-    """The cells that say something; those behind them are zero."""
+    """Returns the cells of an event's row without the trailing zeros, and appends its side record to `extras`."""
     match event:
         case SlotTokens(_, epoch, position, num_computed, ids):
             assert 0 < len(ids) <= max_tokens, "the rows are as wide as a step can be"

@@ -1,13 +1,14 @@
-"""Plans and results in anonymous shared memory, with a socket pair as the doorbell: the wire on one host.
+"""The worker wire by shared memory: plans and results in anonymous memory, with a socket pair that wakes the reader.
 
-The memory is a ring of four steps; two are in flight, so it is never full. Each place holds a plan and its result, and
-each of these is published by a header that is written last:
+The memory is a ring of four steps; two are in flight, so it is never full. Each entry holds a plan and its result. A
+header that is written last publishes each of them:
 
-    place     | plan header | plan, msgpack | result header | rows | side records |
+    entry     | plan header | plan, msgpack | result header | rows | side records |
     header      incarnation, step, length of rows or plan, length of side records, time, checksum
 
-A worker killed in mid-row leaves a header that does not fit, and a step is taken whole or not at all. Waiting is a read
-on the doorbell, so it spins no core. Nothing has a name: when both processes are dead, the kernel has forgotten all.
+If a worker is killed in the middle of a write, the header does not match, so a step is read completely or not at all. A
+reader blocks on the socket, so it uses no processor time while it waits. The memory has no name, so the kernel frees it
+when both processes are dead.
 """
 
 import contextlib
@@ -32,16 +33,16 @@ _RING = b"!"
 
 
 class WorkerWireBroken(Exception):
-    """The other side is gone, or what it left is not a message."""
+    """The other side is gone, or an entry of the ring is not complete."""
 
 
 class WorkerWireClosed(WorkerWireBroken):
-    """The process at the other end is gone, or leaves."""
+    """The process at the other end is gone or is exiting."""
 
 
 @dataclass(slots=True, frozen=True)
 class RingLayout:
-    """Where things lie in one place of the ring."""
+    """Byte offsets and sizes within one entry of the ring."""
 
     plan_at: int
     rows_at: int
@@ -67,15 +68,20 @@ def _aligned(size: int) -> int:
 
 
 def create_ring(address: ShmWireAddress) -> tuple[int, socket.socket, socket.socket]:
-    """The memory's file descriptor, and the two ends of the doorbell. Pages are taken only when they are written."""
+    """Returns the memory's file descriptor, and the two ends of the doorbell. The kernel allocates pages only when they
+    are written. Raises `OSError` if the system does not allow it, and leaves nothing open."""
     fd = os.memfd_create("onward", os.MFD_CLOEXEC)
-    os.ftruncate(fd, ring_layout(address).memory_bytes)
-    parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        os.ftruncate(fd, ring_layout(address).memory_bytes)
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError:
+        os.close(fd)
+        raise
     return fd, parent_end, child_end
 
 
 class _SharedRing:
-    """The memory and the doorbell, as either side has them."""
+    """The mapped memory and the doorbell, the same for either end."""
 
     def __init__(self, address: ShmWireAddress, memory_fd: int, doorbell: socket.socket) -> None:
         self.address, self.layout = address, ring_layout(address)
@@ -87,7 +93,8 @@ class _SharedRing:
         self._incarnation = zlib.crc32(address.incarnation.encode())
 
     def publish(self, offset: int, step: int, body: bytes, extras_at: int, extras: bytes, busy_s: float) -> None:
-        """Body first, header last. The header before the body belongs to a step that has long been read."""
+        """Clears the header, then writes the body, and the new header last. The cleared header belongs to a step that
+        was read long before."""
         header = _HEADER.pack(0, 0, 0, 0, 0.0, 0)
         self.memory[offset - _HEADER_BYTES : offset - _HEADER_BYTES + len(header)] = header
         self.memory[offset : offset + len(body)] = body
@@ -98,7 +105,7 @@ class _SharedRing:
         self.memory[offset - _HEADER_BYTES : offset - _HEADER_BYTES + len(header)] = header
 
     def read_entry(self, offset: int, step: int, extras_at: int) -> tuple[bytes, bytes, float]:
-        """What was published for this step; `WorkerWireBroken` if it is not there whole."""
+        """Returns what was published for this step; raises `WorkerWireBroken` if it is incomplete."""
         incarnation, found_step, body_bytes, extras_bytes, busy_s, checksum = _HEADER.unpack_from(
             self.memory, offset - _HEADER_BYTES
         )
@@ -120,7 +127,7 @@ class _SharedRing:
             raise WorkerWireClosed(str(fault)) from fault
 
     def receive_doorbell(self) -> bytes | None:
-        """The next message on the doorbell, or None."""
+        """Returns the next message on the doorbell, or None."""
         try:
             message = self.doorbell.recv(MAX_HELLO_BYTES)
         except BlockingIOError:
@@ -161,14 +168,14 @@ class ShmEngineWireEnd:
         entry_at = self._ring.entry_offset(plan.step)
         self._ring.publish(entry_at + self._ring.layout.plan_at, plan.step, body, 0, b"", 0.0)
         self._sent += 1
-        with contextlib.suppress(WorkerWireBroken):  # the supervisor tells of deaths, and then the plan is void
+        with contextlib.suppress(WorkerWireBroken):  # the supervisor reports deaths, and then the plan is void
             self._ring.ring_doorbell()
 
     def receive(self) -> WorkerHello | StepResult | None:
         try:
             message = self._ring.receive_doorbell()
         except WorkerWireBroken:
-            return None  # the supervisor tells of deaths
+            return None  # the supervisor reports deaths
         if message is None:
             return None
         return self._read_result() if message == _RING else self._hello_decoder.decode(message)
@@ -218,7 +225,7 @@ class ShmWorkerWireEnd:
         self._ring.ring_doorbell()
 
     def receive(self) -> StepPlan | None:
-        """The next plan. The first one tells at which number this worker's steps begin."""
+        """Returns the next plan. The first one sets the step number at which this worker begins."""
         if self._ring.receive_doorbell() is None:
             return None
         step = self._next_step if self._next_step is not None else self._first_published()
@@ -230,7 +237,7 @@ class ShmWorkerWireEnd:
         self._ring.close()
 
     def _first_published(self) -> int:
-        """The lowest step in the ring: the engine may have published a second one before we looked."""
+        """Returns the lowest step in the ring. The engine may have published a second one before this first read."""
         headers = (
             _HEADER.unpack_from(self._ring.memory, index * self._ring.layout.entry_bytes)
             for index in range(NUM_RING_ENTRIES)

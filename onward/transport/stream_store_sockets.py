@@ -1,6 +1,5 @@
-"""The sockets between api processes and the stream store. Bounded by number here; by size by those who send
-(`api.lifecycle.stream_store_client`).
-"""
+"""The sockets between api processes and the stream store. The number of queued messages is bounded here, their size by
+the senders (`api.lifecycle.stream_store_client`)."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Either wire between engine and worker, behind one pair of functions: same messages, same order, same events."""
+"""Opens the engine's and the worker's end of a worker wire, by zmq or shared memory. Both kinds carry the same messages
+in the same order."""
 
 import socket
 from typing import Protocol
@@ -20,7 +21,7 @@ class WorkerWireEnd(Pollable, Protocol):
 
 
 def open_engine_wire_end(poller: SocketPoller, wire_address: WorkerWireAddress, fds: list[int]) -> EngineWireEnd:
-    """`fds` came with the wire's description: memory and doorbell, for `shm`."""
+    """Opens the engine's end. `fds` came with the wire's address: memory and doorbell for `shm`, none for zmq."""
     if isinstance(wire_address, ShmWireAddress):
         memory_fd, doorbell_fd = fds
         return poller.watch(ShmEngineWireEnd(wire_address, memory_fd, socket.socket(fileno=doorbell_fd)))

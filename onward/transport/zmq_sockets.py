@@ -1,11 +1,12 @@
-"""Typed msgpack messages over zmq: between api and engine, and between engine and worker. Makes all of a process's sockets.
+"""Typed msgpack messages over zmq: between api and engine, and between engine and worker. Creates all sockets of a
+process. A wire encodes and decodes messages, and does not interpret them.
 
-A wire encodes and decodes, and knows nothing else. Addresses are made by the supervisor and carry incarnations, so a
-message can only reach the process it was meant for. Every socket has a bound on what it queues; what would go over it is
-refused, and the protocols above repair the loss.
+The supervisor creates the addresses, which contain incarnations, so a message can only reach the process for which it
+was meant. Every socket has a bounded queue; a message beyond the bound is refused, and the protocols above repair the
+loss.
 
-Local addresses are abstract: no file is made, so none can be left behind. What file permissions would have guarded is
-guarded by a CURVE key that is part of the address, and that only the supervisor's children are told.
+Local addresses are abstract: no file is created, so none can be left behind. Abstract addresses have no file
+permissions, so each address contains a CURVE key that only the supervisor's children know.
 """
 
 import contextlib
@@ -29,11 +30,11 @@ spare for a process that reads several messages between two waits."""
 
 
 class Pollable(Protocol):
-    """One end of a wire that a process waits on."""
+    """One end of a wire on which a process waits."""
 
     @property
     def pollable(self) -> "zmq.Socket[bytes] | int":
-        """What `poll` takes: a zmq socket or a file descriptor."""
+        """The object to poll: a zmq socket or a file descriptor."""
         ...
 
     def close(self) -> None: ...
@@ -43,7 +44,7 @@ Port = TypeVar("Port", bound=Pollable)
 
 
 class SocketPoller:
-    """One process's wires: makes its zmq sockets, and waits for all it watches at once."""
+    """The wires of one process: creates its zmq sockets, and waits for all of them together."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
@@ -92,14 +93,15 @@ class SocketPoller:
 
 
 class WorkerMessage(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker sends: hello once, then a result for each plan."""
+    """A worker's message: a hello at first, then one result for each plan."""
 
     hello: WorkerHello | None = None
     result: StepResult | None = None
 
 
 class EngineClientSocket(ApiClientSocket[ToEngine, FromEngine]):
-    """What is refused is repaired by the once-a-second comparison."""
+    """An api process's socket to the engine. The `HeldRequestsReport`, once a second, repairs the loss of a refused
+    message."""
 
     def __init__(self, address: str, api_incarnation: str) -> None:
         super().__init__(address, api_incarnation, FromEngine, API_QUEUE_LENGTH)
@@ -120,8 +122,8 @@ class ZmqEngineWireEnd:
         self._decoder = msgspec.msgpack.Decoder(WorkerMessage)
 
     def send(self, plan: StepPlan) -> None:
-        # Far fewer are in flight than the queue holds, so this is refused only where nobody is at the other end any more.
-        # The supervisor tells of deaths, and then the plan is void.
+        # The queue holds far more plans than are ever in flight, so a plan is refused only if the worker is gone. The
+        # supervisor reports the death, and then the plan is void.
         with contextlib.suppress(zmq.Again):
             self.pollable.send(self._encoder.encode(plan), zmq.NOBLOCK)
 

@@ -1,7 +1,7 @@
 """One log line for every HTTP request of an api process or a router, written when its response has ended.
 
-A line has what an operator looks for: method, path, status, the name of the key, ids, tokens and times. Never a key, a
-prompt or an output. Probes and messages between routers and instances, which come every second, are logged at DEBUG.
+A line has the method, path, status, name of the key, ids, tokens and times, and never a key, a prompt or an output.
+Probes and messages between routers and instances, which come every second, are logged at DEBUG.
 """
 
 import logging
@@ -24,7 +24,7 @@ MAX_PATH_LENGTH = 200
 MAX_METHOD_LENGTH = 16
 PROBE_PATHS = frozenset({"/health", "/live", "/metrics"})
 CLIENT_GONE = 499
-"""The status of a request whose client has gone before a response began, as nginx logs it."""
+"""The status of a request that its client abandoned before a response began, as nginx logs it."""
 
 _ACCESS = "onward.access"
 _REFUSED = "onward.connection_refusal"
@@ -34,7 +34,7 @@ _logger = logging.getLogger("onward.access")
 
 @dataclass(slots=True)
 class AccessRecord:
-    """What is known of one request. Endpoints fill in what the middleware cannot see."""
+    """Facts about one request for its log line and its span. Endpoints fill in what the middleware cannot see."""
 
     method: str = ""
     path: str = ""
@@ -43,7 +43,7 @@ class AccessRecord:
     error_code: str | None = None
     key_name: str = ""
     request_id: str = ""
-    """Ours. A client that sends no `X-Request-Id` is told this one."""
+    """The server's id. A client that sends no `X-Request-Id` gets it as the response's."""
     label: str = ""
     """The client's `X-Request-Id`."""
     prompt_tokens: int | None = None
@@ -52,21 +52,24 @@ class AccessRecord:
     first_token_at_s: float | None = None
     finish_reason: str | None = None
     num_resumes: int | None = None
-    """Of a router: how often the stream was carried on."""
+    """On a router: how often the stream was resumed."""
     trace: RequestTrace | None = None
-    """Of a request that is sampled."""
+    """Set for a sampled request."""
     trace_context: TraceContext | None = None
-    """What attempts at this request carry. None: no process has decided anything about a trace."""
+    """The context that attempts at this request carry. None: no process has decided anything about a trace."""
     tracer: Tracer | None = None
     client_trace: TraceContext | None = None
-    """What the client's headers say."""
+    """The trace context of the client's headers."""
 
     def begin_trace(
         self, request_id: str, known: TraceContext | None = None, cursor: Cursor | None = None, *, is_attempt: bool
     ) -> TraceContext | None:
-        """A client's request. `known`: the trace of an earlier attempt at it; `cursor`: where no process knows that.
-        `is_attempt`: this process makes the attempt itself, so that the next one links to its span. Returns what attempts
-        carry. Without a tracer the client's own context is passed on."""
+        """Begins the trace of a client's request if it is sampled, and returns the context that attempts carry.
+
+        `known` is the trace of an earlier attempt at the request; `cursor` is used if no process has that.
+        `is_attempt`: this process makes the attempt itself, so that the next attempt links to its span. Without a
+        tracer the client's own context is passed on.
+        """
         tracer = self.tracer
         if tracer is None:
             self.trace_context = known or self.client_trace
@@ -83,7 +86,8 @@ class AccessRecord:
         return context
 
     def begin_routed_trace(self, request_id: str, context: TraceContext | None) -> TraceContext | None:
-        """A router's attempt at a request. Where the router has decided nothing, this process decides."""
+        """Begins the trace of a router's attempt at a request. If the router has decided nothing, this process
+        decides."""
         if context is None:
             return self.begin_trace(request_id, is_attempt=True)
         self.trace_context = context
@@ -92,14 +96,15 @@ class AccessRecord:
         return context
 
     def describe_request(self, path: str, body: bytes) -> None:
-        """Names the span. Costs nothing for a request that is not traced."""
+        """Sets name and attributes of the span from the request's body. Does nothing for a request that is not
+        traced."""
         if self.trace is not None:
             self.trace.server_span.name, attributes = describe_body(path, body)
             self.trace.server_span.attributes.update(attributes)
 
     def end_trace(self, now_s: float) -> None:
         if self.trace is None and self.trace_context is None and self.tracer is not None and self.path in OPERATIONS:
-            # Refused before it was known what it is.
+            # The request was refused before its endpoint could begin the trace.
             self.begin_trace(self.request_id, is_attempt=True)
             self.describe_request(self.path, b"")
         trace = self.trace
@@ -110,7 +115,7 @@ class AccessRecord:
         is_server_error = self.status is not None and self.status >= 500
         error = (self.error_code or str(self.status)) if has_failed or is_server_error else None
         if error is None and self.error_code is not None:
-            trace.server_span.attributes["error.type"] = self.error_code  # a client's error is no failure of the server
+            trace.server_span.attributes["error.type"] = self.error_code  # a client error is no failure of the server
         trace.end_span(trace.server_span, now_s, error)
 
     def _span_attributes(self) -> dict[str, Attribute]:
@@ -132,7 +137,7 @@ class AccessRecord:
         return {name: value for name, value in known.items() if value is not None}
 
     def describe(self, request_id: str, label: str, key_name: str) -> None:
-        """What the router says of its client, whose request is not the HTTP request here."""
+        """Sets the fields that a router sends for its client's request, which is not the HTTP request here."""
         self.request_id, self.label, self.key_name = request_id, label, key_name
 
     def event(self, now_s: float) -> log.LogEvent:
@@ -164,7 +169,8 @@ class AccessRecord:
 
     @property
     def _is_routine(self) -> bool:
-        """Comes every second from a probe or another process of the cluster, and was answered as it should be."""
+        """Whether this is a probe, or a message of another process of the cluster, with an expected status. Such
+        requests come every second."""
         if self.path in PROBE_PATHS:
             return self.status in (200, 503)  # a server that starts is not healthy yet
         is_internal = self.path.startswith(INTERNAL_PREFIX) and self.path != ATTEMPT_PATH
@@ -172,7 +178,7 @@ class AccessRecord:
 
 
 def log_refused_connection(method: bytes, url: bytes, status: int, error_code: str) -> None:
-    """A request that was refused before it was read to its end: what of it is known."""
+    """Logs a request that was refused before it was read completely, with the fields that are known."""
     fields = {
         "method": method.decode("latin-1")[:MAX_METHOD_LENGTH] or "-",
         "path": url.partition(b"?")[0].decode("latin-1")[:MAX_PATH_LENGTH] or "-",
@@ -181,12 +187,14 @@ def log_refused_connection(method: bytes, url: bytes, status: int, error_code: s
 
 
 def note_connection_refusal(scope: Scope, status: int, error_code: str) -> None:
-    """The connection was answered while the request's body arrived. Its application hears only that the client has gone."""
+    """Records that the connection was answered while the request's body arrived. The application gets only a
+    disconnect."""
     scope[_REFUSED] = status, error_code
 
 
 class AccessLog:
-    """`tracer`: of a process that traces. A request's span ends when its line is written."""
+    """Writes the access log. `tracer` is None in a process that does not trace. A request's span ends when its line is
+    written."""
 
     def __init__(self, clock: Clock, tracer: Tracer | None = None) -> None:
         self._clock = clock
@@ -200,7 +208,7 @@ class AccessLog:
         return record
 
     def end(self, scope: Scope, record: AccessRecord) -> None:
-        """The application has returned."""
+        """Ends the record and writes its line, after the application has returned."""
         if record.status is None:
             record.status, record.error_code = scope.get(_REFUSED, (None, record.error_code))
         self.write(record)
@@ -213,5 +221,5 @@ class AccessLog:
 
 
 def access_record(scope: Scope) -> AccessRecord:
-    """The record of this request; where no access log is written, one that is thrown away."""
+    """Returns the record of this request, or one that is discarded if there is no access log."""
     return scope.get(_ACCESS) or AccessRecord()

@@ -1,4 +1,4 @@
-"""Which values a field of a message may have, where they are a closed set: found by its path in the types that decode."""
+"""Finds the values that a field may have, if they are a closed set, by the field's path in the decoded type."""
 
 import enum
 import re
@@ -13,7 +13,8 @@ _STEP = re.compile(r"\.(\w+)|\[")
 
 
 def allowed_values(kind: Any, path: str) -> list[str]:
-    """`path` as the library writes it, from `$` on. Empty where it leads to nothing of the kind."""
+    """Returns the allowed values of the field at `path`, or an empty list if they are not a closed set. `path` has the
+    form of msgspec's errors and begins with `$`."""
     kinds = [*_members(kind)]
     for step in _STEP.finditer(path):
         kinds = [*_fields(kinds, step[1])] if step[1] is not None else [*_elements(kinds)]
@@ -21,7 +22,7 @@ def allowed_values(kind: Any, path: str) -> list[str]:
 
 
 def _members(kind: Any) -> Iterator[Any]:
-    """Of a union, each."""
+    """Yields each member of a union, or `kind` itself if it is not a union."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         for member in typing.get_args(kind):
             yield from _members(member)

@@ -1,4 +1,4 @@
-"""Small pieces of HTTP for ASGI endpoints: reading a body within a bound, answering, noticing that a client has gone."""
+"""HTTP helpers for ASGI endpoints: reading a body within a size limit, sending responses, detecting a disconnect."""
 
 import asyncio
 from collections.abc import Coroutine, Mapping
@@ -15,16 +15,16 @@ BODY_TIMEOUT_S = 60.0
 MAX_DISCARDED_BYTES = 64 << 20
 
 ERROR_CODE = "onward.error_code"
-"""In the first message of a response that is an error, for middleware. Servers of ASGI skip keys that they do not know."""
+"""Key in the first message of an error response, for middleware. ASGI servers ignore unknown keys."""
 JSON_HEADERS = {"content-type": "application/json"}
 
 
 class ClientDisconnected(Exception):
-    """The client has gone, or was given up; there is nobody to answer."""
+    """The client has disconnected, or was given up, so there is no connection for a response."""
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The first one of this lower-case name. Bytes that are no text stay visible as such."""
+    """Returns the first header of this lower-case name, decoded as Latin-1, so that any byte is preserved."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
@@ -36,7 +36,8 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
 
 
 async def read_connected_body(receive: Receive, max_bytes: int) -> bytes:
-    """For Starlette's endpoints, which answer also a client that has gone."""
+    """Reads a body like `read_body`, for Starlette's endpoints: a disconnect raises `InvalidRequest`, because these
+    endpoints return a response in any case."""
     try:
         return await read_body(receive, max_bytes)
     except ClientDisconnected:
@@ -44,7 +45,8 @@ async def read_connected_body(receive: Receive, max_bytes: int) -> bytes:
 
 
 async def _read_body(receive: Receive, max_bytes: int) -> bytes:
-    """What is over the limit is not kept, but read on for a while: a client that is still writing reads no answer.
+    """Reads the body. Bytes over the limit are discarded, but still read for a while, because a client that is still
+    sending does not read the response.
 
     A large body grows in place (`BytesIO` hands its buffer over): joining parts would take as much memory again, and all
     other work of the process would wait meanwhile."""
@@ -79,7 +81,7 @@ async def run_until_disconnect(receive: Receive, coroutine: Coroutine[Any, Any, 
         task.cancel()
         disconnected.cancel()
         await asyncio.wait((task, disconnected))
-    # Not passed on as it is: it would look as if the caller's own task had been cancelled, which goes on.
+    # CancelledError is not passed on: it would look as if the caller's own task had been cancelled, but that continues.
     if task.cancelled():
         raise ClientDisconnected
     try:
@@ -110,7 +112,7 @@ async def respond(send: Send, status: int, body: bytes, headers: Mapping[str, st
 
 
 async def respond_error(send: Send, info: ErrorInfo, body: bytes | None = None) -> None:
-    """`body`: the same in somebody else's words."""
+    """Sends an error response. `body` is the error in another API's format; by default it has OpenAI's."""
     body = body or error_body(info)
     headers = {**JSON_HEADERS, **error_headers(info), "content-length": str(len(body))}
     await send({**start_message(info.status, headers), ERROR_CODE: info.code})

@@ -1,8 +1,8 @@
-"""How fast one caller may go on where all callers share a process. Takes times and names; waits for nothing itself.
+"""Rates at which one caller may use a process that all callers share. Takes times and names, and never waits itself.
 
-The time of an api process is shared by its callers, and neither a body's bytes nor a refusal is free: megabytes are copied
-and decoded while nothing else runs, and a refused request is parsed, tokenized and sent to the engine first. So both have a
-rate for each caller.
+Callers share the time of an api process, and both body bytes and refusals cost time: megabytes are copied and decoded
+while nothing else runs, and a refused request is parsed, tokenized and sent to the engine first. So each caller has a
+rate for both.
 """
 
 from collections import Counter
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 class PacingRate:
     per_s: float
     burst: float
-    """After a pause, without any wait."""
+    """Amount that a caller may use at once after a pause, without any wait."""
     max_wait_s: float
 
 
 REFUSAL_RATE = PacingRate(per_s=20.0, burst=50.0, max_wait_s=5.0)
-"""Requests that were refused for a limit of their own caller."""
+"""Rate of requests that are refused because of a limit of their own caller."""
 BODY_BYTE_RATE = PacingRate(per_s=32 << 20, burst=1 << 20, max_wait_s=60.0)
-"""Of bodies, behind the first `UNPACED_BODY_BYTES` of each."""
+"""Rate of body bytes, without the first `UNPACED_BODY_BYTES` of each body."""
 UNPACED_BODY_BYTES = 64 << 10
 MAX_BUFFERED_BODY_BYTES = 64 << 20
-"""Of one caller's bodies that are being received."""
+"""Limit on the bytes of one caller's bodies that are being received."""
 MAX_PACED_REQUESTS = 256
-"""Requests of one caller that wait since others were refused."""
+"""Requests of one caller that may wait because earlier ones were refused."""
 
 
 class CallerPacer:
@@ -35,10 +35,10 @@ class CallerPacer:
     def __init__(self, rate: PacingRate) -> None:
         self._rate = rate
         self._paid_at_s: dict[str, float] = {}
-        """When everything that the caller has used is paid for. At most one entry for each key."""
+        """When the rate has made up for all that the caller has used. At most one entry for each API key."""
 
     def wait_s(self, caller: str, now_s: float) -> float:
-        """How long this caller has to wait for its next step."""
+        """Returns how long this caller has to wait for its next step."""
         paid_at_s = self._paid_at_s.get(caller, now_s)
         if paid_at_s <= now_s:
             self._paid_at_s.pop(caller, None)
@@ -55,7 +55,7 @@ class CallerPacer:
 
 
 class RefusalPacer:
-    """Which requests wait before they are looked at: those of callers that were refused too often."""
+    """Decides which requests wait before they are processed: the requests of callers that were refused too often."""
 
     def __init__(self, rate: PacingRate = REFUSAL_RATE, max_waiting: int = MAX_PACED_REQUESTS) -> None:
         self._rates = CallerPacer(rate)
@@ -63,11 +63,12 @@ class RefusalPacer:
         self._waiting: Counter[str] = Counter()
 
     def is_full(self, caller: str, now_s: float) -> bool:
-        """Whether as many requests of this caller wait as may."""
+        """Returns whether as many requests of this caller wait as may."""
         return self._waiting[caller] >= self._max_waiting and self._rates.wait_s(caller, now_s) > 0
 
     def start_wait(self, caller: str, now_s: float) -> float:
-        """How long a new request waits. One that does is charged now, so that those which wait go on one by one."""
+        """Returns how long a new request waits. A request that waits is charged now, so that waiting requests continue
+        one by one."""
         wait_s = self._rates.wait_s(caller, now_s)
         if wait_s:
             self._rates.charge(caller, 1, now_s)
@@ -75,7 +76,7 @@ class RefusalPacer:
         return wait_s
 
     def end_wait(self, caller: str) -> None:
-        """It has waited."""
+        """Ends the wait of one request."""
         self._waiting[caller] -= 1
         if not self._waiting[caller]:
             del self._waiting[caller]
@@ -88,16 +89,16 @@ class RefusalPacer:
 
 
 class BodyMemoryLimit:
-    """Bytes of bodies that are being received, by caller. A body is named by any hashable object."""
+    """Limits the bytes of bodies that are being received, by caller. Any hashable object can identify a body."""
 
     def __init__(self, max_bytes: int = MAX_BUFFERED_BODY_BYTES) -> None:
         self._max_bytes = max_bytes
         self._held: dict[str, dict[object, int]] = {}
-        """In the order in which they became large."""
+        """Bytes of each body, in the order in which the bodies became large."""
 
     def try_reserve(self, caller: str, body: object, num_bytes: int) -> bool:
-        """Whether so much more of this body is taken now. The oldest one always goes on, whatever its size, so that bodies
-        never wait for each other."""
+        """Returns whether `num_bytes` more of this body may be received now. The oldest body always may, whatever its
+        size, so that bodies never wait for each other."""
         bodies = self._held.setdefault(caller, {})
         bodies.setdefault(body, 0)
         if sum(bodies.values()) + num_bytes > self._max_bytes and next(iter(bodies)) != body:
@@ -106,7 +107,7 @@ class BodyMemoryLimit:
         return True
 
     def release(self, caller: str, body: object) -> None:
-        """It has come, or its client has gone."""
+        """Releases a body that has arrived, or that its client has abandoned."""
         bodies = self._held.get(caller, {})
         bodies.pop(body, None)
         if not bodies:

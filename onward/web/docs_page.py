@@ -1,8 +1,8 @@
-"""`/docs`: a page for people that shows `/openapi.json`, and sends requests by hand.
+"""`/docs`: a page for people that shows `/openapi.json` and sends requests by hand.
 
-One file of our own that loads nothing from anywhere else, and may not by its own policy. It says nothing about the server,
-so it is open to everybody: a browser sends no key with a page. The document is asked for with the key that the reader
-enters, which stays in the page.
+The page is one file. It loads nothing from other hosts, and its content security policy forbids it to. It contains
+nothing about the server, so it needs no API key: a browser sends no key with a page. The page fetches the document with
+the key that the reader enters, which stays in the page.
 """
 
 import base64

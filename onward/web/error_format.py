@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's form, whichever layer they come from."""
+"""Errors as clients see them, in OpenAI's form, whichever layer they come from."""
 
 import math
 from typing import Any
@@ -9,8 +9,8 @@ from onward.proto.engine import ErrorInfo
 
 
 class RequestFailed(Exception):
-    """An error that came as data: from another process, or from what was noted of a request. `partial`: JSON, what there is
-    of the answer."""
+    """An error that exists as data, for example one that came from another process. `partial` is the output so far, as
+    JSON."""
 
     def __init__(self, info: ErrorInfo, partial: bytes | None = None) -> None:
         super().__init__(info.message)
@@ -19,7 +19,8 @@ class RequestFailed(Exception):
 
 
 def error_body(info: ErrorInfo, partial: bytes | None = None) -> bytes:
-    """`{"error": {...}}`, as the openai package reads it, and `partial` next to it, where there is a part of the answer."""
+    """Returns `{"error": {...}}`, as the openai package reads it, with `partial` beside it if there is partial
+    output."""
     fields: dict[str, Any] = {"error": error_fields(info)}
     if partial is not None:
         fields["partial"] = msgspec.Raw(partial)
@@ -27,7 +28,8 @@ def error_body(info: ErrorInfo, partial: bytes | None = None) -> bytes:
 
 
 class ErrorFields(msgspec.Struct, frozen=True):
-    """OpenAI's four, and what a machine needs to act on it. Also the schema that `/openapi.json` shows."""
+    """OpenAI's four fields, and further ones that a program needs to handle the error. Also the schema that
+    `/openapi.json` shows."""
 
     message: str
     """What is wrong, for people."""
@@ -40,9 +42,9 @@ class ErrorFields(msgspec.Struct, frozen=True):
     retryable: bool
     """Whether the same request may succeed later."""
     stage: str | msgspec.UnsetType = msgspec.UNSET
-    """How far the request had come, where prefill and decode are on different instances."""
+    """How far the request had come, if prefill and decode are on different instances."""
     retry_after_s: float | msgspec.UnsetType = msgspec.UNSET
-    """How long to wait before that."""
+    """How long to wait before a retry."""
 
 
 def error_fields(info: ErrorInfo) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def error_headers(info: ErrorInfo) -> dict[str, str]:
 
 
 def response_error_fields(info: ErrorInfo) -> dict[str, Any]:
-    """The `error` of a response object. OpenAI knows a few codes only; ours stands in `type`."""
+    """Returns the `error` of a response object. OpenAI defines only a few codes, so Onward's code is in `type`."""
     if info.status == 429:
         code = "rate_limit_exceeded"
     else:

@@ -1,4 +1,5 @@
-"""Whatever an endpoint raises, as an answer in OpenAI's form: for plain ASGI endpoints, and for Starlette's routes."""
+"""Turns exceptions of endpoints into error responses in OpenAI's form, for plain ASGI endpoints and Starlette's
+routes."""
 
 import logging
 from collections.abc import Coroutine
@@ -18,13 +19,18 @@ from onward.web.access_log import access_record
 from onward.web.error_format import RequestFailed, error_body, error_headers
 
 INTERNAL_ERROR = to_error_info(InternalError("internal error"))
-"""By a fault of ours, which the next attempt would meet again."""
+"""The response to a fault of the server. It is not retryable, because the next attempt would meet the same fault."""
+
+_HINTS = {
+    "/v1/conversations": "; conversations are not stored here: continue a stored response by previous_response_id",
+}
+"""What to use in place of routes that this server leaves out, by the beginning of their paths."""
 
 _logger = logging.getLogger(__name__)
 
 
 async def handle_errors(scope: Scope, send: Send, coroutine: Coroutine[Any, Any, None]) -> None:
-    """Runs what answers a request. Whatever it raises becomes an answer too."""
+    """Runs the coroutine that answers a request. An exception becomes an error response."""
     try:
         await coroutine
     except asgi.ClientDisconnected:
@@ -40,7 +46,9 @@ async def handle_errors(scope: Scope, send: Send, coroutine: Coroutine[Any, Any,
 
 def _fault_event(scope: Scope) -> log.LogEvent:
     record = access_record(scope)
-    return log.event("a request failed by a fault of ours", **log.request_fields(record.request_id, record.label))
+    return log.event(
+        "a request failed because of an internal error", **log.request_fields(record.request_id, record.label)
+    )
 
 
 async def _on_onward_error(_: Request, error: OnwardError) -> Response:
@@ -52,12 +60,13 @@ async def _on_failed_request(_: Request, failure: RequestFailed) -> Response:
 
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
-    """Starlette's own refusals: no such route, or not this method."""
+    """Answers Starlette's own errors: no such route, or not this method."""
     path = request.scope["path"][:200]
     if error.status_code == 405:
         message, code = f"{request.method} is not allowed on {path}", "method_not_allowed"
     else:
-        message, code = f"there is nothing at {path}", "not_found"
+        hint = next((hint for prefix, hint in _HINTS.items() if path.startswith(prefix)), "")
+        message, code = f"there is nothing at {path}{hint}", "not_found"
     response = _response(ErrorInfo(code, message, error.status_code))
     response.headers.update(error.headers or {})
     return response

@@ -1,7 +1,7 @@
-"""Runs work that blocks in threads, fairly between callers. What is next is decided in `fair_scheduler`.
+"""Runs blocking work in threads, fairly between callers. `fair_scheduler` decides which work is next.
 
-A thread cannot be stopped: work whose client has gone while it waited is not started, and work that has started counts
-until it has ended, so that coming and going does not get a caller more than its share.
+A thread cannot be stopped. Waiting work is dropped when its client disconnects, but started work counts until it has
+ended, so that a caller cannot get more than its share by disconnecting.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ class _Work:
 
 
 class FairExecutor:
-    """`work_name`: what is waited for, in the plural, for messages. `code`: of the error if there is no room."""
+    """`work_name` is the name of the work in error messages, in the plural. `code` is the error code if the queue is
+    full."""
 
     def __init__(
         self, threads: Executor, limits: FairSchedulerLimits, clock: Clock, work_name: str, code: str = Overloaded.code
@@ -39,8 +40,8 @@ class FairExecutor:
         self._refused_budget = None if limits.refused_work_s is None else RefusedWorkBudget(limits.refused_work_s)
 
     async def run(self, caller: str, call: Callable[[], R], num_bytes: int = 0) -> R:
-        """The call's result. Raises `Overloaded` or `RateLimited` before anything is done. `num_bytes`: what it holds
-        meanwhile."""
+        """Returns the call's result. Raises `Overloaded` or `RateLimited` before anything is done. `num_bytes` is the
+        memory that the work holds meanwhile."""
         self._check(caller, num_bytes)
         work = _Work(caller, call, num_bytes, asyncio.get_running_loop().create_future())
         self._scheduler.add(caller, work, num_bytes)

@@ -1,11 +1,12 @@
-"""Which caller's work runs next, where callers share a few threads or processes. Takes times and names; runs nothing.
+"""Decides which caller's work runs next when callers share a few threads or processes. Takes times and names, and runs
+nothing.
 
-Each caller is charged the seconds that its work took, whether it succeeded or was refused. Of the callers with work that
-may start, the one that was charged least is next (start-time fair queueing), so a caller with much or slow work waits for
-its own work, and another one waits for at most the work that runs already. A caller that comes back after a pause starts
-level with the others: idle time is not saved up.
+Each caller is charged the seconds that its work took, whether it succeeded or was refused. Of the callers with work
+that may start, the one that was charged least is next (start-time fair queueing). So a caller with much or slow work
+waits for its own work, and another one waits for at most the work that runs already. A caller that comes back after a
+pause starts level with the others: idle time is not saved up.
 
-Knows nothing of keys: a caller is a name.
+A caller is only a name here; this module knows nothing of API keys.
 """
 
 from collections import deque
@@ -15,23 +16,24 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 LEAST_CHARGE_S = 1e-4
-"""For any work, so that callers with work that takes no time take turns."""
+"""Smallest charge of any work, so that callers with work that takes no time take turns."""
 MANY_ACCOUNTS = 256
-"""From this number on, those that are of no use any more are looked for."""
+"""With this many accounts, `add` first removes the ones that are not needed any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class FairSchedulerLimits:
     running: int
-    """Of all callers, at a time."""
+    """Limit for all callers together."""
     running_per_caller: int
     """Less than `running`, so that one caller alone cannot occupy all."""
     waiting: int
     waiting_per_caller: int
     bytes_per_caller: int | None = None
-    """Of the bodies that a caller's work holds, waiting or running. One body of any size is taken."""
+    """Bytes of the bodies that a caller's work holds, waiting or running. A single body may have any size."""
     refused_work_s: float | None = None
-    """Seconds of work that ends in a refusal, which a caller may cause at once; as much again each minute."""
+    """Seconds of work that ends in a refusal that a caller may cause at once; as much again becomes available each
+    minute."""
 
 
 @dataclass(slots=True)
@@ -52,14 +54,14 @@ class FairScheduler(Generic[T]):
         self._accounts: dict[str, _CallerAccount[T]] = {}
         self._num_waiting = self._num_running = 0
         self._virtual_time_s = 0.0
-        """What the caller had been charged whose work has started last."""
+        """The charge of the caller that started work last, when it did. It does not decrease while there is work."""
 
     def __len__(self) -> int:
-        """Callers that are remembered."""
+        """Returns the number of callers with an account."""
         return len(self._accounts)
 
     def is_full(self, caller: str, num_bytes: int = 0) -> bool:
-        """Whether this caller may not wait here now."""
+        """Returns whether further work of this caller has to be refused now."""
         limits, account = self._limits, self._accounts.get(caller)
         if self._num_waiting >= limits.waiting:
             return True
@@ -79,7 +81,7 @@ class FairScheduler(Generic[T]):
         self._num_waiting += 1
 
     def start_next(self) -> T | None:
-        """The work that is to start now, if any."""
+        """Returns the work that is to start now, if any."""
         if self._num_running >= self._limits.running:
             return None
         max_per_caller = self._limits.running_per_caller
@@ -98,7 +100,7 @@ class FairScheduler(Generic[T]):
         return account.waiting.popleft()
 
     def cancel(self, caller: str, work: T, num_bytes: int = 0) -> bool:
-        """Nobody waits for it any more. False: it has started."""
+        """Removes work that is not needed any more. Returns False if it does not wait, because it has started."""
         account = self._accounts.get(caller)
         if account is None or work not in account.waiting:
             return False
@@ -117,14 +119,14 @@ class FairScheduler(Generic[T]):
     def _give_back(self, caller: str, account: _CallerAccount[T], num_bytes: int) -> None:
         account.num_bytes -= num_bytes
         if not self._num_running and not self._num_waiting:
-            # Nobody is left who could be behind or ahead of anybody.
+            # Without any work, no caller is ahead of another.
             self._accounts.clear()
             self._virtual_time_s = 0.0
         elif account.is_idle and account.charged_s <= self._virtual_time_s:
             del self._accounts[caller]
 
     def _forget_idle(self) -> None:
-        """As new, they would be charged as much."""
+        """Removes idle accounts that a new account would equal, since that begins with the current virtual time."""
         virtual_time_s, accounts = self._virtual_time_s, self._accounts
         self._accounts = {
             name: account
@@ -134,15 +136,16 @@ class FairScheduler(Generic[T]):
 
 
 class RefusedWorkBudget:
-    """What each caller has used lately of `QueueBounds.refused_s`."""
+    """The seconds of refused work that each caller has used of `FairSchedulerLimits.refused_work_s`, and how long it
+    must wait if that is exceeded. Used seconds decrease by this allowance each minute."""
 
     def __init__(self, allowed_s: float) -> None:
         self._allowed_s = allowed_s
         self._used: dict[str, tuple[float, float]] = {}
-        """Seconds, and when that was true. They are forgotten at `allowed_s` a minute."""
+        """Used seconds, and when they were counted. They decrease by `allowed_s` each minute."""
 
     def wait_s(self, caller: str, now_s: float) -> float:
-        """How long this caller has to wait until it may cause a refusal again."""
+        """Returns how long this caller has to wait until it may cause a refusal again."""
         excess_s = self._used_s(caller, now_s) - self._allowed_s
         return max(0.0, excess_s) * 60 / self._allowed_s
 

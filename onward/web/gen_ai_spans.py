@@ -1,5 +1,6 @@
-"""How a request appears in a trace: names and attributes of its server span, as OpenTelemetry's conventions for generative
-AI and for HTTP have them. What they have no name for begins with `onward.`. No prompt, no output, no key."""
+"""Name and attributes of a request's server span, by OpenTelemetry's conventions for generative AI and for HTTP.
+Attributes that the conventions do not define begin with `onward.`. A span never contains a prompt, an output or a
+key."""
 
 from typing import Any
 
@@ -10,11 +11,18 @@ from onward.obs.request_trace import Attribute
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    "/v1/messages": "chat",
     "/v1/completions": "text_completion",
     "/v1/generate": "text_completion",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
+    "/api/embed": "embeddings",
     "/v1/embeddings": "embeddings",
+    "/pooling": "embeddings",
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "embeddings"),
+    **dict.fromkeys(("/v1/score", "/score"), "embeddings"),
 }
-"""By path: what is traced, and its `gen_ai.operation.name`."""
+"""Paths that are traced, with their `gen_ai.operation.name`."""
 MAX_TEXT = 128
 """Characters of a client's own text, such as the name of a model."""
 
@@ -22,7 +30,8 @@ PROVIDER = "onward"
 
 
 class _TracedFields(msgspec.Struct, frozen=True):
-    """Each is checked elsewhere, so whatever it is here is taken as it is, or left out."""
+    """Fields that become attributes. They are validated elsewhere; a value of the wrong type is left out of the
+    span."""
 
     model: Any = None
     stream: Any = None
@@ -43,7 +52,7 @@ _NUMBERS = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "prese
 
 
 def describe_body(path: str, body: bytes) -> tuple[str, dict[str, Attribute]]:
-    """The span's name, and what the request asks for."""
+    """Returns the span's name, and attributes for the request's fields."""
     try:
         fields = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -67,7 +76,7 @@ def describe_body(path: str, body: bytes) -> tuple[str, dict[str, Attribute]]:
 
 
 def _is_number(value: object) -> bool:
-    """OTLP has integers of 64 bits."""
+    """Returns whether the value is a number that OTLP can encode; its integers have 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return isinstance(value, float) or -(1 << 63) <= value < 1 << 63

@@ -1,4 +1,4 @@
-"""Answers of routes that tell about the server itself."""
+"""Responses of routes that describe the server itself."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward.obs.metrics import render
+from onward.obs.prometheus_text import render
 from onward.proto.stats import MetricFamily
 from onward.web.auth.authenticator import is_authenticated
 
@@ -19,7 +19,8 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 def health_response(request: Request, status: str, reason: str | None) -> Response:
-    """For probes, which have no key: they get the status and nothing else. A caller with a key is told the reason."""
+    """Returns the response of a health check. A probe has no key and gets only the status; a caller with a key also
+    gets the reason."""
     fields = {"status": status}
     if reason is not None and is_authenticated(request.scope):
         fields["reason"] = reason

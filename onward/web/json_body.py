@@ -1,4 +1,4 @@
-"""From bytes to a typed request, or to an error that names the byte or the field. Knows no field by itself."""
+"""Decodes JSON bodies into typed requests. Errors name the byte or the field. This module knows no field by itself."""
 
 import re
 from typing import Any, TypeVar
@@ -21,13 +21,14 @@ _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
-    """The fields of a JSON object, each still undecoded. Refuses a body that would take long to decode."""
+    """Returns the fields of a JSON object, each still undecoded. Refuses a body that would take long to decode."""
     check_parts(body)
     return undecoded_fields(body)
 
 
 def undecoded_fields(body: bytes) -> dict[str, msgspec.Raw]:
-    """The same where few fields are looked at: other parts of the body cost nothing."""
+    """Returns the fields of a JSON object, each still undecoded, without the limit of `decode_fields`. It is for
+    callers that decode few fields: the other parts of the body cost nothing, so they are not counted."""
     try:
         return _top_level.decode(body)
     except msgspec.ValidationError as fault:
@@ -46,12 +47,12 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def field_error(param: str, problem: str) -> InvalidRequest:
-    """The one shape of a complaint about a field: its path, then what is wrong with it."""
+    """Returns a field error. All have the same form: the path of the field, then what is wrong with it."""
     return InvalidRequest(f"{param}: {problem}", param=param)
 
 
 def short_repr(value: object) -> str:
-    """A client's value, for an error message: never the whole of a long one."""
+    """Returns a client's value for an error message, cut if it is long."""
     return _cut(repr(value))
 
 
@@ -60,8 +61,8 @@ def _cut(text: str) -> str:
 
 
 def validation_error(error: msgspec.ValidationError, decoded_type: Any = None, parent_path: str = "") -> InvalidRequest:
-    """The error for the client: the library's message with the path of the field. `decoded_type` and `parent_path` are the
-    type and the path of the decoded value."""
+    """Returns the error for the client: msgspec's message with the path of the field. `decoded_type` and `parent_path`
+    are the type and the path of the decoded value."""
     match = _WITH_PATH.match(str(error))
     assert match is not None
     problem, path = match["what"], parent_path + (match["path"] or "$").removeprefix("$")
@@ -75,6 +76,10 @@ def validation_error(error: msgspec.ValidationError, decoded_type: Any = None, p
     return field_error(path, problem) if path else InvalidRequest(f"the body: {problem}")
 
 
+def nested_too_deeply() -> InvalidRequest:
+    return _json_error(b"", RecursionError())
+
+
 def _json_error(body: bytes, error: Exception) -> InvalidRequest:
     return InvalidRequest(f"the body is not valid JSON: {_json_problem(body, error)}", code="invalid_json")
 
@@ -86,7 +91,7 @@ def _json_problem(body: bytes, error: Exception) -> str:
         return f"invalid UTF-8 (byte {_first_bad_byte(body)})"
     message = str(error).removeprefix("JSON is malformed: ")
     if trailing := _TRAILING.fullmatch(message):
-        # Here the library counts from one, everywhere else from zero.
+        # In this message msgspec counts from one, in all others from zero.
         return f"trailing characters (byte {int(trailing[1]) - 1})"
     return message if "(byte " in message else f"{message} (byte {len(body)})"
 
@@ -100,8 +105,9 @@ def _first_bad_byte(body: bytes) -> int:
 
 
 def compact_json(body: bytes) -> bytes:
-    """The same JSON without whitespace between tokens: what is kept of a request. Bytes that are no JSON stay as they are,
-    for the decoder to refuse them. Where there is no whitespace the result is `body` itself: a large one is held once."""
+    """Returns the same JSON without whitespace between tokens, which is the form in which a request is kept. Bytes that
+    are not JSON are returned unchanged, and the decoder refuses them. Without whitespace the result is `body` itself,
+    so that a large one is held once."""
     try:
         formatted = msgspec.json.format(body, indent=-1)
         return body if len(formatted) == len(body) else formatted
@@ -110,7 +116,7 @@ def compact_json(body: bytes) -> bytes:
 
 
 def decode_raw(value: msgspec.Raw, body: bytes) -> Any:
-    """A field of `body` that was left undecoded, and so unchecked: its text need not even be UTF-8."""
+    """Decodes a field of `body` that was left undecoded, and so unchecked: its text need not even be UTF-8."""
     try:
         return msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:

@@ -1,7 +1,8 @@
-"""ASGI middleware inside RequestIdMiddleware: no caller takes more of this process's time than its rate (`caller_pacer`).
+"""ASGI middleware inside RequestIdMiddleware that limits each caller's use of this process's time to a rate
+(`caller_pacer`).
 
-A request that has to wait does so before it is read any further: the connection is not read meanwhile, so the client's
-kernel holds what it sends. Only holders of keys are told apart; without keys there is one caller, and no other to protect.
+The connection of a request that has to wait is not read meanwhile, so the client's kernel holds the data that it sends.
+Callers are distinguished by API key. Without keys there is one caller, and no other to protect.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from onward.obs.metrics import Counter, Registry
 from onward.proto.engine import ErrorInfo
 from onward.web import asgi
 from onward.web.auth.authenticator import get_caller
+from onward.web.auth.cross_site import FILES_PATH
 from onward.web.caller_pacer import (
     BODY_BYTE_RATE,
     MAX_PACED_REQUESTS,
@@ -40,7 +42,7 @@ class PacingMiddleware:
         self._body_pacer = BodyPacer(clock)
         self._waits: Counter = registry.counter(
             "onward_paced_requests_total",
-            "Requests that waited, or were refused since too many wait, of callers refused too often",
+            "Requests of callers that were refused too often: delayed and then processed, or refused",
             ["end"],
         )
 
@@ -60,7 +62,9 @@ class PacingMiddleware:
             is_refused = is_refused or message.get(asgi.ERROR_CODE) == RateLimited.code
             return send(message)  # pyright: ignore[reportReturnType]
 
-        body = self._body_pacer.wrap(caller, receive)
+        # The bytes of an upload go to disk as they arrive.
+        is_upload = scope["method"] == "POST" and scope["path"] == FILES_PATH
+        body = self._body_pacer.wrap(caller, receive, is_held=not is_upload)
         try:
             await self._app(scope, body.receive, send_and_watch)
         finally:
@@ -80,7 +84,7 @@ class PacingMiddleware:
 
 
 class BodyPacer:
-    """All bodies that are being received."""
+    """Paces all bodies that are being received."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -88,8 +92,8 @@ class BodyPacer:
         self.held = BodyMemoryLimit()
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
-    def wrap(self, caller: str, receive: Receive) -> "PacedBody":
-        return PacedBody(self, caller, receive)
+    def wrap(self, caller: str, receive: Receive, *, is_held: bool) -> "PacedBody":
+        return PacedBody(self, caller, receive, is_held=is_held)
 
     async def wait_released(self, caller: str) -> None:
         """Returns when a body of this caller is no longer held."""
@@ -105,10 +109,11 @@ class BodyPacer:
 
 
 class PacedBody:
-    """What one request receives. Where a part has to wait, the next one is not read."""
+    """The body of one request as the application receives it. While a part has to wait, the next one is not read."""
 
-    def __init__(self, pacer: BodyPacer, caller: str, receive: Receive) -> None:
-        self._body_pacer, self._caller, self._receive = pacer, caller, receive
+    def __init__(self, pacer: BodyPacer, caller: str, receive: Receive, *, is_held: bool) -> None:
+        """`is_held`: the application keeps the whole body in memory until it has arrived."""
+        self._body_pacer, self._caller, self._receive, self._is_held = pacer, caller, receive, is_held
         self._num_bytes = 0
 
     async def receive(self) -> Message:
@@ -126,12 +131,12 @@ class PacedBody:
 
     async def _pace(self, num_bytes: int) -> None:
         pacer, caller = self._body_pacer, self._caller
-        while not pacer.held.try_reserve(caller, self, num_bytes):
+        while self._is_held and not pacer.held.try_reserve(caller, self, num_bytes):
             await pacer.wait_released(caller)
         pacer.rates.charge(caller, num_bytes, pacer.clock.now_s())
         if wait_s := pacer.rates.wait_s(caller, pacer.clock.now_s()):
             await asyncio.sleep(wait_s)
 
     def release(self) -> None:
-        if self._num_bytes > UNPACED_BODY_BYTES:
+        if self._is_held and self._num_bytes > UNPACED_BODY_BYTES:
             self._body_pacer.release(self._caller, self)

@@ -1,4 +1,5 @@
-"""What every HTTP exchange has, whatever its route: the client's label or an id, and a place in the counts."""
+"""Middleware for every HTTP exchange, whatever its route: sets `X-Request-Id`, counts the response, and answers
+requests that a check refuses."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Collection
@@ -26,18 +27,18 @@ _INVALID_REQUEST_ID = ErrorInfo(
 
 
 def client_request_id(scope: Scope) -> str:
-    """The client's own name for its request; empty: it has none."""
+    """Returns the client's own name for its request, or an empty string."""
     return asgi.header(scope, b"x-request-id") or ""
 
 
 def set_response_request_id(scope: Scope, shown_id: str) -> None:
-    """What the response's `X-Request-Id` says. Else it is the label, or an id that nobody knows."""
+    """Sets the response's `X-Request-Id`. The default is the client's, or else a random id."""
     scope[_SHOWN_ID] = shown_id
 
 
 def bypass_middleware_for_body(scope: Scope, send: Send) -> Send:
-    """For streams: the parts of a body go straight out. Whatever stands on the way from an endpoint looks at the start of
-    an answer only, and would cost every token a call each."""
+    """Returns a `send` for streams that passes parts of a body directly to the server. Middleware looks only at the
+    start of a response, so each one would cost a useless call per token."""
     direct_send: Send = scope.get(_DIRECT_SEND, send)
 
     def send_either(message: Message) -> Awaitable[None]:
@@ -46,16 +47,44 @@ def bypass_middleware_for_body(scope: Scope, send: Send) -> Send:
     return send_either
 
 
+def inner_scope(scope: Scope, path: str, send: Send) -> Scope:
+    """Returns the scope of a request that an endpoint makes of another endpoint of this application, to answer its own
+    request with a changed answer. The answer goes to `send`. It is always a POST that begins a new stream."""
+    headers = [(name, value) for name, value in scope["headers"] if name != b"last-event-id"]
+    return {**scope, "method": "POST", "path": path, "headers": headers, _DIRECT_SEND: send}
+
+
+def share_response_request_id(inner: Scope, scope: Scope) -> None:
+    """Gives the response of `scope` the request id of `inner`, which was made from it."""
+    if _SHOWN_ID in inner:
+        set_response_request_id(scope, inner[_SHOWN_ID])
+
+
 def _accept_all(_: Scope) -> None:
     return None
 
 
+def _same_send(_: Scope, send: Send) -> Send:
+    return send
+
+
+def chain_wrappers(*wrappers: Callable[[Scope, Send], Send]) -> Callable[[Scope, Send], Send]:
+    """Returns a wrapper of `send` that applies all of them."""
+
+    def wrap(scope: Scope, send: Send) -> Send:
+        for wrapper in wrappers:
+            send = wrapper(scope, send)
+        return send
+
+    return wrap
+
+
 RequestCheck = Callable[[Scope], ErrorInfo | None]
-"""Why a request is not served, if so."""
+"""Returns why a request is refused, or None."""
 
 
 def first_refusal(*checks: RequestCheck) -> RequestCheck:
-    """The first reason that there is."""
+    """Returns a check that runs `checks` in order and returns the first refusal."""
 
     def refusal(scope: Scope) -> ErrorInfo | None:
         return next((info for check in checks if (info := check(scope)) is not None), None)
@@ -64,7 +93,7 @@ def first_refusal(*checks: RequestCheck) -> RequestCheck:
 
 
 async def respond_refusal(scope: Scope, receive: Receive, send: Send) -> None:
-    """An ASGI application for those who may not come in."""
+    """Responds to a refused request with the error for which it was refused. This is the default `refusal_app`."""
     await asgi.respond_error(send, scope[_REFUSAL])
 
 
@@ -80,19 +109,23 @@ class RequestIdMiddleware:
         check: RequestCheck = _accept_all,
         refusal_app: ASGIApp = respond_refusal,
         access_log: AccessLog | None = None,
+        wrap_send: Callable[[Scope, Send], Send] = _same_send,
     ) -> None:
+        """`wrap_send` wraps the `send` of every exchange, refusals and streams included."""
         self.app = app
-        """What is inside."""
+        """The wrapped application."""
         self._counter = counter
         self._paths = frozenset(paths)
         self._refusal = check
         self._refusal_app = refusal_app
         self._access_log = access_log
+        self._wrap_send = wrap_send
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        send = self._wrap_send(scope, send)
         scope[_DIRECT_SEND] = send
         path = scope["path"] if scope["path"] in self._paths else "other"
         client_id = asgi.header(scope, b"x-request-id")
@@ -122,7 +155,8 @@ class RequestIdMiddleware:
             else:
                 await self.app(scope, receive, send_with_request_id)
         finally:
-            # A stream has ended by now: its events go past this middleware, but its application returns after the last.
+            # A stream has ended by now: its events bypass this middleware, but the application returns after the last
+            # one.
             if record is not None and self._access_log is not None:
                 record.key_name = record.key_name or caller_name(scope)
                 self._access_log.end(scope, record)

@@ -1,6 +1,7 @@
-"""`/`: a browser is sent to `/ui`; any other client gets JSON that says what this server is and where its pages are.
+"""`/`: redirects a browser to `/ui`; any other client gets JSON with the server's name and version and the paths of its
+pages.
 
-Open to everybody, so it names nothing that depends on the configuration: no model, no instance, no host.
+It needs no API key, so it contains nothing that depends on the configuration: no model, no instance, no host.
 """
 
 from starlette.requests import Request
@@ -24,7 +25,8 @@ _HEADERS = SECURITY_HEADERS | {"vary": "accept"}
 
 async def show(request: Request) -> Response:
     if "text/html" in request.headers.get("accept", ""):
-        # Relative: behind a proxy the server may stand below another path, and its own host name is the client's word.
+        # The location is relative: behind a proxy the server may be below another path, and `Host` is the client's
+        # choice.
         return Response(status_code=307, headers=_HEADERS | {"location": PAGE_PATH.removeprefix("/")})
     response = json_response({"name": "onward", "version": __version__} | LINKS)
     response.headers.update(_HEADERS)

@@ -1,5 +1,5 @@
-"""Server-sent events as bytes: those for clients, and those that an instance sends to a router only. Also the header by
-which a client comes back to its stream."""
+"""Encodes server-sent events for clients, and events that an instance sends only to a router. Also parses the header
+with which a client resumes its stream."""
 
 from starlette.types import Scope
 
@@ -17,7 +17,8 @@ HEADERS = {
 }
 DONE = b"data: [DONE]\n\n"
 HELD_COMMENT = b": held\n"
-"""In front of an event, between instance and router: it goes with the next one that has an id, or not at all."""
+"""Comment before an event between instance and router: the router sends the event together with the next one that has
+an id, or not at all."""
 
 
 def event(data: bytes, cursor: str | None = None) -> bytes:
@@ -27,7 +28,7 @@ def event(data: bytes, cursor: str | None = None) -> bytes:
 
 
 def cursor_event(cursor: str) -> bytes:
-    """For whoever follows the tokens: a client has nothing to read in it."""
+    """Returns an event with a cursor and no data: it advances the cursor, and a client has nothing to read in it."""
     return b"id: %b\ndata:\n\n" % cursor.encode()
 
 
@@ -46,7 +47,8 @@ def progress_comment(progress: StreamProgress) -> bytes:
 
 
 def parse_last_event_id(scope: Scope) -> Cursor | None:
-    """The place that `Last-Event-ID` names. An empty one is none: its client has read no event yet."""
+    """Returns the cursor in `Last-Event-ID`, or None without one. An empty header means that the client has read no
+    event yet."""
     value = asgi.header(scope, b"last-event-id")
     if not value:
         return None

@@ -1,4 +1,4 @@
-"""The Starlette application that api processes and routers have in common."""
+"""Creates the Starlette application of api processes and routers."""
 
 from collections.abc import Sequence
 
@@ -11,6 +11,6 @@ from onward.web.error_handlers import EXCEPTION_HANDLERS
 
 def make_starlette_app(routes: Sequence[BaseRoute], middleware: Sequence[Middleware] = ()) -> Starlette:
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=EXCEPTION_HANDLERS)
-    # Starlette redirects from `/health/` to `/health` at the host that the client itself has named in `Host`.
+    # Starlette would redirect `/health/` to `/health` at the host in the `Host` header, which the client chooses.
     app.router.redirect_slashes = False
     return app

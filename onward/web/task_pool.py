@@ -1,4 +1,4 @@
-"""Work that no connection waits for: within a bound that callers share, and ended with the process."""
+"""Tasks that no connection waits for: callers share a limit on their number, and `close` cancels them."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -14,13 +14,13 @@ class TaskPool:
     def __init__(self, max_tasks: int = MAX_TASKS) -> None:
         self._max_tasks = max_tasks
         self._running: dict[asyncio.Task[None], str] = {}
-        """Each with its caller."""
+        """Running tasks, each with its caller."""
 
     def start(self, coroutine: Coroutine[Any, Any, None], caller: str) -> asyncio.Task[None]:
         num_own = sum(other == caller for other in self._running.values())
         if not within_fair_share(1, num_own, len(self._running) - num_own, self._max_tasks, is_named=bool(caller)):
             coroutine.close()
-            problem = f"{num_own} background responses of this caller are under way, of {len(self._running)} in all"
+            problem = f"{num_own} background responses of this caller are running, of {len(self._running)} in all"
             raise Overloaded(f"{problem}; try again later", retry_after_s=RETRY_SOON_S)
         task = asyncio.get_running_loop().create_task(coroutine)
         self._running[task] = caller

@@ -1,9 +1,10 @@
-"""Renders a template that a client has sent: in another process, with bounds on time, memory and output that it cannot
-get around whatever it is.
+"""Renders a client's chat template in another process, with limits on time, memory and output that no template can
+evade.
 
-Counting what a template does (`text.bounded_template`) is enough for one that the operator has chosen. A hostile one can
-do an hour's work, or fill all memory, in a single step: compare two lists that hold each other a hundred times over, say.
-Only the operating system can stop that. The price is about 6 ms, for a fork and for compiling the template.
+Counting the steps of a template (`text.bounded_template`) is enough for a template that the operator has chosen. A
+hostile template can do an hour's work, or fill all memory, in a single step, for example by comparing two lists that
+contain each other a hundred times over. Only the operating system can stop that. The cost is about 6 ms, for a fork and
+for compiling the template.
 """
 
 import contextlib
@@ -24,14 +25,14 @@ from onward.web.template_sandbox_child import MAX_FRAME_BYTES, PREFIX_BYTES, Ren
 MAX_TEMPLATE_CHARS = 64 << 10
 
 _ANSWER_WITHIN_S = 5.0
-"""Of real time, for one second of processor time on a busy machine."""
+"""Wall-clock time for one second of processor time on a busy machine."""
 _STARTED_WITHIN_S = 30.0
 _READ_BYTES = 1 << 20
 
 
 class TemplateSandboxPool:
-    """Several, so that a template that takes a second does not delay another caller's. Further ones are started when they
-    are needed."""
+    """Several sandboxes, so that a template that takes a second does not delay another caller's. The process of each is
+    started when it is first needed."""
 
     def __init__(self, num_sandboxes: int) -> None:
         self._sandboxes = [TemplateSandbox() for _ in range(num_sandboxes)]
@@ -40,7 +41,7 @@ class TemplateSandboxPool:
             self._idle.put(sandbox)
 
     def render(self, job: RenderJob) -> str:
-        """As `TemplateSandbox.render`."""
+        """Renders a template like `TemplateSandbox.render`, and returns the text. Blocks until a sandbox is idle."""
         sandbox = self._idle.get()
         try:
             return sandbox.render(job)
@@ -53,7 +54,8 @@ class TemplateSandboxPool:
 
 
 class TemplateSandbox:
-    """One template at a time, each in its own process. The child that forks them is started by the first."""
+    """Renders one template at a time, each in its own process. The child that forks these processes is started for the
+    first template."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,7 +63,8 @@ class TemplateSandbox:
         self._decoder = msgspec.msgpack.Decoder(RenderResult)
 
     def render(self, job: RenderJob) -> str:
-        """Blocks: to be called from a thread. A 400 that names `chat_template` says why there is no prompt."""
+        """Returns the rendered prompt. Blocks, so it has to be called from a thread. If rendering fails, raises an
+        `InvalidRequest` that names `chat_template` and the reason."""
         if len(job.source) > MAX_TEMPLATE_CHARS:
             raise _refused(f"it is longer than {MAX_TEMPLATE_CHARS} characters")
         with self._lock:
@@ -84,7 +87,7 @@ class TemplateSandbox:
             if length > MAX_FRAME_BYTES:
                 raise TimeoutError
             return self._decoder.decode(_read(child.stdout.fileno(), length, deadline_at_s))
-        except (OSError, msgspec.DecodeError):  # of which a TimeoutError is one
+        except (OSError, msgspec.DecodeError):  # a TimeoutError is an OSError
             self._end_child()
             return RenderResult(error="it took too long, or ended the process that rendered it")
 
@@ -92,7 +95,7 @@ class TemplateSandbox:
         if self._child is not None and self._child.poll() is None:
             return self._child, _ANSWER_WITHIN_S
         self._end_child()
-        # Nothing of this process is inherited: no keys in the environment, no sockets, not even the folder.
+        # The child inherits nothing of this process: no keys in the environment, no sockets, not even the folder.
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-m", "onward.web.template_sandbox_child"],
             stdin=subprocess.PIPE,
@@ -109,7 +112,7 @@ class TemplateSandbox:
         return self._child, _STARTED_WITHIN_S
 
     def _end_child(self) -> None:
-        """With all that it has forked."""
+        """Kills the child with all processes that it has forked."""
         child, self._child = self._child, None
         if child is None:
             return

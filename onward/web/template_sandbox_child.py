@@ -1,8 +1,8 @@
-"""The other end of `template_sandbox`: renders each template in a process of its own, which cannot do anything else.
+"""The child process of `template_sandbox`: renders each template in a process of its own that cannot do anything else.
 
-Imports are done once; for each job the process forks. The fork gives away what it could do harm with (time, memory,
-files, processes), renders, and is gone. So nothing of one job is there for the next, and whatever a template does to its
-process, this one only sees how it ended.
+Imports are done once, and the process forks for each job. The fork limits its own time, memory, files and processes,
+renders, and exits. So no state of one job is left for the next, and whatever a template does to its process, this one
+only sees the exit status.
 """
 
 import os
@@ -25,7 +25,8 @@ _WARM_UP_TEMPLATES = (
     "{{ missing.attribute }}",
     "{{ 'x'.__class__ }}",
 )
-"""What imports something, or fails in its own way: a fork can open no file any more, not even a module's."""
+"""Rendered once before the first job, because they import something or fail in different ways: a fork cannot open any
+file, not even a module's."""
 
 
 class RenderJob(msgspec.Struct, frozen=True):
@@ -85,7 +86,7 @@ def _render_and_exit(job: RenderJob, write_end: int) -> None:
             pipe.write(frame(_render(job)))
         code = 0
     finally:
-        os._exit(code)  # whatever happened: this process must not go on as if it were its parent
+        os._exit(code)  # in any case: the fork must not continue as if it were its parent
 
 
 def _drop_privileges(job: RenderJob) -> None:

@@ -21,7 +21,8 @@ class BatchBuilder:
         self._token_ids, self._positions, self._pages = (np.zeros(max_rows, np.int32) for _ in range(3))
 
     def build(self, spans: Sequence[TokenSpan[Any]]) -> ForwardBatch:
-        """Logits are wanted of the rows that sample, then of those whose given tokens' logprobs are asked for."""
+        """Returns the forward batch of these spans. It has logits of the rows that sample, then of the rows whose given
+        tokens' logprobs are requested."""
         row = 0
         tiles: list[tuple[int, int, int, int]] = []
         sampled: list[int] = []
@@ -49,7 +50,8 @@ class BatchBuilder:
         )
 
     def _fill(self, row: int, span: TokenSpan[Any]) -> None:
-        """One token is the usual case, and slices cost more than scalars."""
+        """Fills the rows of one span. One token is the usual case and is written apart, because slices cost more than
+        scalars."""
         slot, start = span.slot, span.start
         count = span.num_rows
         assert row + count <= len(self._token_ids), "the rows of a step fit into the buffers"

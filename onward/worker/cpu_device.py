@@ -1,4 +1,5 @@
-"""The CPU as a device: int8 layers without torch, or float layers around torch. Computes in the call."""
+"""The CPU device: int8 layers without torch, or float layers on torch. It computes each step in the call of
+`launch`."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from onward.worker.slot_state import SlotState, given_tokens
 from onward.worker.speculation.draft_manager import DraftManager
 from onward.worker.speculation.proposer import ProposerContext, ProposerFactory
 from onward.worker.step_sampler import StepSampler
+from onward.worker.tensor_parallel.rank_group import BLOCK_TABLES_ARRAY, RankGroup
 from onward.worker.token_bitmasks import TokenBitmasks
 from onward.worker.token_logprobs import token_logprobs
 from onward.worker.token_span import NO_BLOCK, TokenSpan
@@ -39,7 +41,7 @@ from onward.worker.token_span import NO_BLOCK, TokenSpan
 @dataclass(slots=True)
 class _ComputedStep:
     logits: np.ndarray
-    """Of the rows that sample: the model's buffer, which sampling overwrites."""
+    """Logits of the rows that sample. This is the model's buffer, which sampling overwrites."""
     given_logprobs: list[TokenLogprobs]
     vectors: dict[int, bytes]
     output: StepOutput
@@ -51,48 +53,55 @@ class CpuDevice:
 
     def __init__(
         self, model: PreparedModel, config: WorkerConfig, weights: Mapping[str, Any],
-        drafter: ProposerFactory | None = None, kv_memory_fd: int | None = None,
+        drafter: ProposerFactory | None = None, kv_memory_fd: int | None = None, ranks: RankGroup | None = None,
     ) -> None:  # fmt: skip
-        """`drafter` creates the proposer of draft tokens; None: no drafts. `kv_memory_fd`: of memory that outlives this
-        worker and may be an earlier one's; None: memory of its own."""
+        """`drafter` creates the proposer of draft tokens; None: no drafts. `kv_memory_fd` is the file descriptor of KV
+        memory that outlives this worker, and that an earlier worker may have used; None: the device allocates its
+        own. `ranks` are the other processes that compute forward passes; None: there are none."""
+        given_model = model
         model, weights = pad_for_cpu(model, weights)
-        self._model, self._config = model, config
+        self._model, self._config, self._ranks = model, config, ranks
         max_model_len = resolve_max_model_len(config, model.config)
         dtype = kv_dtype(model.config, model.quantization)
         bytes_per_block = kv_pool.block_bytes(model.config, dtype, config.block_size)
+        self._drafts_use_blocks = drafter is not None and drafter.bytes_per_block > 0
         bytes_per_block += 0 if drafter is None else drafter.bytes_per_block
         num_kept = 0
         if kv_memory_fd is not None:
             num_kept = kv_pool.num_blocks_in(kv_memory_fd, model.config, dtype, config.block_size)
-        # What exists already is not counted against the memory that is free.
+        # Kept memory is allocated already, so free memory does not limit its number of blocks.
         self.num_blocks = (
             num_kept - 1 if num_kept else choose_num_blocks(config, bytes_per_block, max_model_len, free_memory_bytes)
         )
-        self.num_threads = _num_threads(config.threads)
-        threads = ThreadPool(self.num_threads)
+        # Rank 0 alone samples and drafts, so these use its own threads.
+        threads = ThreadPool(_num_threads(config.threads, config.tensor_parallel))
+        all_threads = threads if ranks is None else ranks.lead(threads)
+        self.num_threads = all_threads.size
         self._tokens = np.zeros((config.max_num_seqs, max_model_len + 1), np.int32)
-        self._tables = kv_pool.BlockTables(config.max_num_seqs, -(-max_model_len // config.block_size))
+        table_shape = config.max_num_seqs, -(-max_model_len // config.block_size)
+        table_ids = None if ranks is None else ranks.arrays.zeros(BLOCK_TABLES_ARRAY, table_shape, np.int32)
+        self._tables = kv_pool.BlockTables(*table_shape, table_ids)
         pool = kv_pool.allocate_kv_pool(
             model.config,
             dtype,
             self.num_blocks + 1,
             config.block_size,
-            is_shared=config.kv_backend is not None,
+            is_shared=config.kv_backend is not None or ranks is not None,
             memory_fd=kv_memory_fd,
         )
         self._max_rows = max(config.max_num_batched_tokens, config.max_num_seqs)
         self._batch = BatchBuilder(model.config, self._tokens, self._tables, config.block_size, self._max_rows)
         max_sampled = config.max_num_seqs if drafter is None else self._max_rows
         self._step_sampler = StepSampler(model.config.vocab_size, max_sampled, threads)
-        self._decoder = build_decoder(
-            model,
-            weights,
-            pool.kv,
-            max_model_len=max_model_len,
-            max_rows=self._max_rows,
-            max_sampled=max_sampled + MAX_PROMPT_LOGPROB_ROWS,
-            threads=threads,
-        )
+        limits = {
+            "max_model_len": max_model_len,
+            "max_rows": self._max_rows,
+            "max_sampled": max_sampled + MAX_PROMPT_LOGPROB_ROWS,
+        }
+        shared = None if ranks is None else ranks.arrays
+        self._decoder = build_decoder(model, weights, pool.kv, **limits, threads=all_threads, shared=shared)
+        if ranks is not None:
+            ranks.start(given_model, config, pool, **limits)
         self.kv_memory = KvMemory(pool, _kv_layout(model, pool, config.block_size, max_model_len), self.layers_done)
         self.draft_manager: DraftManager | None = None
         if drafter is not None:
@@ -109,16 +118,17 @@ class CpuDevice:
 
     @property
     def attention_window(self) -> int | None:
-        """A model that drafts has layers of its own in the same blocks."""
-        return self._model.config.attention_window if self.draft_manager is None else None
+        """The model's attention window. None with drafts of a model, whose layers have KV in the same blocks."""
+        return None if self._drafts_use_blocks else self._model.config.attention_window
 
     @property
     def kernels(self) -> str:
         family = "int8 kernels" if self._model.quantization == "int8" else "torch and our attention"
-        return f"{family} ({best_level()} SIMD, {kernel_target().cpu})"
+        ranks = "" if self._ranks is None else f", {self._ranks.size} ranks"
+        return f"{family} ({best_level()} SIMD, {kernel_target().cpu}{ranks})"
 
     def warm_up_steps(self) -> Iterator[DummySteps]:
-        """Every kernel, and every weight."""
+        """Yields steps that together run every kernel and read every weight."""
         greedy = SamplingParams(seed=0, temperature=0.0)
         sampled = SamplingParams(seed=0, top_k=5, top_p=0.9, min_p=0.01, logprobs=0)
         for sampling in (greedy, sampled):
@@ -128,7 +138,7 @@ class CpuDevice:
         return self._decoder.layers_done()
 
     def phase_cycles(self) -> dict[str, int]:
-        """What the last forward pass spent its time on, for benchmarks."""
+        """Returns the cycles that the last forward pass spent in each kind of phase, for benchmarks."""
         return self._decoder.phase_cycles()
 
     def assign(self, assign: AssignSlot) -> None:
@@ -180,7 +190,7 @@ class CpuDevice:
         if not spans:
             return
         work.output = self._step_sampler.sample(logits, spans, positions, masks)
-        # What lies behind a slot's list is no part of it, so tokens that do not count need not be left out.
+        # Entries beyond a slot's length are ignored, so tokens that will not be accepted need not be left out.
         self._tokens[[span.slot for span in spans], ends] = work.output.token_ids
 
     def is_done(self, handle: LaunchHandle) -> bool:
@@ -198,7 +208,7 @@ class CpuDevice:
         return self._decoder.forward(rows)[:, : self._model.config.vocab_size].copy()
 
     def _given_logprobs(self, logits: np.ndarray, reporting: Sequence[TokenSpan[SlotState]]) -> list[TokenLogprobs]:
-        """Each row tells how likely the token after it was."""
+        """Returns the logprobs of the given tokens. The logits of each row are those of the token after it."""
         tokens, num_tops = given_tokens(reporting)
         assert len(tokens) == len(logits), "every row of logits that does not sample is reported"
         vocab_size = self._model.config.vocab_size
@@ -210,7 +220,7 @@ class CpuDevice:
     def _add_to_poolers(
         self, spans: Sequence[TokenSpan[SlotState]], not_sampling: Sequence[TokenSpan[SlotState]]
     ) -> dict[int, bytes]:
-        """The vectors of prompts that are whole, by slot."""
+        """Adds the hidden states of the spans to their poolers. Returns the vectors of complete prompts, by slot."""
         vectors: dict[int, bytes] = {}
         if not any(span.is_pooled for span in not_sampling):
             return vectors
@@ -225,7 +235,8 @@ class CpuDevice:
 
 
 def _kv_layout(model: PreparedModel, pool: kv_pool.KvPool, block_size: int, max_model_len: int) -> KvLayout:
-    """Where rope depends on a length, keys agree only with those of instances that chose alike."""
+    """Returns the KV layout. If the rope scaling depends on `max_model_len`, its choice is part of the fingerprint:
+    keys are equal only in instances with the same choice."""
     config = model.config
     scalings = (config.rope_scaling, config.local_rope_scaling)
     choices = [choice for scaling in scalings if (choice := length_choice(scaling, max_model_len))]
@@ -239,10 +250,11 @@ def _kv_layout(model: PreparedModel, pool: kv_pool.KvPool, block_size: int, max_
     )
 
 
-def _num_threads(wanted: int | None) -> int:
+def _num_threads(wanted: int | None, num_ranks: int) -> int:
+    """Returns the threads of each rank. By default the ranks divide the cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if wanted is None:
-        return cores
+        return max(1, cores // num_ranks)
     if not 1 <= wanted <= cores:
         raise StartupError(f"--threads {wanted} is not within the 1 to {cores} cores that this process may use")
     return wanted

@@ -2,10 +2,10 @@
 
 Independent of torch, Triton and numba.
 
-Of one step:   assign, extend (each slot that changes)  ->  launch  ->  sample, where that was deferred  ->  collect
+One step:   assign, extend (each slot that changes)  ->  launch  ->  sample, if that was deferred  ->  collect
 
-A device works in the order of its launches. One that computes in the call (`is_synchronous`) is the simple case: whatever
-it has launched is done.
+A device executes steps in the order of their launches. A synchronous device (`is_synchronous`) is the simple case: it
+computes in the call, so every step that it has launched is done.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from onward.worker.kv_pool import KvPool
 
 MAX_STEPS_IN_FLIGHT = 4
-"""A step keeps its buffers until it is collected."""
+"""Limits memory: a step keeps its buffers until it is collected."""
 
 
 @dataclass(slots=True)
@@ -36,16 +36,16 @@ class LaunchHandle:
     `LaunchedStep` is the runner's record of the same step: its plan, events and grammar state."""
 
     sampling: Sequence[TokenSpan[SlotState]]
-    """In the order of their rows of logits; each has one, and one more for each draft."""
+    """Spans that sample, in the order of their rows of logits. Each has one row, and one more for each draft."""
     not_sampling: Sequence[TokenSpan[SlotState]]
     reporting: Sequence[TokenSpan[SlotState]]
-    """Those with logprobs of given tokens."""
+    """Spans whose given tokens' logprobs are requested."""
     work: Any
     """The device's own state of the step."""
 
 
 class SampledRow(NamedTuple):
-    """A row of logits behind so many drafts of its span."""
+    """A row of logits, and the number of drafts of its span that precede it (`depth`)."""
 
     row: int
     span: TokenSpan[SlotState]
@@ -55,20 +55,20 @@ class SampledRow(NamedTuple):
 @dataclass(slots=True)
 class StepOutput:
     token_ids: list[int]
-    """Of each row that was sampled."""
+    """The token of each sampled row."""
     are_valid: list[int]
     """0 where the logits are not numbers, so that there is no token."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """By row, where asked for."""
+    """By row, if requested."""
     given_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of `LaunchHandle.reporting`, in order."""
+    """Logprobs of given tokens, in the order of `LaunchHandle.reporting`."""
     vectors: dict[int, bytes] = field(default_factory=dict)
-    """By slot, of prompts that are whole: float32, little-endian."""
+    """Vectors of complete prompts by slot: float32, little-endian."""
 
 
 @dataclass(frozen=True, slots=True)
 class DummySteps:
-    """A prompt in each of so many slots, and steps that decode behind it."""
+    """A prompt of `length` tokens in each of `num_slots` slots, and `num_decodes` decode steps after it."""
 
     num_slots: int
     sampling: SamplingParams
@@ -83,7 +83,7 @@ class KvMemory:
     pool: "KvPool"
     layout: KvLayout
     layers_done: Callable[[], int]
-    """Layers that have written all their KV, since the beginning; any thread may ask."""
+    """Returns the number of layers that have written all their KV, since the start. Any thread may call it."""
 
 
 class Device(Protocol):
@@ -97,8 +97,8 @@ class Device(Protocol):
 
     @property
     def scratch_block(self) -> int:
-        """The block that dummy steps write. Where KV memory may hold an earlier worker's blocks, it is none of those that
-        the engine hands out."""
+        """The block that dummy steps write. If the KV memory may hold an earlier worker's blocks, it is outside the
+        pool, so the engine never hands it out."""
         ...
 
     @property
@@ -106,23 +106,23 @@ class Device(Protocol):
 
     @property
     def num_threads(self) -> int:
-        """That compute; 0 where they are not the host's."""
+        """Threads that compute; 0 if they are not the host's."""
         ...
 
     @property
     def kernels(self) -> str:
-        """What computes, for people to read."""
+        """Description of the kernels, for people to read."""
         ...
 
     @property
     def attention_window(self) -> int | None:
-        """How many positions a token's KV is read for, the token's own included. Blocks before them may be given to other
-        requests, so nothing of them may be read, not even to be masked. None: all positions are read."""
+        """Number of positions whose KV is read for a token, its own included; None: all positions. Earlier blocks may
+        be given to other requests, so nothing of them may be read, not even to be masked."""
         ...
 
     @property
     def kv_memory(self) -> KvMemory | None:
-        """None: its KV cannot be exchanged with peers."""
+        """The memory for KV transfers; None if its KV cannot be exchanged with peers."""
         ...
 
     @property
@@ -135,8 +135,8 @@ class Device(Protocol):
         ...
 
     def extend(self, slot: int, first: int, block_ids: Sequence[int], decoding_at: int | None) -> int:
-        """The slot's table gets these blocks from index `first` on. `decoding_at`: the position of its one token, if it
-        decodes. Returns a block that its span has to carry, or `NO_BLOCK`."""
+        """Adds blocks to the slot's table, from index `first` on. `decoding_at` is the position of the slot's one
+        token, if it decodes. Returns a block that the slot's span has to carry, or `NO_BLOCK`."""
         ...
 
     def new_logits_processor(self, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray) -> Any: ...
@@ -144,30 +144,30 @@ class Device(Protocol):
     def new_pooler(self, pooling: Pooling) -> Any: ...
 
     def launch(self, spans: Sequence[TokenSpan[SlotState]], *, is_deferred: bool) -> LaunchHandle:
-        """Computes all tokens of the spans, and samples, unless that is deferred."""
+        """Computes all tokens of the spans, and samples unless `is_deferred`."""
         ...
 
     def new_bitmask(self, handle: LaunchHandle, num_rows: int) -> np.ndarray:
-        """uint8 [rows, bytes]: one bit for each token, from where `sample` reads it."""
+        """Returns a buffer for bitmasks from which `sample` reads them: uint8 [rows, bytes], one bit for each token."""
         ...
 
     def sample(
         self, handle: LaunchHandle, masks: TokenBitmasks | None = None, rows: Sequence[SampledRow] | None = None
     ) -> None:
-        """Samples these rows (None: one of each span) behind penalties, masks and end tokens, puts the tokens behind the
-        slots' and moves logits processors on."""
+        """Samples these rows (None: one of each span), after penalties, masks and `min_tokens` have changed the logits.
+        Appends the tokens to the slots' lists and advances logits processors."""
         ...
 
     def is_done(self, handle: LaunchHandle) -> bool:
-        """Whether all that was launched for it is."""
+        """Returns whether everything that was launched for this step is done."""
         ...
 
     def collect(self, handle: LaunchHandle) -> StepOutput:
-        """Waits until it is done. Rows are those of the last `sample`."""
+        """Waits until the step is done, and returns its output. The output's rows are those of the last `sample`."""
         ...
 
     def logits_of(self, spans: Sequence[TokenSpan[Any]]) -> np.ndarray:
-        """float32 logits of every row of these spans, without sampling."""
+        """Returns float32 logits of every row of these spans, without sampling."""
         ...
 
     def warm_up_steps(self) -> Iterable[DummySteps]: ...

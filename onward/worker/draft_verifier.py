@@ -1,10 +1,10 @@
-"""What one slot draws in one step: its next token, and further ones for as long as what was drafted in between is right.
+"""Samples the tokens of one slot in one step: the next token, and further tokens for as long as drafts are accepted.
 
-    rows     newest token | draft 0 | draft 1 | ...        row d tells what follows it
-    drawn    token 0      | token 1 | token 2 | ...        token d + 1 counts only if token d equals draft d
+    rows     newest token | draft 0 | draft 1 | ...        row d has the logits of the token after it
+    sampled  token 0      | token 1 | token 2 | ...        token d + 1 counts only if token d equals draft d
 
-Each token is drawn exactly as if nothing had been drafted: from the logits that follow the same tokens, under the same
-rules, with the noise of its position. So drafts decide how many tokens a step gives, and never which.
+Each token is sampled exactly as without drafts: from the logits after the same tokens, under the same constraints, with
+the noise of its position. So drafts decide how many tokens a step returns, and never which.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class DraftVerifier:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     grammar_done: bool = False
     error: str | None = None
-    """Of the request's grammar, at its first token."""
+    """Error of the request's grammar at the first token."""
     is_finished: bool = False
 
     @property
@@ -41,12 +41,13 @@ class DraftVerifier:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether earlier tokens decide a row's token by more than the row itself: then it waits for its turn."""
+        """Whether rows must be sampled one after the other, because constraints or a logits processor make a row's
+        token depend on the tokens before it."""
         return self.slot.logits_processor is not None or self.slot.is_constrained
 
     @property
     def pending_grammar(self) -> SlotGrammar | None:
-        """The grammar whose mask the next row needs and has not."""
+        """The grammar whose mask the next row needs, if that mask is not ready."""
         grammar = constraints.active_grammar(self.slot)
         return None if grammar is None or grammar.is_ready else grammar
 
@@ -54,7 +55,8 @@ class DraftVerifier:
         return SampledRow(self.first_row + depth, self.span, depth)
 
     def accept(self, token: int | None, logprobs: TokenLogprobs | None) -> None:
-        """The token of the next row; None where its logits leave none. Moves what the slot knows behind it."""
+        """Takes the token of the next row, and advances the slot's constraints by it. `token` is None if the logits
+        leave none."""
         assert not self.is_finished, "a finished verifier accepts no token"
         assert self.depth <= len(self.span.drafts), "every token but the first follows an accepted draft"
         self.is_finished = True
@@ -68,7 +70,8 @@ class DraftVerifier:
         self.is_finished = is_last or not is_accepted
 
     def fail(self, error: str) -> None:
-        """Its grammar cannot say what may come next. Behind the first row that is the next step's to find."""
+        """Ends the verification because the grammar has failed. After the first row the error is not stored; the next
+        step meets it again."""
         assert not self.is_finished, "a finished verifier cannot fail"
         self.is_finished = True
         if not self.token_ids:
@@ -89,7 +92,7 @@ class DraftVerifier:
         return True
 
     def _ends_output(self, token: int) -> bool:
-        """What the engine would cut is not drawn."""
+        """Returns whether the output ends with this token. The engine would cut later tokens, so none is sampled."""
         sampling, position = self.slot.sampling, self.span.position + self.depth
         if sampling.max_tokens is not None and position + 1 >= sampling.max_tokens:
             return True
@@ -99,8 +102,8 @@ class DraftVerifier:
 def verify_drafts(
     verifiers: Sequence[DraftVerifier], sample: Callable[[Sequence[tuple[DraftVerifier, int]]], StepOutput]
 ) -> None:
-    """Samples row after row, for all verifiers at once; all rows of a verifier that is not sequential at once. `sample`
-    gets verifiers with the depths of their rows."""
+    """Samples for all verifiers together: one row at a time of a sequential verifier, and all rows at once of another.
+    `sample` gets verifiers with the depths of their rows."""
     rows = [(verifier, depth) for verifier in verifiers for depth in _rows_at_once(verifier)]
     while rows:
         output = sample(rows)

@@ -1,4 +1,6 @@
-"""One vector of many rows: the mean of all, or the last one. Rows come as the prompt is computed, in chunks of any size."""
+"""Pools the hidden states of a prompt into one vector: their mean, or the last one. Rows arrive as the prompt is
+computed, in chunks of any size.
+"""
 
 import numpy as np
 
@@ -15,7 +17,7 @@ class EmbeddingPooler:
         if self._pooling == "last":
             self._sum, self._num_rows = rows[-1].astype(np.float64), 1
             return
-        # One after the other, so that the bits do not depend on where the chunks ended.
+        # Rows are added one by one, so that the bits do not depend on the sizes of the chunks.
         for row in rows:
             self._sum += row
         self._num_rows += len(rows)

@@ -1,4 +1,4 @@
-"""Memory that outlives this worker, as the supervisor hands it over and gets it. Independent of torch."""
+"""Memory that outlives this worker, and that worker and supervisor pass to each other. Independent of torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +11,12 @@ class KeptMemory:
     """File descriptors keep the memory allocated; the supervisor holds them while workers come and go."""
 
     name: str
-    """Of the KV memory. The engine relies on its content after a worker's death only if both workers report this name."""
+    """Name of the KV memory. The engine relies on its content after a worker's death only if both workers report this
+    name."""
     kv_fd: int = -1
     """-1 on a CUDA device: no worker has allocated it yet."""
     kv_bytes: int = 0
-    """Size of device memory, which its file descriptor does not tell."""
+    """Size of device memory, which cannot be read from its file descriptor."""
     weights: KeptWeights | None = None
     """On a CUDA device, if a worker has loaded them."""
     hand_over: Callable[[DeviceKvAllocated | DeviceWeightsLoaded, int], bool] = lambda message, fd: False

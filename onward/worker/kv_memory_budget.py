@@ -1,4 +1,4 @@
-"""How much memory the KV pool gets, decided before anything large is allocated."""
+"""Decides how much memory the KV pool gets, before anything large is allocated."""
 
 import os
 from collections.abc import Callable
@@ -11,18 +11,18 @@ from onward.obs.cgroup_memory import PROC_SELF, memory_cgroups
 from onward.proto.model import ModelConfig
 
 POOL_SHARE = 0.25
-"""Of the memory that is free at start. Pages are only taken when tokens are written to them."""
+"""Share of the memory that is free at start. The system provides pages only when tokens are written to them."""
 GRAPH_RESERVE_BYTES = 1 << 30
-"""Of a CUDA device, for graphs, which are captured later, and for what a rare step allocates."""
+"""Memory of a CUDA device kept free for graphs, which are captured later, and for allocations of rare steps."""
 CONTEXT_RESERVE_BYTES = 1 << 30
-"""Of a CUDA device, for what a process has there beside its tensors: its context and the modules of kernels."""
+"""Memory of a CUDA device that a process uses beside its tensors: for its context and the modules of kernels."""
 MAX_STANDBY_SHARE = 0.1
-"""Of the memory for the pool, that a standby worker may take where it is not asked for."""
+"""Share of the pool's memory that a standby worker may take if `standby_worker` is `auto`."""
 _MIB = 1 << 20
 
 
 def resolve_max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
-    """`max_model_len`, from the configuration or from the model."""
+    """Returns `max_model_len` from the configuration, or the model's longest context."""
     limit = model.max_position_embeddings
     if config.max_model_len is None:
         return limit
@@ -32,7 +32,7 @@ def resolve_max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
 
 
 def choose_num_blocks(config: WorkerConfig, block_bytes: int, max_model_len: int, free_bytes: Callable[[], int]) -> int:
-    """The number of KV blocks, of `block_bytes` bytes each."""
+    """Returns the number of KV blocks, of `block_bytes` bytes each."""
     if config.block_size <= 0 or config.block_size % BLOCK_MULTIPLE:
         raise StartupError(f"--block-size {config.block_size} is not a multiple of {BLOCK_MULTIPLE}")
     if config.num_kv_blocks is not None:
@@ -69,8 +69,8 @@ class DevicePoolSize(NamedTuple):
 def choose_device_pool(
     config: WorkerConfig, block_bytes: int, max_model_len: int, free: int, total: int, buffers: int
 ) -> DevicePoolSize:
-    """The size of a pool on a CUDA device, whose `free` and `total` bytes are measured with the weights loaded. `buffers`:
-    the bytes that this worker has for itself, and a standby worker too."""
+    """Returns the size of a pool on a CUDA device. `free` and `total` are bytes of the device, measured with the
+    weights loaded. `buffers` are the bytes of this worker's own buffers; a standby worker has as many."""
     standby = buffers + CONTEXT_RESERVE_BYTES + GRAPH_RESERVE_BYTES
     usable = _usable_device_bytes(config, free, total)
     if config.num_kv_blocks is not None:
@@ -83,15 +83,16 @@ def choose_device_pool(
 
 
 def _usable_device_bytes(config: WorkerConfig, free: int, total: int) -> int:
-    """A pool of the size of an earlier one may use all that is free: other processes may have taken memory since that size
-    was chosen, and the engine expects as many blocks as before."""
+    """Returns the bytes that a pool may use. A pool that keeps the size of an earlier one may use all free memory:
+    other processes may have taken memory since that size was chosen, and the engine expects as many blocks as
+    before."""
     if config.keeps_pool_size:
         return free
     return int(total * config.gpu_memory_utilization) - (total - free) - GRAPH_RESERVE_BYTES
 
 
 def choose_num_device_blocks(config: WorkerConfig, block_bytes: int, max_model_len: int, free: int, total: int) -> int:
-    """Blocks of a pool on a CUDA device that has so many bytes free and in all."""
+    """Returns the number of blocks of a pool on a CUDA device with `free` of `total` bytes free."""
     usable = _usable_device_bytes(config, free, total)
     max_fitting = max(0, usable) // block_bytes
     if config.num_kv_blocks is not None:
@@ -99,8 +100,8 @@ def choose_num_device_blocks(config: WorkerConfig, block_bytes: int, max_model_l
     if max_fitting < 2:
         raise StartupError(
             f"no memory for the KV pool: of the device's {total // _MIB} MiB, {free // _MIB} are free once the weights are "
-            f"loaded, and --gpu-memory-utilization {config.gpu_memory_utilization} leaves {max(0, usable) // _MIB} for "
-            f"blocks of {block_bytes / _MIB:.1f} MiB; raise it, free the device of others, or take a smaller model or "
+            f"loaded. --gpu-memory-utilization {config.gpu_memory_utilization} leaves {max(0, usable) // _MIB} for "
+            f"blocks of {block_bytes / _MIB:.1f} MiB. Raise it, free the device of others, or take a smaller model or "
             "--dtype"
         )
     return min(max_fitting, config.max_num_seqs * -(-max_model_len // config.block_size))
@@ -118,15 +119,15 @@ def _checked_device_blocks(num_blocks: int, max_fitting: int, block_bytes: int, 
 
 
 def free_memory_bytes(proc: Path = PROC_SELF) -> int:
-    """What this process may still allocate: the system's free memory, or what is left of the tightest limit of a control
-    group that the process is in."""
+    """Returns the bytes that this process may still allocate: the system's available memory, or what is left of the
+    tightest limit of its cgroups if that is less."""
     groups = [group for chain in memory_cgroups(proc) for group in chain]
     headrooms = [group.headroom_bytes() for group in groups]
     return min([_system_available(), *(headroom for headroom in headrooms if headroom is not None)])
 
 
 def _system_available() -> int:
-    """Linux says it outright; elsewhere half of all memory is a fair guess."""
+    """Returns the system's available memory. Without Linux's `MemAvailable`, half of all memory is the estimate."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -1,8 +1,9 @@
-"""The worker's KV memory: one mapping without a name, touched only where tokens are written; and the slots' block tables.
+"""The worker's KV memory, and the slots' block tables. The memory is one mapping without a name, touched only where
+tokens are written.
 
-It is private, unless it shall outlive the worker or peers shall write into it: then it is mapped from a file descriptor
-that the supervisor keeps, or that is handed to peers. Such pages are as small as the system makes them (large ones would
-need it to be set up for that).
+It is private, unless it outlives the worker or peers write into it. Then it is mapped from a file descriptor that the
+supervisor keeps, or that peers get. The pages of such memory are usually small; large ones need a system that is
+configured for them.
 """
 
 import fcntl
@@ -21,7 +22,7 @@ from onward.proto.model import ModelConfig
 
 
 def block_bytes(config: ModelConfig, dtype: np.dtype, block_size: int) -> int:
-    """Keys and values of one block, in all layers."""
+    """Returns the bytes of keys and values of one block, in all layers."""
     return config.num_layers * _page_items(config, dtype, block_size) * dtype.itemsize
 
 
@@ -35,16 +36,17 @@ class KvPool:
     kv: PagedKV
     geometry: PageGeometry
     fd: int | None
-    """What it is mapped from, if it can be shared. Open for as long as the mapping is in use."""
+    """The file descriptor that the memory is mapped from, if it can be shared. Open as long as the mapping is in
+    use."""
 
     @property
     def data(self) -> np.ndarray:
-        """All of it, as bytes."""
+        """The whole memory, as bytes."""
         return self.kv.data.view(np.uint8)
 
 
 def num_blocks_in(fd: int, config: ModelConfig, dtype: np.dtype, block_size: int) -> int:
-    """Blocks in memory that a worker has sized before; 0: none has."""
+    """Returns the number of blocks in memory that an earlier worker has sized; 0 if none has."""
     num_blocks, rest = divmod(os.fstat(fd).st_size, block_bytes(config, dtype, block_size))
     assert rest == 0, "the memory is of a worker of the same model"
     return num_blocks
@@ -59,7 +61,8 @@ def allocate_kv_pool(
     is_shared: bool = False,
     memory_fd: int | None = None,
 ) -> KvPool:
-    """`is_shared`: it can be handed to peers. `memory_fd`: of memory that outlives the worker; what is in it stays."""
+    """Maps the memory of a pool. `is_shared`: peers can map it too. `memory_fd` is the file descriptor of memory that
+    outlives the worker; its content is kept."""
     assert num_blocks > 0, "a pool has at least one block"
     assert block_size % POSITIONS_PER_RECORD == 0, "a block consists of whole records"
     page_items = _page_items(config, dtype, block_size)
@@ -71,7 +74,8 @@ def allocate_kv_pool(
 
 
 def _map_private(num_bytes: int) -> mmap.mmap:
-    """Large pages where the system grants them: attention jumps between blocks and would miss the TLB each time."""
+    """Maps private memory, with large pages where the system grants them: attention jumps between blocks and would miss
+    the TLB each time."""
     memory = mmap.mmap(-1, num_bytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -79,7 +83,8 @@ def _map_private(num_bytes: int) -> mmap.mmap:
 
 
 def _map_shared(fd: int, num_bytes: int) -> mmap.mmap:
-    """Sealed in its size: who maps it can rely on it. The file descriptor is closed with the mapping."""
+    """Maps memory of a file descriptor, and seals its size so that other processes that map it can rely on it. The file
+    descriptor is closed with the mapping."""
     if not os.fstat(fd).st_size:
         os.ftruncate(fd, num_bytes)
     assert os.fstat(fd).st_size == num_bytes, "the memory has the size of this pool"
@@ -92,10 +97,11 @@ def _map_shared(fd: int, num_bytes: int) -> mmap.mmap:
 
 
 class BlockTables:
-    """Which blocks hold each slot's history, as the kernels read it."""
+    """The block ids of each slot's tokens, as an array that the kernels read."""
 
-    def __init__(self, num_slots: int, max_blocks: int) -> None:
-        self.ids = np.zeros((num_slots, max_blocks), np.int32)
+    def __init__(self, num_slots: int, max_blocks: int, ids: np.ndarray | None = None) -> None:
+        """`ids` is the array for the block ids, if other ranks read it too; None: the table allocates its own."""
+        self.ids = np.zeros((num_slots, max_blocks), np.int32) if ids is None else ids
         self.lengths = [0] * num_slots
 
     def replace(self, slot: int, block_ids: Sequence[int]) -> None:

@@ -5,7 +5,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onward.proto.step import SlotAdvanced, SlotEmbedding, SlotEvent, SlotFailed, SlotTokens, StepPlan, TokenLogprobs
+from onward.proto.step import (
+    GRAMMAR_FAILED,
+    NO_TOKEN_ALLOWED,
+    SlotAdvanced,
+    SlotEmbedding,
+    SlotEvent,
+    SlotFailed,
+    SlotTokens,
+    StepPlan,
+    TokenLogprobs,
+)
 from onward.worker.device import LaunchHandle, StepOutput
 from onward.worker.draft_verifier import DraftVerifier
 from onward.worker.logits_processors.slot_grammar import SlotGrammarError
@@ -14,7 +24,7 @@ from onward.worker.slot_state import SlotState
 from onward.worker.token_span import TokenSpan
 
 _NO_NUMBER = "the model's output for this request is not a number"
-_NO_TOKEN = "grammar, bad words, biases and min_tokens together leave no token to draw"
+_NO_TOKEN = "grammar, allowed_token_ids, bad_words, logit_bias and min_tokens together leave no token to sample"
 
 Free = Callable[[TokenSpan[SlotState]], None]
 GivenLogprobs = dict[int, list[TokenLogprobs]]
@@ -25,22 +35,23 @@ class LaunchedStep:
     plan: StepPlan
     begun_s: float
     events: list[SlotEvent]
-    """Those that are known already."""
+    """Events that are known at the launch."""
     spans: Sequence[TokenSpan[SlotState]]
     """In the plan's order."""
     handle: LaunchHandle
     mask_deferred_sampling: MaskDeferredSampling | None = None
-    """Its logits are under way; what is drawn from them is not decided yet."""
+    """Set while the step's sampling is deferred."""
     rows_without_mask: set[int] = field(default_factory=set)
-    """Rows that could not draw."""
+    """Rows that could not sample because their mask was not ready."""
     faults: dict[int, str] = field(default_factory=dict)
-    """Rows whose grammar cannot go on."""
+    """By row: why its grammar has failed."""
     verifiers: list[DraftVerifier] | None = None
-    """Of a step with drafts, one for each span that samples."""
+    """For a step with drafts: one for each span that samples."""
 
 
 def build_events(step: LaunchedStep, output: StepOutput, free: Free) -> list[SlotEvent]:
-    """`free` is called for a span whose request has failed."""
+    """Returns the events of a step that is computed and sampled. Calls `free` for each span whose request has
+    failed."""
     assert step.mask_deferred_sampling is None, "a step is sampled before its events are built"
     handle = step.handle
     reported = iter(output.given_logprobs)
@@ -113,11 +124,14 @@ def _verified(step: LaunchedStep, row: int, given: GivenLogprobs, free: Free) ->
 def _no_token(span: TokenSpan[SlotState], free: Free) -> SlotFailed:
     if span.slot_state.grammar is not None:
         return _grammar_failed(span, _NO_TOKEN, free)
+    sampling = span.slot_state.sampling
+    if sampling.allowed_token_ids or sampling.bad_words:
+        return _failed(span, NO_TOKEN_ALLOWED, _NO_TOKEN.removeprefix("grammar, "), free)
     return _failed(span, "invalid_logits", _NO_NUMBER, free)
 
 
 def _grammar_failed(span: TokenSpan[SlotState], message: str, free: Free) -> SlotFailed:
-    return _failed(span, "grammar_failed", f"the request's grammar failed: {message}", free)
+    return _failed(span, GRAMMAR_FAILED, f"the request's grammar failed: {message}", free)
 
 
 def _failed(span: TokenSpan[SlotState], code: str, message: str, free: Free) -> SlotFailed:

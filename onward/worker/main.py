@@ -1,6 +1,6 @@
-"""The worker process: takes plans from the wire, runs them, sends results. Started by the supervisor.
+"""The worker process: receives step plans from the engine, runs them and sends the results. The supervisor starts it.
 
-It holds no policy, and has no way to lose a step: a fault that is not one request's own ends the process.
+It makes no scheduling decisions and never drops a step: a fault that does not belong to one request ends the process.
 """
 
 import argparse
@@ -30,19 +30,22 @@ if TYPE_CHECKING:
 
 _THREAD_SWITCH_INTERVAL_S = 0.0005
 _POLL_INTERVAL_S = 0.00002
-"""A device rings no bell when a step is done, so we look, and for plans too. The system makes about 0.1 ms of it."""
+"""Pause between two checks for a finished step and for new plans: a device does not signal the end of a step. In
+practice the system sleeps for about 0.1 ms."""
 
 logger = logging.getLogger(__name__)
 
 
 def freeze_heap() -> None:
-    """What is here now stays: looking through all of torch for garbage again and again costs more than a step's plan."""
+    """Excludes all objects that exist now from garbage collection: scanning all of torch's objects again and again
+    costs more than handling a step's plan."""
     gc.collect()
     gc.freeze()
 
 
 def _wait_for_activation(start: StartWorker, channel: ControlChannel) -> StartWorker:
-    """As a standby. Ends the process if it is told to stop instead."""
+    """Waits, as a standby worker, for `ActivateWorker`. Returns `start` with the engine's incarnation and the addresses
+    of its wires. Any other message ends the process."""
     channel.send(ChildReady())
     message = channel.wait_receive()
     if not isinstance(message, ActivateWorker):
@@ -51,7 +54,9 @@ def _wait_for_activation(start: StartWorker, channel: ControlChannel) -> StartWo
     if isinstance(wire, ShmWireAddress):
         memory_fd, doorbell_fd = channel.take_fds()
         wire = msgspec.structs.replace(wire, memory_fd=memory_fd, doorbell_fd=doorbell_fd)
-    return msgspec.structs.replace(start, engine_incarnation=message.engine_incarnation, wire=wire)
+    return msgspec.structs.replace(
+        start, engine_incarnation=message.engine_incarnation, wire=wire, kv_address=message.kv_address
+    )
 
 
 class WorkerProcess:
@@ -63,7 +68,7 @@ class WorkerProcess:
         if start.kv_address and start.config.device == "cuda":
             raise StartupError("a worker with --device cuda cannot exchange KV with others")
         kept = self._kept_memory(start) if start.kv_memory else None
-        self._runner = open_runner(start.model, start.config, self._report_progress, kept)
+        self._runner = open_runner(start.model, start.config, self._report_progress, kept, start.rank_fds)
         freeze_heap()
         if start.wire is None:
             start = _wait_for_activation(start, channel)
@@ -77,7 +82,8 @@ class WorkerProcess:
         self._wire.send(hello)
 
     def run(self) -> None:
-        """Plans begin as they come, results go out as they are there. Nothing is waited for while either may come."""
+        """Begins each plan when it arrives and sends each result when it is ready. Blocks only while no step is in
+        flight."""
         while True:
             if not self._runner.is_busy:
                 self._poller.wait()
@@ -113,8 +119,9 @@ def _start_kv_transfer(start: StartWorker, runner: ModelRunner) -> "KvTransferTh
 
     memory = runner.device.kv_memory
     assert memory is not None, "a worker that exchanges KV has memory that peers can write"
+    pool, token_fd = memory.pool, start.writer_token_fd
     kv_transfer = KvTransferThread(
-        KvMemoryRegion(memory.pool.data, memory.pool.fd, memory.pool.geometry, memory.layout),
+        KvMemoryRegion(pool.data, pool.fd, pool.geometry, memory.layout, None if token_fd < 0 else token_fd),
         backend=start.config.kv_backend,
         host=start.config.kv_host,
         port=start.config.kv_port,
@@ -123,7 +130,8 @@ def _start_kv_transfer(start: StartWorker, runner: ModelRunner) -> "KvTransferTh
         layers_done=memory.layers_done,
     )
     runner.kv_pusher = kv_transfer
-    # Else the transfer thread, while it hashes blocks, could hold up a step for several times Python's default, 5 ms.
+    # With Python's default interval, 5 ms, the transfer thread could delay a step by several intervals when it hashes
+    # blocks.
     sys.setswitchinterval(_THREAD_SWITCH_INTERVAL_S)
     poller = SocketPoller()  # its thread's own: sockets are not shared between threads
     kv_transfer.start(poller, poller.worker_kv_wire_end(start.kv_address))
@@ -161,8 +169,8 @@ def main() -> None:
 
 
 def _await_end(channel: ControlChannel, closed: WorkerWireClosed) -> None:
-    """The engine's end is the supervisor's to judge, and so is ours: it ends us, or a stop is what comes next. A worker
-    that left by itself would be taken for one that has failed, and its KV memory would be given up."""
+    """Waits until the supervisor kills this process or sends `StopChild`. The supervisor decides what the engine's end
+    means for the worker. A worker that exited by itself would count as failed, and its KV memory would be given up."""
     logger.info(log.event("engine is gone", because=str(closed)))
     with contextlib.suppress(ChannelClosed):
         while not isinstance(channel.wait_receive(), StopChild):

@@ -1,8 +1,8 @@
-"""The draw of a step whose grammars and budgets have to see its rows' last tokens on the host first.
+"""Deferred sampling of a step: its grammars and reasoning budgets have to see its rows' last tokens on the host first.
 
-Its logits are computed meanwhile: the device knows the tokens. Masks are made by other threads, and are waited for as long
-as the device computes. A slot without a mask by then does not draw, and needs its logits again in a later step; the others
-do not wait for it.
+The device has these tokens and computes the logits meanwhile. Other threads compute the masks, and the runner waits for
+them as long as the device computes. A slot whose mask is not ready by then does not sample, and its logits are computed
+again in a later step. The other slots do not wait for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ class MaskDeferredSampling:
     """The sampling of one launched step that waits for token bitmasks."""
 
     constrained: Sequence[tuple[int, TokenSpan[SlotState]]]
-    """Row and span of those under rules."""
+    """Row and span of each constrained slot."""
     sampling: Sequence[TokenSpan[SlotState]]
-    """All spans of the step that sample, under rules or not."""
+    """All spans of the step that sample, constrained or not."""
     is_computed: Callable[[], bool]
-    """Whether the step's logits are there."""
+    """Returns whether the step's logits are computed."""
 
     def __post_init__(self) -> None:
         assert self.constrained, "only a step with constrained rows defers its sampling"
@@ -36,7 +36,7 @@ class MaskDeferredSampling:
         return all(can_sample(span) for _, span in self.constrained)
 
     def wait(self) -> None:
-        """While the device computes; then as `wait_for_masks`."""
+        """Waits for all masks while the device computes. If some are still pending then, calls `wait_for_masks`."""
         spans = [span for _, span in self.constrained]
         while (pending := _pending_grammars(spans)) and not self.is_computed():
             SlotGrammar.wait_for_one(pending, _LOOK_AGAIN_S)
@@ -45,8 +45,9 @@ class MaskDeferredSampling:
 
 
 def wait_for_masks(spans: Sequence[TokenSpan[SlotState]]) -> None:
-    """Of a step whose logits are there. If none of its spans could draw, one of their masks gets a little time. Blocks that
-    are on their way to a peer are not computed twice, so a slot that pushes waits for its mask."""
+    """Waits for masks of a step whose logits are computed. If none of its spans could sample, waits a short time for
+    one mask. Waits without limit for the mask of a slot that pushes, because blocks that go to a peer are not computed
+    twice."""
     for span in spans:
         if span.slot_state.push is not None and (grammar := _pending_grammar(span)) is not None:
             grammar.wait()
@@ -61,13 +62,14 @@ def _pending_grammars(spans: Sequence[TokenSpan[SlotState]]) -> list[SlotGrammar
 
 
 def _pending_grammar(span: TokenSpan[SlotState]) -> SlotGrammar | None:
-    """The grammar whose mask is being made. That of a slot whose last token is still on the device is not."""
+    """Returns the grammar of the span if its mask is being computed, else None. No mask is computed while the slot's
+    last token is still on the device."""
     grammar = active_grammar(span.slot_state) if has_all_tokens(span) else None
     return None if grammar is None or grammar.is_ready else grammar
 
 
 def has_all_tokens(span: TokenSpan[SlotState]) -> bool:
-    """Whether its rules know every token before the one that is drawn."""
+    """Returns whether the slot's constraints have seen every token before the one to be sampled."""
     return span.slot_state.num_tokens_on_host == span.end and not span.slot_state.has_failed
 
 

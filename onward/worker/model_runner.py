@@ -1,12 +1,12 @@
-"""Executes step plans on any device: `begin` launches a step, `finish` hands out the result of the oldest one.
+"""Executes step plans on any device: `begin` launches a step, `finish` returns the result of the oldest one.
 
-A slot holds everything that decides its request's next token, so a plan, made before the last token was known, only
-permits. Nothing in `begin` waits for the device: tokens stay there, as the next step's input, and come to the host when
-their step is done. Only a step with grammars draws later, when they have seen these tokens. On a device that computes in
-the call, a step is computed when its result is asked for, so that no result waits for the next step.
+A slot has everything that decides its request's next token. So a plan, which is made before the last token is known,
+only permits what may be computed. `begin` does not wait for sampled tokens: they stay on the device as the next step's
+input, and come to the host when their step is done. Only a step with constraints samples later, after these have seen
+the tokens. On a synchronous device, `finish` computes the step, so that no result waits for the next step.
 
-What concerns one request (a token that does not exist, logits that are not numbers) fails that request and no other; what
-breaks a step brings the worker down, and the engine charges and resubmits.
+An error of one request (a token that does not exist, logits that are not numbers) fails that request only. An error of
+a whole step ends the worker, and the engine charges the crash to the step's requests and resubmits them.
 """
 
 import os
@@ -75,11 +75,11 @@ class ModelRunner:
         self._mask_executor = masks or ThreadedMaskExecutor(device.num_mask_threads)
         self._slots: list[SlotState | None] = [None] * config.max_num_seqs
         self._waiting: deque[StepPlan] = deque()
-        """Plans for a device that computes in the call."""
+        """Plans for a synchronous device, which `finish` computes."""
         self._in_flight: deque[LaunchedStep] = deque()
         self._last_finish_s = 0.0
         self.kv_pusher: KvTransferThread | None = None
-        """Where pushes go, in a worker that can push."""
+        """Sends KV to peers; None in a worker that cannot push."""
 
     def hello(
         self,
@@ -108,12 +108,12 @@ class ModelRunner:
         )
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
-        """Loads or compiles the usual kernels and touches every weight, through the same door as real requests."""
+        """Loads or compiles the usual kernels and touches every weight, by the same steps as real requests."""
         progress("warming up")
         self.run_dummy_steps(self.device.warm_up_steps())
 
     def run_dummy_steps(self, dummies: Iterable[DummySteps]) -> None:
-        """All write one block, and leave nothing behind."""
+        """Runs dummy steps. All of them write the scratch block only, and the slots are empty afterwards."""
         self._num_addressable_blocks = max(self.num_blocks, self.device.scratch_block + 1)
         for dummy in dummies:
             length = min(dummy.length, self.max_model_len - 1 - dummy.num_decodes)
@@ -129,18 +129,19 @@ class ModelRunner:
         self._num_addressable_blocks = self.num_blocks
 
     def step(self, plan: StepPlan) -> StepResult:
-        """One step alone."""
+        """Runs one step, with no other in flight."""
         assert not self.is_busy, "steps before this one are finished first"
         return self._complete(self._launch(plan))
 
     @property
     def is_busy(self) -> bool:
-        """Whether a result is due."""
+        """Whether a step has begun whose result was not returned yet."""
         return bool(self._in_flight or self._waiting)
 
     @property
     def has_result(self) -> bool:
-        """Whether `finish` would not have to wait for another. Has a side effect: launches deferred sampling."""
+        """Whether `finish` would return a result without waiting for the device. Has a side effect: launches deferred
+        sampling."""
         if not self._in_flight:
             return bool(self._waiting)
         step = self._in_flight[0]
@@ -151,7 +152,7 @@ class ModelRunner:
         return self.device.is_done(step.handle)
 
     def begin(self, plan: StepPlan) -> None:
-        """Executes all of it: preempt, assign, run, in this order."""
+        """Executes the plan: preempt, assign, run, in this order. With a synchronous device, `finish` executes it."""
         assert len(self._in_flight) + len(self._waiting) < MAX_STEPS_IN_FLIGHT, "steps in flight are bounded"
         if self.device.is_synchronous:
             self._waiting.append(plan)
@@ -159,20 +160,20 @@ class ModelRunner:
             self._in_flight.append(self._launch(plan))
 
     def finish(self) -> StepResult | None:
-        """The result of the oldest step that has begun, once the device is done with it; None if there is none."""
+        """Waits for the oldest step that has begun and returns its result; None if no step has begun."""
         if self._waiting:
             return self._complete(self._launch(self._waiting.popleft()))
         return self._complete(self._in_flight.popleft()) if self._in_flight else None
 
     def compute_logits(self, spans: Sequence[TokenSpan[Any]]) -> np.ndarray:
-        """Logits of every row of these spans of assigned slots, without sampling: what evaluations read and what
-        exactness is asserted on."""
+        """Returns the logits of every row of these spans of assigned slots, without sampling. Evaluations and tests of
+        exactness read them."""
         assert not self.is_busy, "no step in flight uses the buffers"
         return self.device.logits_of(spans)
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         started_s = time.perf_counter()
-        # Later steps read the tokens that the newest one draws, so none is launched before that has been.
+        # A step reads the tokens that the step before it samples, so that one's deferred sampling is launched first.
         if self._in_flight and (deferred := self._in_flight[-1].mask_deferred_sampling) is not None:
             self._sample_deferred(self._in_flight[-1], deferred)
         events: list[SlotEvent] = [self._preempt(preempt) for preempt in plan.preempt]
@@ -223,7 +224,8 @@ class ModelRunner:
             self._slots[span.slot] = None
 
     def _preempt(self, preempt: PreemptSlot) -> SlotPreempted:
-        """Answered always: also where the slot failed before, nothing more will come from that epoch."""
+        """Clears the slot and returns the event. There is an event even if the slot has failed before: it confirms that
+        nothing more will come from that epoch."""
         slot = self._slots[preempt.slot]
         if slot is None or slot.slot_epoch > preempt.slot_epoch:
             return SlotPreempted(preempt.slot, preempt.slot_epoch, 0)
@@ -231,8 +233,8 @@ class ModelRunner:
         return SlotPreempted(preempt.slot, preempt.slot_epoch, slot.num_tokens)
 
     def _assign(self, assign: AssignSlot) -> None:
-        """Grammar, thinking and logits processor are rebuilt from the whole list, so they are where the last slot of this
-        request left off."""
+        """Assigns a slot to a request. Grammar, reasoning tracker and logits processor are rebuilt from the whole token
+        list, so they continue where the last slot of this request ended."""
         check_assignment(assign, self.max_model_len, self._model.config.vocab_size)
         self._check_table(assign.block_ids, 0)
         sampling = assign.sampling_params
@@ -255,15 +257,15 @@ class ModelRunner:
             self.device.draft_manager.on_assign(assign)
 
     def _span(self, run: RunSlot) -> TokenSpan[SlotState] | None:
-        """What the slot computes now, and on the host has computed from here on; nothing if it belongs to another epoch or
-        has nothing to compute."""
+        """Returns the span that the slot computes in this step, and counts its tokens as computed. Returns None if the
+        slot belongs to another epoch or has nothing to compute."""
         slot = self._slots[run.slot]
         if slot is None or slot.slot_epoch != run.slot_epoch:
             return None
         start, num_tokens = slot.num_computed, slot.num_tokens
         assert start <= num_tokens, "only known tokens are computed"
         end = start + run.num_tokens
-        if end > num_tokens:  # one for each row: `min` takes four times as long
+        if end > num_tokens:  # runs for each row, and `min` takes four times as long
             end = num_tokens
         decodes = start + 1 == num_tokens and not slot.wants_given_logprobs and slot.pooler is None
         new_block = self._take_blocks(run, slot, start if decodes else None) if run.new_block_ids else NO_BLOCK
@@ -325,7 +327,8 @@ class ModelRunner:
         self.device.sample(step.handle, masks)
 
     def _add_drafts(self, spans: Sequence[TokenSpan[SlotState]], plan: StepPlan) -> bool:
-        """Whether there are any. They follow the newest token of slots whose KV does not go to a peer."""
+        """Adds drafts after the newest tokens of slots whose KV does not go to a peer. Returns whether there are
+        any."""
         permitted = {run.slot: run.max_draft_tokens for run in plan.run if run.max_draft_tokens}
         assert self.device.draft_manager is not None, "only a device with a proposer has drafts"
         draft_requests = {
@@ -339,14 +342,14 @@ class ModelRunner:
         return bool(draft_requests) and self.device.draft_manager.add_drafts(spans, draft_requests)
 
     def _draft_request(self, index: int, slot: SlotState, num_tokens: int, wanted: int) -> DraftRequest:
-        """As many as there is room for."""
+        """Returns a request for at most as many drafts as the slot has room for."""
         return DraftRequest(
             index, min(wanted, slot.max_tokens - num_tokens), num_tokens, slot.num_prompt, slot.sampling
         )
 
     def _verify_drafts(self, step: LaunchedStep) -> None:
-        """How many tokens a slot has is known afterwards, so no step may be in flight before, and none is launched until
-        this one is done."""
+        """Samples a step with drafts. The number of tokens of a slot is known only afterwards, so no other step may be
+        in flight, and none is launched until this one is done."""
         assert not self._in_flight, "drafts are verified while no other step is in flight"
         step.verifiers, row = [], 0
         for span in step.handle.sampling:
@@ -355,7 +358,7 @@ class ModelRunner:
         wait_for_masks(step.handle.sampling)
         ready: list[DraftVerifier] = []
         for row, verifier in enumerate(step.verifiers):
-            if verifier.pending_grammar is None:  # asked once: a mask may become ready while we are at it
+            if verifier.pending_grammar is None:  # read once: a mask may become ready during the loop
                 ready.append(verifier)
             else:
                 step.rows_without_mask.add(row)
@@ -371,7 +374,7 @@ class ModelRunner:
         return self.device.collect(step.handle)
 
     def _after_drafts(self, step: LaunchedStep, events: list[SlotEvent]) -> list[SlotEvent]:
-        """Tells the proposer what was computed, and adds drafts to events of slots whose KV goes to a peer."""
+        """Passes the computed spans to the proposer, and adds drafts to events of slots whose KV goes to a peer."""
         draft_manager = self.device.draft_manager
         assert draft_manager is not None, "only a device with a proposer has drafts"
         slots = [self._slots[span.slot] for span in step.spans]
@@ -391,12 +394,12 @@ class ModelRunner:
         return msgspec.structs.replace(event, draft_token_ids=drafts) if drafts else event
 
     def _open_push(self, assign: AssignSlot) -> "SlotPush | None":
-        """What was cached before goes over first."""
+        """Opens the push of an assignment, if there is one. Blocks from the prefix cache are sent first."""
         if assign.push is None:
             return None
         if self.kv_pusher is None:
             raise SlotError("internal_error", "this worker cannot push KV to a peer")
-        from onward.worker.slot_push import SlotPush  # with the transfer, which other workers do not need
+        from onward.worker.slot_push import SlotPush  # imports the KV transfer, which other workers do not need
 
         push = SlotPush.begin(assign.push, len(assign.token_ids), self._block_size)
         if not push.names_every_block:
@@ -408,7 +411,8 @@ class ModelRunner:
         return push
 
     def _send_pushes(self, spans: Sequence[TokenSpan[SlotState]]) -> bool:
-        """Announces the blocks that this step completes before they are computed; each layer is sent when it is written."""
+        """Announces the blocks that this step completes, before they are computed; each layer is sent when it is
+        written. Returns whether there are any."""
         assert self.kv_pusher is not None and self.device.kv_memory is not None, "only a worker that can push does"
         layers_before, any_sent = self.device.kv_memory.layers_done(), False
         for span in spans:

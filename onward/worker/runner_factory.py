@@ -1,6 +1,6 @@
 """Opens a model runner on the device that the configuration names. Each device's modules are imported only for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from onward.config import WorkerConfig, quiet_torch
@@ -19,12 +19,15 @@ def open_runner(
     config: WorkerConfig,
     progress: Callable[[str, float | None], None],
     kept: "KeptMemory | None" = None,
+    rank_fds: Sequence[int] = (),
 ) -> ModelRunner:
-    """Ready to run: kernels are compiled, or loaded, and weights touched. `kept`: memory that outlives the worker; None:
-    all its memory ends with it."""
+    """Returns a runner that is ready: kernels are compiled or loaded, and weights touched. `kept` is memory that
+    outlives the worker; None: all memory ends with the worker. `rank_fds` are sockets to the other ranks with
+    `--tensor-parallel`."""
+    assert len(rank_fds) == config.tensor_parallel - 1, "there is a socket to each other rank"
     if config.device == "cuda":
         return _open_cuda(model, config, progress, kept)
-    return _open_cpu(model, config, progress, None if kept is None else kept.kv_fd)
+    return _open_cpu(model, config, progress, None if kept is None else kept.kv_fd, rank_fds)
 
 
 def _open_cpu(
@@ -32,14 +35,17 @@ def _open_cpu(
     config: WorkerConfig,
     progress: Callable[[str, float | None], None],
     kv_memory_fd: int | None,
+    rank_fds: Sequence[int],
 ) -> ModelRunner:
     from onward.kernels.cpu.compile_progress import report_compile_progress
     from onward.models.loader.weights import open_weights
     from onward.worker.cpu_device import CpuDevice
     from onward.worker.speculation.proposer_factory import create_proposer_factory
+    from onward.worker.tensor_parallel.rank_group import RankGroup
 
+    ranks = RankGroup(rank_fds) if rank_fds else None
     with report_compile_progress(progress):
-        device = CpuDevice(model, config, open_weights(model), create_proposer_factory(config), kv_memory_fd)
+        device = CpuDevice(model, config, open_weights(model), create_proposer_factory(config), kv_memory_fd, ranks)
         runner = ModelRunner(model, config, device)
         runner.warm_up(lambda message: progress(message, None))
     return runner
@@ -55,7 +61,7 @@ def _open_cuda(
 
     if config.speculative is not None:
         raise StartupError("--speculative is for --device cpu: a worker with --device cuda verifies no drafts")
-    # Where there is a pool already, a worker has compiled them, and other processes would lack memory on the device.
+    # If there is a pool already, a worker has compiled the kernels, and compiler processes would lack device memory.
     compilation = None if kept is not None and kept.kv_bytes else KernelPrecompilation(model, config)
     try:
         quiet_torch()
@@ -102,8 +108,9 @@ def _load_cuda_device(
 
 
 def check_capability(capability: tuple[int, int], *, deterministic: bool) -> None:
-    """Overlapping launches need 9.0. On newer devices products of few and of many rows use different matrix instructions,
-    whose bits were never compared, so nothing is guaranteed there."""
+    """Raises `StartupError` for a device that is too old, or not known to be exact. Overlapping launches need compute
+    capability 9.0. On newer devices, products of few rows and of many rows use different matrix instructions. Their
+    bits were never compared, so nothing is guaranteed there."""
     version = ".".join(map(str, capability))
     if capability < (9, 0):
         raise StartupError(f"--device cuda: compute capability 9.0 (H100, H200) is needed; this device has {version}")

@@ -1,4 +1,4 @@
-"""From logits to the next token of each slot. What a slot draws depends on its request and position only."""
+"""Samples the next token of each slot from its logits. The noise depends on the request and the position only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ _U64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """One row of logits and who it is for."""
+    """How one row of logits is sampled."""
 
     sampling: SamplingParams
     position: int
-    """Index in the output of the token to be drawn."""
+    """Index in the output of the token to be sampled."""
 
 
 class Sampler:
@@ -42,12 +42,13 @@ class Sampler:
         )  # fmt: skip
 
     def sample(self, logits: np.ndarray, sampling_rows: Sequence[SamplingRow]) -> list[int | None]:
-        """One token per row, or None where the logits are not numbers."""
+        """Returns one token per row, or None where the logits are not numbers."""
         tokens, valid = self.sample_rows(logits, sampling_rows)
         return [token if ok else None for token, ok in zip(tokens, valid, strict=True)]
 
     def sample_rows(self, logits: np.ndarray, sampling_rows: Sequence[SamplingRow]) -> tuple[list[int], list[int]]:
-        """One token per row, and whether there is one. End tokens that are out of reach are marked so."""
+        """Returns one token per row, and whether it is valid. Overwrites the logits of end tokens before
+        `min_tokens`."""
         assert logits.dtype == np.float32, "the kernel reads float32 logits"
         assert logits.flags.c_contiguous, "the kernel reads contiguous rows"
         assert logits.flags.writeable, "logits of forbidden tokens are overwritten in place"

@@ -1,4 +1,4 @@
-"""What every runner asks before it lets a slot compute, whatever it computes on. A fault is one request's own."""
+"""Checks that every runner makes before a slot computes, on any device. An error concerns one request only."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -47,9 +47,9 @@ def check_slot_blocks(end: int, num_slot_blocks: int, block_size: int, max_model
 
 
 def logprob_positions(slot: LogprobSlot, start: int, end: int) -> range | None:
-    """Of the rows [start, end), those whose following tokens' logprobs are asked for.
+    """Returns the rows of [start, end) whose next tokens' logprobs are requested.
 
-    tokens   |---- prompt ----|---- generated ----|              row i tells of token i + 1
+    tokens   |---- prompt ----|---- generated ----|              row i has the logits of token i + 1
              0           num_prompt  score_from   num_tokens
     """
     assert start < end, "a span has at least one token"

@@ -1,7 +1,7 @@
-"""Which blocks of a slot go to a peer, and when: the runner's part of a push.
+"""The model runner's part of a push: which blocks of a slot go to a peer, and when.
 
-blocks   |-- the peer has them --|-- fed --|-- computed by the step that begins --|-- later --|
-         0                  first_block    num_fed                          of the whole list
+blocks   |-- the peer has them --|-- sent --|-- completed by the step that begins --|-- later --|
+         0                  first_block num_sent_blocks                                    num_blocks
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from onward.proto.kv_transfer import KvPush
 class SlotPush:
     push: KvPush
     num_tokens: int
-    """Of the list as it was assigned: its KV goes over, and nothing of what is generated here."""
+    """Tokens of the list at its assignment. Their KV is pushed; the KV of tokens that are generated here is not."""
     block_size: int
     num_sent_blocks: int
-    """Blocks of the slot that are fed, or that the peer has."""
+    """Leading blocks of the slot that were sent, or that the peer has."""
 
     @classmethod
     def begin(cls, push: KvPush, num_tokens: int, block_size: int) -> "SlotPush":
@@ -29,11 +29,12 @@ class SlotPush:
 
     @property
     def names_every_block(self) -> bool:
-        """Whether the peer has, or has given, a block for each of the list's."""
+        """Whether the peer has, or has granted, a block for each block of the list."""
         return self.push.first_block >= 0 and self.push.first_block + len(self.push.block_ids) == self.num_blocks
 
     def advance(self, num_computed: int, table: list[int], layers_before: int | None) -> ComputedBlocks | None:
-        """The blocks that are whole once so many tokens are computed. The last one is whole when the list is."""
+        """Returns the blocks to send once `num_computed` tokens are computed; None if no further block is complete. The
+        last block is complete when the whole list is computed."""
         is_complete = num_computed >= self.num_tokens
         end = self.num_blocks if is_complete else num_computed // self.block_size
         if end <= self.num_sent_blocks:

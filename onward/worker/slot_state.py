@@ -1,4 +1,4 @@
-"""One request's state in its slot: what decides its next token, whatever device computes it."""
+"""The state of a request in its slot: everything that decides its next token, on any device."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class SlotState:
-    """As if every step that was launched were done, and had drawn one token where it draws.
+    """The state after all launched steps, as if each were done and had sampled one token where it samples.
 
     tokens   |---- prompt ----|---- generated ----|
              0           num_prompt           num_tokens
@@ -32,33 +32,34 @@ class SlotState:
     num_computed: int
     block_ids: list[int]
     max_tokens: int
-    """Tokens that it has blocks for, within the context."""
+    """Tokens that the slot has blocks for, within the context."""
     sampling: SamplingParams
     token_ids: list[int]
-    """Those it was assigned with."""
+    """The token list of its assignment."""
     score_from: int | None
     wants_given_logprobs: bool
-    """Logprobs of given tokens are asked for."""
+    """Logprobs of given tokens are requested."""
     uses_filtering: bool
     processed_until: float
-    """Before this position of its output, its logits are processed, or their logprobs are asked for."""
+    """Before this position of the output, logits are processed or logprobs are requested."""
     grammar: SlotGrammar | None
     thinking: ReasoningTracker | None
     is_constrained: bool
-    """Grammar or thinking follow what it says."""
+    """The request has a grammar or a reasoning tracker, which follow its output."""
     num_tokens_on_host: int
-    """Tokens that grammar and thinking have seen: those that are on the host. The others are `num_tokens` behind."""
+    """Tokens that are on the host, so that grammar and reasoning tracker have seen them. It may lag behind
+    `num_tokens`."""
     constrained_from: float
-    """From this position on, what is drawn depends on tokens that the host has to see first."""
+    """From this position of the output on, sampling depends on tokens that the host has to see first."""
     logits_processor: Any = None
-    """The device's own. It follows the slot's tokens there."""
+    """The device's logits processor, which follows the slot's tokens on the device."""
     pooler: Any = None
-    """The device's own, where a vector is wanted, and no tokens."""
+    """The device's pooler, for a request that wants a vector and no tokens."""
     push: "SlotPush | None" = None
     error: str | None = None
-    """Its grammar failed behind the last token that it gave: it can give no more."""
+    """The grammar failed after the last token, so no token can follow."""
     has_failed: bool = False
-    """Found out later: what steps after that one drew for it is void."""
+    """The request has failed. Later steps may have been launched before that was known; their tokens are dropped."""
 
     def __post_init__(self) -> None:
         assert self.num_prompt <= self.num_tokens, "the prompt is the beginning of the slot's tokens"
@@ -102,12 +103,13 @@ class SlotState:
         return is_done
 
     def keep_draft(self) -> None:
-        """A draft was right, so the step has drawn one token more, and computed one more."""
+        """Counts an accepted draft: the step has sampled and computed one token more."""
         self.num_tokens += 1
         self.num_computed += 1
 
     def undo_sample(self) -> None:
-        """A token that was to be drawn was not: its logits are wanted again."""
+        """Removes the newest token from the counts, because it was not sampled: a later step computes its logits
+        again."""
         assert self.num_computed == self.num_tokens - 1, "only the newest sample is undone"
         self.num_tokens -= 1
         self.num_computed -= 1
@@ -118,7 +120,7 @@ def _uses_filtering(sampling: SamplingParams) -> bool:
 
 
 def _constrained_from(sampling: SamplingParams) -> float:
-    """A budget forces nothing before so many tokens were drawn."""
+    """Returns the first position that constraints apply to. A reasoning budget forces no token before it is used up."""
     if sampling.grammar is not None:
         return 0
     budget = None if sampling.reasoning is None else sampling.reasoning.budget
@@ -126,8 +128,9 @@ def _constrained_from(sampling: SamplingParams) -> float:
 
 
 def given_tokens(spans: Sequence[TokenSpan[SlotState]]) -> tuple[list[int], list[int]]:
-    """Of each position whose logprobs are asked for: the given token behind it, and how many of the likeliest tokens are
-    asked for in its place. The token is one of the prompt, or of the output, drawn once before."""
+    """Returns two lists, for the positions whose logprobs are requested: the given token after each position, and how
+    many of the likeliest tokens to list for it. The token belongs to the prompt, or to the output that was sampled
+    before."""
     tokens: list[int] = []
     num_tops: list[int] = []
     for span in spans:

@@ -1,4 +1,4 @@
-"""From rows of a step's logits to tokens, on the CPU: penalties and bad words, masks, end tokens, and then the draw."""
+"""Samples a step's tokens on the CPU. Penalties and bad words, masks and `min_tokens` change the logits before that."""
 
 from collections.abc import Sequence
 
@@ -23,13 +23,14 @@ class StepSampler:
         self, logits: np.ndarray, spans: Sequence[TokenSpan[SlotState]], positions: Sequence[int],
         masks: TokenBitmasks | None,
     ) -> StepOutput:  # fmt: skip
-        """A token for each row of logits, which are overwritten. `positions`: of the tokens, in their slots' outputs."""
+        """Returns a token for each row of logits, which it overwrites. `positions` are the tokens' indexes in the
+        outputs of their slots."""
         careful = [
             (row, span.slot_state)
             for row, (span, position) in enumerate(zip(spans, positions, strict=True))
             if position < span.slot_state.processed_until
         ]
-        # The model's own logits, kept from what rules and sampling do to them.
+        # Copies of the model's own logits, because processors and sampling change them.
         raw = {row: self._row(logits, row).copy() for row, slot in careful if slot.sampling.logprobs is not None}
         for row, slot in careful:
             if slot.logits_processor is not None:

@@ -1,4 +1,6 @@
-"""What grammars and budgets allow in one step: one bit for each token, made into logits by the device."""
+"""The tokens that grammars and reasoning budgets allow in one step: one bit for each token. The device applies the bits
+to the logits.
+"""
 
 from collections.abc import Sequence, Set
 
@@ -10,14 +12,16 @@ from onward.worker.slot_state import SlotState
 
 
 class TokenBitmasks:
-    """Constraints are asked when it is made; what is left for all rows at once is copies."""
+    """The token bitmasks of a step's constrained rows. Constraints are evaluated on creation; after that the device
+    only copies the bits, for all rows at once."""
 
     def __init__(
         self, constrained: Sequence[tuple[int, SlotState]], bits: np.ndarray, rows_without_mask: Set[int] = frozenset()
     ) -> None:
-        """(row that is sampled, its slot): slots whose masks are ready. `bits`: room for one row of each of them."""
+        """`constrained` has sampled rows with their slots, whose masks are ready. `bits` has room for the mask of each
+        row."""
         self.faults: dict[int, str] = {}
-        """By row: its grammar cannot go on."""
+        """By row: why its grammar has failed."""
         self.rows: list[int] = []
         self.forced: list[tuple[int, int]] = []
         """(row, the only token that may come)."""
@@ -26,7 +30,7 @@ class TokenBitmasks:
             self._fill_row(row, slot, bits[len(self.rows)])
         self.bits = bits[: len(self.rows)]
         self.discarded = rows_without_mask | self.faults.keys()
-        """Rows of which nothing that is drawn counts."""
+        """Rows whose sampled token is discarded."""
 
     def _fill_row(self, row: int, slot: SlotState, bits: np.ndarray) -> None:
         try:

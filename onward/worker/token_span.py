@@ -1,4 +1,4 @@
-"""What one slot computes in one step."""
+"""The tokens that one slot computes in one step."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -9,26 +9,26 @@ Owner = TypeVar("Owner")
 
 @dataclass(slots=True)
 class TokenSpan(Generic[Owner]):
-    """The tokens [start, end) of one slot, and drafts behind them. One is made for each row that decodes, so it has no
-    more than it needs."""
+    """The tokens [start, end) of one slot, and drafts after them. One is made for each row that decodes, so it has only
+    the fields that it needs."""
 
     slot: int
     start: int
     end: int
     is_sampled: bool
-    """The last one's logits decide the next token: it is the newest known. Drafts may decide further ones."""
+    """The last token is the newest known one, so its logits decide the next token. Drafts may decide further ones."""
     slot_state: Owner
     """The state of the request that the slot belonged to when the step was launched."""
     position: int = 0
-    """Index in its output of the token that is drawn."""
+    """Index in the output of the token that is sampled."""
     new_block: int = NO_BLOCK
-    """For its last token, if its table gets just that one, and the device takes it with the row."""
+    """The block for the last token, if it is the only new one and the device takes it with the row."""
     logprob_positions: range | None = None
-    """Positions whose logits are wanted, to tell how likely the given tokens behind them were. None: of no interest."""
+    """Positions whose logits are needed for the logprobs of the given tokens after them. None: not requested."""
     is_pooled: bool = False
-    """Its rows' outputs are wanted, and no token."""
+    """The hidden states of its rows are pooled, and no token is sampled."""
     drafts: tuple[int, ...] = ()
-    """They lie in the token table too, behind the slot's list."""
+    """Also in the token table, after the slot's list."""
 
     @property
     def count(self) -> int:
@@ -44,5 +44,5 @@ class TokenSpan(Generic[Owner]):
 
 
 def unowned_span(slot: int, start: int, count: int, *, is_sampled: bool) -> TokenSpan[None]:
-    """A span of tokens that are computed for their logits or their KV alone, outside of any step."""
+    """Returns a span of tokens that are computed for their logits or their KV alone, outside of any step."""
     return TokenSpan(slot, start, start + count, is_sampled, None)

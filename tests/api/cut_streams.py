@@ -19,7 +19,7 @@ STEPS_AT_ONCE = 16
 
 @contextmanager
 def in_bursts(instance: Instance) -> Iterator[None]:
-    """For whoever goes on: there are as many of them as events, and none need take as long as the first, whose events
+    """For continuations: there is one for each event, and none need take as long as the first stream, whose events
     come one by one to be cut behind each."""
     instance.engine.steps_at_once = STEPS_AT_ONCE
     try:

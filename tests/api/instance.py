@@ -52,11 +52,11 @@ from tests.api.stand_in_engine import StandInEngine
 
 HOLDING_EVERY_S = 0.1
 NUM_BLOCKS, BLOCK_SIZE = 64, 16
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 class News:
-    """Wakes whoever waits for something that another thread will see."""
+    """Wakes threads that wait for something that another thread will see."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -224,9 +224,9 @@ class Instance:
     def start_engine(self, prepare: Callable[[StandInEngine], None] = lambda _: None) -> None:
         thread = self.engine_thread = EngineThread(self._folder, self.news)
         prepare(thread.engine)
-        hello = WorkerHello(
-            1, "w", thread.engine.incarnation, 0, "fp", NUM_BLOCKS, BLOCK_SIZE, self._max_model_len(), 320
-        )
+        max_model_len = self._max_model_len()
+        num_blocks = max(NUM_BLOCKS, max_model_len // BLOCK_SIZE)
+        hello = WorkerHello(1, "w", thread.engine.incarnation, 0, "fp", num_blocks, BLOCK_SIZE, max_model_len, 320)
         self._tell_all(EngineUp(thread.engine.incarnation, thread.address, hello))
 
     def kill_engine(self) -> None:
@@ -253,7 +253,7 @@ class Instance:
         self.shelf = self.start_shelf()
 
     def kill_api(self, child: ApiChild) -> None:
-        """Nobody starts another."""
+        """Kills it without a replacement."""
         child.process.kill()
         child.process.wait(PATIENCE_S)
         self.children.remove(child)

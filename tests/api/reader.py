@@ -50,7 +50,7 @@ class AnswerRead:
     cursor: Cursor | None = None
     """The last one of a stream."""
     error: dict[str, Any] | None = None
-    """Of a stream that ended with one."""
+    """The error event of a stream that ended with one."""
     partial: dict[str, Any] | None = None
     """Next to it."""
     prompt_token_ids: list[int] | None = None
@@ -149,11 +149,13 @@ def take(answer: AnswerRead, data: dict[str, Any]) -> None:
 
 def _take_calls(choice: ChoiceRead, calls: list[dict[str, Any]]) -> None:
     for place, call in enumerate(calls):
-        index, function = call.get("index", place), call["function"]
+        index = call.get("index", place)
+        is_custom = "custom" in call
+        function = call["custom"] if is_custom else call["function"]
         if "id" in call:
             assert index == len(choice.calls), "a call begins once, and in its turn"
             choice.calls[index] = {"id": call["id"], "name": function["name"], "arguments": ""}
-        choice.calls[index]["arguments"] += function["arguments"]
+        choice.calls[index]["arguments"] += function["input" if is_custom else "arguments"]
 
 
 def _entries(logprobs: Any) -> list[Any]:

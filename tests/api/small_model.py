@@ -30,7 +30,7 @@ THINKING_TEMPLATE = (
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
     "{% endfor %}{{ '<|im_start|>assistant\n' }}{% if enable_thinking %}<think>{% endif %}"
 )
-"""Of a model that knows tools, and thinks where it is told to."""
+"""The template of a model that knows tools, and thinks if it is told to."""
 
 
 def prepare(

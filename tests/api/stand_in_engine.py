@@ -76,7 +76,7 @@ class StandInEngine:
     give_up: GiveUp = never
     """Asked before each token: an error ends that request with `pd_reschedule`."""
     claimed_drafts: int = 0
-    """With each token. More than there is memory to count them is a fault for whoever believes it."""
+    """Number of drafts that is claimed with each token. A reader that trusts a huge number runs out of memory."""
     paused: bool = False
     steps_at_once: int = 1
     """Taken before anybody else gets a turn: with many, tokens come in bursts and a long answer takes no time."""

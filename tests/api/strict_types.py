@@ -10,6 +10,7 @@ from typing import Any
 
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.shared import ErrorObject
 from pydantic import BaseModel
 
 RESCHEDULE = "pd_reschedule"
@@ -26,10 +27,16 @@ OURS = frozenset(
         "prompt_token_ids",
         "reasoning_content",
         "max_model_len",
+        "meta",
+        "root",
+        "stop_reason",
+        "matched_stop",
         RESCHEDULE,
     }
 )
 """What stands beside OpenAI's fields: to continue an answer elsewhere, what clients of vLLM ask for, and thinking."""
+ERROR_FIELDS = frozenset({"retryable", "stage", "retry_after_s"})
+"""Fields of errors beside OpenAI's."""
 KINDS: dict[str, type[BaseModel]] = {
     "chat.completion": ChatCompletion,
     "chat.completion.chunk": ChatCompletionChunk,
@@ -78,3 +85,11 @@ def _fill_in(choice: dict[str, Any]) -> None:
     choice["finish_reason"] = choice["finish_reason"] or "stop"
     if choice["logprobs"] is not None and choice["logprobs"]["token_logprobs"][:1] == [None]:
         choice["logprobs"]["token_logprobs"][0], choice["logprobs"]["top_logprobs"][0] = 0.0, {}
+
+
+def check_error(body: dict[str, Any]) -> ErrorObject:
+    """The error of a refusal or of a failed answer, without the documented fields beside OpenAI's."""
+    assert body.keys() <= {"error", "partial"}, body
+    read = ErrorObject.model_validate_json(json.dumps(body["error"]), strict=True)
+    assert extras(read) <= ERROR_FIELDS, body
+    return read

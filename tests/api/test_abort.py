@@ -42,7 +42,7 @@ def waiting(instance: Instance, *bodies: dict[str, Any], label: str = "") -> Ite
 
 
 def ends(answer: "Future[httpx.Response]") -> list[str]:
-    """Of an answer that is not streamed."""
+    """Returns the finish reasons of an answer that is not streamed."""
     response = answer.result(20)
     assert response.status_code == 200, response.text
     return [choice["finish_reason"] for choice in response.json()["choices"]]

@@ -60,6 +60,7 @@ def test_the_info_names_model_processes_and_blocks(http: httpx.Client, instance:
         "api": [instance.children[0].process.pid],
         "engine": [],
         "worker": [],
+        "worker_rank": [],
     }
     assert info["kv_blocks"] == {"free": NUM_BLOCKS}
     assert info["configuration"] == {"port": 0}

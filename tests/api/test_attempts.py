@@ -202,7 +202,7 @@ def test_the_order_has_what_the_router_fixed(instance: Instance) -> None:
 
 
 def test_a_clients_own_tokens_are_not_told_again(instance: Instance) -> None:
-    """It continues an answer by hand, and behind the router that is carried on once more."""
+    """It continues an answer by hand, and the router then resumes that stream once more."""
     instance.engine.choose = recite
     path, own = "/v1/completions", OUTPUTS[0][:5]
     body = request(path, False, generated_token_ids=own, **FIELDS, **with_logprobs(path))
@@ -230,7 +230,7 @@ def test_scores_that_a_client_has_asked_for_come_once(instance: Instance) -> Non
 
 
 def test_scores_that_a_given_up_attempt_owes_are_asked_for_by_its_resume(instance: Instance) -> None:
-    """Nobody has told the logprobs of a router's tokens to a client that waits for a whole answer."""
+    """A client that waits for a whole answer has not received the logprobs of a router's tokens."""
     instance.engine.choose = recite
     path = "/v1/generate"
     body = request(path, False, **FIELDS, logprobs=0)

@@ -17,8 +17,23 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
     ({"messages": None}, "messages"),
-    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "a robot", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
+    ({"messages": [{"role": "assistant", "function_call": {"arguments": "{}"}}]}, "messages[0].function_call.name"),
+    (
+        {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "x"}}]},
+        "messages[0].function_call.arguments",
+    ),
+    ({"messages": [{"role": "user", "content": "x", "function_call": {"name": "f"}}]}, "messages[0].function_call"),
+    ({"functions": [{"name": "a b"}]}, "functions[0].name"),
+    ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call.name"),
+    ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call"),
+    ({"function_call": {"name": "g"}}, "function_call"),
+    ({"functions": [{"name": "f"}], "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"messages": [], "prompt_token_ids": [97], "echo": True}, "echo"),
+    ({"echo": True, "truncate_prompt_tokens": 9}, "truncate_prompt_tokens"),
+    ({"echo": True, "truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
     ({"messages": [*MESSAGES, {"role": "user", "content": 5}]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     (
@@ -110,7 +125,7 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"functions": [{}]}, "functions"),
+    ({"functions": [{}]}, "functions[0].name"),
     ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
@@ -137,6 +152,14 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"repetition_penalty": -1}, "repetition_penalty"),
     ({"repetition_penalty": 10.5}, "repetition_penalty"),
     ({"bad_words": "word"}, "bad_words"),
+    ({"stop_regex": "a+"}, "stop_regex[0]"),
+    ({"stop_regex": ["a", "("]}, "stop_regex[1]"),
+    ({"stop_regex": ["a"] * 17}, "stop_regex"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [5] * 4097}, "allowed_token_ids"),
+    ({"allowed_token_ids": [5, 320]}, "allowed_token_ids[1]"),
+    ({"allowed_token_ids": [97], "stop_token_ids": [97], "min_tokens": 1}, "allowed_token_ids"),
+    ({"allowed_token_ids": [97], "thinking_budget": 5}, "thinking_budget"),
     ({"bad_words": ["ok", ""]}, "bad_words[1]"),
     ({"bad_words": ["  "]}, "bad_words[0]"),
     ({"bad_words": [5]}, "bad_words[0]"),
@@ -148,19 +171,18 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"verbosity": "low"}, "verbosity"),
     ({"web_search_options": {}}, "web_search_options"),
     ({"best_of": 2}, "best_of"),
-    ({"echo": True}, "echo"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"prompt_token_ids": [1]}, "prompt_token_ids"),
     ({"messages": [], "prompt_token_ids": [320]}, "prompt_token_ids[0]"),
     ({"messages": [], "prompt_token_ids": [[1]]}, "prompt_token_ids[0]"),
     ({"messages": [], "prompt_token_ids": [1] * 300}, "prompt_token_ids"),
-    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ({"add_generation_prompt": "no"}, "add_generation_prompt"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
     ({"reasoning_effort": "enormous"}, "reasoning_effort"),
-    ({"model": None}, "model"),
+    ({"model": 5}, "model"),
 ]
 BAD_COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt"),
@@ -193,7 +215,11 @@ BAD_COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2, "generated_token_ids": [[1], [2]]}, "best_of"),
     ({"best_of": 16, "prompt": ["a"] * 9}, "prompt"),
     ({"echo": 1}, "echo"),
-    ({"echo": True, "logprobs": 1, "prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
+    ({"max_tokens": 0, "echo": True, "generated_token_ids": [97]}, "generated_token_ids"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"echo": True, "truncate_prompt_tokens": 9}, "truncate_prompt_tokens"),
     ({"suffix": "x"}, "suffix"),
     ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output"),
     ({"return_token_ids": 1}, "return_token_ids"),
@@ -329,8 +355,8 @@ def test_a_body_that_is_no_object_is_refused(http: httpx.Client, body: bytes) ->
 
 def test_a_missing_field_is_named(http: httpx.Client) -> None:
     assert error_of(http.post(CHAT, json={"model": "small-model"}))["param"] == "messages"
-    error = error_of(http.post(COMPLETION, json={"prompt": "x"}))
-    assert (error["param"], error["message"]) == ("model", "model: is required")
+    error = error_of(http.post(COMPLETION, json={"model": "small-model"}))
+    assert (error["param"], error["message"]) == ("prompt", "prompt: is required")
 
 
 def test_a_number_too_large_for_a_float_is_refused(http: httpx.Client) -> None:

@@ -23,6 +23,7 @@ TEMPLATE = (
     + "{% if not add_generation_prompt %}…{% endif %}"
 )
 HELLO = [{"role": "user", "content": "hello"}]
+CUSTOM = {"type": "custom", "custom": {"name": "p", "format": {"type": "text"}}}
 TOOL = {"type": "function", "function": {"name": "weather"}}
 MANY = [
     {"role": "developer", "content": "be brief"},
@@ -51,6 +52,28 @@ ANSWERED: Cases = {
         {"messages": HELLO, "chat_template_kwargs": {"word": "ÿ"}, "reasoning_effort": "low"},
     ),
     "tools": (CHAT, {"messages": HELLO, "tools": [TOOL], "parallel_tool_calls": False, **WITH_USAGE}),
+    "custom tools": (CHAT, {"messages": HELLO, "tools": [TOOL, CUSTOM]}),
+    "functions": (CHAT, {"messages": HELLO, "functions": [TOOL["function"]], "function_call": "auto"}),
+    "functions that are not to be called": (
+        CHAT,
+        {"messages": HELLO, "functions": [TOOL["function"]], "function_call": "none"},
+    ),
+    "an older call, its result and a role of the client's own": (
+        CHAT,
+        {
+            "messages": [
+                *HELLO,
+                {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}},
+                {"role": "function", "name": "f", "content": "5"},
+                {"role": "critic", "content": "x"},
+            ]
+        },
+    ),
+    "echo of a chat": (CHAT, {"messages": [*HELLO, {"role": "assistant", "content": "so"}], "echo": True}),
+    "cut from the right": (
+        CHAT,
+        {"messages": HELLO, "truncate_prompt_tokens": 9, "truncation_side": "right", "return_token_ids": True},
+    ),
     "tools that are not to be called": (CHAT, {"messages": HELLO, "tools": [TOOL], "tool_choice": "none"}),
     "no thinking": (CHAT, {"messages": HELLO, "reasoning_effort": "none"}),
     "no beginning of an answer": (CHAT, {"messages": HELLO, "add_generation_prompt": False}),
@@ -65,15 +88,21 @@ PASSED_ON: Cases = {
         COMPLETIONS,
         {"prompt": ["one", "two"], "generated_token_ids": [[97], [98, 99]], **WITH_USAGE},
     ),
+    "cut to what fits": (CHAT, {"messages": HELLO, "truncate_prompt_tokens": -1, "return_token_ids": True}),
     "the best of several": (COMPLETIONS, {"prompt": ["one", "two"], "best_of": 3}),
 }
 REFUSED: Cases = {
     "no messages": (CHAT, {"messages": []}),
     "messages that are none": (CHAT, {"messages": "hello"}),
-    "a role that is none": (CHAT, {"messages": [{"role": "king", "content": "hello"}]}),
+    "a role that is none": (CHAT, {"messages": [{"role": "a king", "content": "hello"}]}),
     "no content": (CHAT, {"messages": [{"role": "user"}]}),
     "what the template refuses": (CHAT, {"messages": [{"role": "tool", "content": "x"}]}),
     "a tool that is none": (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}),
+    "a custom tool that is none": (CHAT, {"messages": HELLO, "tools": [{"type": "custom"}]}),
+    "a format that is none": (
+        CHAT,
+        {"messages": HELLO, "tools": [{"type": "custom", "custom": {"name": "p", "format": {"type": "x"}}}]},
+    ),
     "a choice among no tools": (CHAT, {"messages": HELLO, "tool_choice": "required"}),
     "calls that are none": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"id": "x", "function": 5}]}]}),
     "a picture": (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}),
@@ -137,7 +166,7 @@ def test_answers_are_the_same_whoever_tokenizes(tokenizing_instance: Instance) -
     answers, metrics = compared(tokenizing_instance, ANSWERED)
     assert {answer.status for answer in answers.values()} == {200}
     prompts = [fields.get("messages") or fields.get("prompt") for _, fields in ANSWERED.values()]
-    num_texts = sum(isinstance(prompt, str) or prompt in (HELLO, MANY) for prompt in prompts)
+    num_texts = sum(isinstance(prompt, str) or isinstance((prompt or [None])[0], dict) for prompt in prompts)
     assert counted(metrics, "onward_router_tokenize_seconds_count") == num_texts
     assert "onward_router_untokenized_total{" not in metrics
     submits = tokenizing_instance.engine.submits
@@ -145,7 +174,9 @@ def test_answers_are_the_same_whoever_tokenizes(tokenizing_instance: Instance) -
     assert [one.prompt_token_ids for one in plain] == [one.prompt_token_ids for one in tokenized]
 
 
-def test_several_prompts_are_tokenized_by_the_instance(tokenizing_instance: Instance) -> None:
+def test_several_prompts_and_those_cut_to_what_fits_are_tokenized_by_the_instance(
+    tokenizing_instance: Instance,
+) -> None:
     answers, metrics = compared(tokenizing_instance, PASSED_ON)
     assert {answer.status for answer in answers.values()} == {200}
     assert counted(metrics, 'onward_router_untokenized_total{reason="refused"}') == len(PASSED_ON)

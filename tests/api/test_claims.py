@@ -39,7 +39,7 @@ from tests.api.routed import REQUEST_ID, attempt_of
 WORKER = WorkerHello(1, "w", "e", 1, "fp", 64, 16, 1024, 320)
 BODY = {"model": "small-model", "input": "x", "max_output_tokens": 8, "background": True}
 MAX_TURNS = 12
-"""Of the event loop, between the first and the second of a pair. A claim is granted in fewer."""
+"""Turns of the event loop between the first and the second of a pair. A claim is granted in fewer."""
 SETTLED_TURNS = 30
 TOLD = [5, 6, 7]
 """Tokens that the resumed attempt has, and that the record of its dead process has not."""

@@ -1,9 +1,12 @@
 """What clients can ask for beside the usual, by the openai package: each field does what it says, streamed and not."""
 
+import json
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import openai
 import pytest
@@ -17,6 +20,8 @@ from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import TokenLogprobs
 from tests.api import small_model
 from tests.api.instance import Instance, running
+from tests.api.reader import NO_CERTIFICATES
+from tests.api.routed import attempt_of, given, hear
 from tests.api.small_model import EOS, IM_START, chat_prompt
 from tests.api.stand_in_engine import expected_tokens
 
@@ -204,6 +209,153 @@ def test_every_chunk_may_have_the_usage_so_far(client: openai.OpenAI) -> None:
         usage = chunk["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(chat_prompt("hello")), num_told)
     assert num_told == last["usage"]["completion_tokens"] == 12
+
+
+def test_chunks_may_have_the_usage_so_far_without_one_at_the_end(client: openai.OpenAI) -> None:
+    options: Any = {"continuous_usage_stats": True}
+    stream = client.completions.create(
+        model="small-model", prompt="hi", max_tokens=4, stream=True, stream_options=options
+    )
+    chunks = list(stream)
+    assert all(chunk.choices and chunk.usage is not None for chunk in chunks)
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 4
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_the_stop_string_or_token_that_ended_an_output_is_named(instance: Instance, is_chat: bool) -> None:
+    text = [*b"one two"]
+    instance.engine.choose = lambda prompt, sampling, tokens: text[len(tokens)] if len(tokens) < len(text) else EOS
+    prompt: dict[str, Any] = {"messages": HELLO} if is_chat else {"prompt": "hi"}
+    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+    ends: list[tuple[dict[str, Any], Any]] = [
+        ({"stop": ["x", " tw"]}, " tw"),
+        ({"stop_token_ids": [ord("t")]}, ord("t")),
+        ({}, None),
+        ({"max_tokens": 2}, None),
+    ]
+    for fields, matched in ends:
+        body = {"model": "small-model", "max_tokens": 20, **prompt, **fields}
+        answer = httpx.post(instance.url + path, json=body, timeout=60, verify=NO_CERTIFICATES)
+        [whole] = answer.json()["choices"]
+        assert (whole.get("stop_reason"), whole.get("matched_stop")) == (matched, matched)
+        streamed = httpx.post(instance.url + path, json={**body, "stream": True}, timeout=60, verify=NO_CERTIFICATES)
+        last = json.loads(streamed.text.split("\n\n")[-3].partition("data: ")[2])["choices"][0]
+        assert (last.get("stop_reason"), last.get("matched_stop")) == (matched, matched)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_logprobs_may_name_tokens_by_their_ids(instance: Instance, path: str) -> None:
+    chat = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
+    body = chat if "chat" in path else {"prompt": "hi", "logprobs": 2}
+    body |= {"model": "small-model", "max_tokens": 2, "return_tokens_as_token_ids": True, "return_token_ids": True}
+    [choice] = httpx.post(instance.url + path, json=body, timeout=60, verify=NO_CERTIFICATES).json()["choices"]
+    names = (
+        [entry["token"] for entry in choice["logprobs"]["content"]] if "chat" in path else choice["logprobs"]["tokens"]
+    )
+    assert names == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+
+
+@pytest.mark.parametrize("is_routed", [False, True])
+def test_a_prompt_may_be_cut_to_its_last_tokens(instance: Instance, is_routed: bool) -> None:
+    """Also where a router has made its tokens, and in every attempt."""
+    prompt = [*range(97, 117)]
+    body = {"model": "small-model", "prompt": prompt, "max_tokens": 4, "truncate_prompt_tokens": 5, "stream": True}
+    if is_routed:
+        attempt = attempt_of("/v1/completions", body, request_id=secrets.token_hex(16), prompt_token_ids=prompt)
+        hear(instance.url, attempt)
+        later = msgspec.structs.replace(attempt, attempt_epoch=attempt.attempt_epoch + 1, choices=given(([97], None)))
+        assert hear(instance.url, later).facts[0].num_prompt_tokens == 5
+    else:
+        httpx.post(instance.url + "/v1/completions", json=body, timeout=60, verify=NO_CERTIFICATES)
+    assert instance.engine.submits[-1].prompt_token_ids == prompt[-5:]
+
+
+@pytest.mark.parametrize("is_routed", [False, True])
+def test_a_prompt_may_be_cut_to_its_first_tokens(instance: Instance, is_routed: bool) -> None:
+    prompt = [*range(97, 117)]
+    body = {"model": "small-model", "prompt": prompt, "max_tokens": 4, "truncate_prompt_tokens": 5}
+    body |= {"truncation_side": "right", "stream": True}
+    if is_routed:
+        hear(
+            instance.url, attempt_of("/v1/completions", body, request_id=secrets.token_hex(16), prompt_token_ids=prompt)
+        )
+    else:
+        httpx.post(instance.url + "/v1/completions", json=body, timeout=60, verify=NO_CERTIFICATES)
+    assert instance.engine.submits[-1].prompt_token_ids == prompt[:5]
+
+
+@pytest.mark.parametrize("is_routed", [False, True])
+def test_a_prompt_may_be_cut_to_what_fits_and_stays_so_in_every_attempt(instance: Instance, is_routed: bool) -> None:
+    """The context has 256 tokens. An instance with another one continues the prompt as the first one has cut it."""
+    prompt = [97 + index % 26 for index in range(400)]
+    body = {"model": "small-model", "prompt": prompt, "max_tokens": 6, "truncate_prompt_tokens": -1, "stream": True}
+    if not is_routed:
+        response = httpx.post(instance.url + "/v1/completions", json=body, timeout=60, verify=NO_CERTIFICATES)
+        assert response.status_code == 200, response.text
+    else:
+        attempt = attempt_of("/v1/completions", body, request_id=secrets.token_hex(16))
+        assert hear(instance.url, attempt).facts[0].max_prompt_tokens == 250
+    assert instance.engine.submits[-1].prompt_token_ids == prompt[-250:]
+    if is_routed:
+        elsewhere = attempt_of("/v1/completions", body, request_id=secrets.token_hex(16), max_prompt_tokens=100)
+        assert hear(instance.url, elsewhere).facts[0].num_prompt_tokens == 100
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_side_of_truncation_that_does_not_exist_is_refused(instance: Instance, path: str) -> None:
+    prompt = {"messages": HELLO} if "chat" in path else {"prompt": "hi"}
+    body = {"model": "small-model", **prompt, "truncate_prompt_tokens": 5, "truncation_side": "middle"}
+    refused = httpx.post(instance.url + path, json=body, timeout=60, verify=NO_CERTIFICATES)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "truncation_side")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_text_of_any_length_may_be_cut(instance: Instance, path: str, side: str) -> None:
+    """Also one that is refused without the field, as it could not fit into the context of 256 tokens."""
+    text = "".join(map(str, range(40_000)))
+    prompt = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    body = {"model": "small-model", "max_tokens": 4, **prompt}
+    refused = httpx.post(instance.url + path, json=body, timeout=60, verify=NO_CERTIFICATES)
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    response = httpx.post(
+        instance.url + path,
+        json=body | {"truncate_prompt_tokens": 200, "truncation_side": side},
+        timeout=60,
+        verify=NO_CERTIFICATES,
+    )
+    assert response.json()["usage"]["prompt_tokens"] == 200, response.text
+    cut = instance.engine.submits[-1].prompt_token_ids
+    assert len(cut) == 200 and bytes(token_id for token_id in cut if token_id < 256).decode()[50:150] in text
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/responses", "/v1/messages"]
+)
+def test_the_engine_gets_the_only_tokens_that_are_allowed(instance: Instance, path: str) -> None:
+    body = UNNAMED[path] | {"allowed_token_ids": [99, 97, 99]}
+    response = httpx.post(instance.url + path, json=body, timeout=60, verify=NO_CERTIFICATES)
+    assert response.status_code == 200, response.text
+    assert instance.engine.submits[-1].sampling_params.allowed_token_ids == (97, 99)
+
+
+UNNAMED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO, "max_tokens": 1},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 1},
+    "/v1/generate": {"prompt_token_ids": [97], "max_tokens": 1},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 1},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 1},
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
+}
+
+
+@pytest.mark.parametrize("path", UNNAMED)
+@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}])
+def test_a_request_need_not_name_the_only_model(instance: Instance, path: str, named: dict[str, Any]) -> None:
+    response = httpx.post(instance.url + path, json=UNNAMED[path] | named, timeout=60, verify=NO_CERTIFICATES)
+    assert (response.status_code, response.json()["model"]) == (200, "small-model"), response.text
 
 
 DEFAULTS: dict[str, Any] = {

@@ -33,10 +33,34 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "a chat with token ids": (CHAT, MESSAGES | {"n": 2, "return_token_ids": True}),
     "a chat of token ids": (CHAT, {"messages": [], "prompt_token_ids": [97, 98]}),
     "an open message": (CHAT, MESSAGES | {"continue_final_message": True, "chat_template_kwargs": {"x": 1}}),
+    "a chat with stop patterns": (CHAT, MESSAGES | {"n": 4, "stop_regex": ["[o-t]{2,4}!", "e. o"], "stop": ["a\nst"]}),
+    "shown matches of stop patterns": (
+        COMPLETIONS,
+        {"prompt": "x", "n": 4, "stop_regex": "s.o", "include_stop_str_in_output": True},
+    ),
+    "a chat with echo": (
+        CHAT,
+        {"messages": [*MESSAGES["messages"], {"role": "assistant", "content": "né"}], "echo": True},
+    ),
+    "echo of a message that goes on": (
+        CHAT,
+        {
+            "messages": [*MESSAGES["messages"], {"role": "assistant", "content": "né"}],
+            "echo": True,
+            "continue_final_message": True,
+            "n": 2,
+        },
+    ),
     "several prompts": (COMPLETIONS, {"prompt": ["one", "two"], "n": 2, "prompt_logprobs": 1}),
     "several prompts as ids": (COMPLETIONS, {"prompt": [[97, 98], [99]], "logprobs": 2, "return_token_ids": True}),
     "echo": (COMPLETIONS, {"prompt": "où ", "echo": True, "n": 2}),
     "echo of several, scored": (COMPLETIONS, {"prompt": ["où", "x"], "echo": True, "logprobs": 2, "n": 2}),
+    "echo with both kinds of logprobs": (
+        COMPLETIONS,
+        {"prompt": ["où", "x"], "echo": True, "logprobs": 1, "prompt_logprobs": 3, "n": 2},
+    ),
+    "echo alone": (COMPLETIONS, {"prompt": ["où", "x"], "echo": True, "max_tokens": 0, "n": 2}),
+    "echo alone, scored": (COMPLETIONS, {"prompt": "où", "echo": True, "max_tokens": 0, "logprobs": 2}),
     "a stop token that is shown": (
         COMPLETIONS,
         {"prompt": "x", "n": 4, "stop_token_ids": [10], "include_stop_str_in_output": True},

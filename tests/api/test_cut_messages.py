@@ -1,4 +1,4 @@
-"""Answers with calls, thoughts and structure, cut behind any event: whoever goes on says what would have been said."""
+"""Answers with calls, thoughts and structure, cut behind any event: the continuation is what would have followed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +14,7 @@ from onward.proto.router import ChoiceSnapshot
 from tests.api.cut_streams import cuts, events_of, fresh, given_by, in_bursts, is_between, later, told, uncached
 from tests.api.instance import Instance
 from tests.api.reader import NO_CERTIFICATES, num_choices, read
+from tests.api.responses.reading import CUSTOM_CALL, LARK
 from tests.api.routed import hear, post
 from tests.api.small_model import END_OF_THOUGHT, THINK
 from tests.api.thinking_model import (
@@ -32,6 +33,8 @@ TOOLS = {"tools": [TOOL]}
 THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
 SCHEMA = TOOL["function"]["parameters"]
 STRUCTURE = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}
+LARK_FORMAT = {"type": "grammar", "grammar": {"syntax": "lark", "definition": LARK["definition"]}}
+CUSTOM = {"tools": [TOOL, {"type": "custom", "custom": {"name": "p", "format": LARK_FORMAT}}]}
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 KINDS: dict[str, tuple[dict[str, Any], list[list[int]]]] = {
@@ -50,6 +53,12 @@ KINDS: dict[str, tuple[dict[str, Any], list[list[int]]]] = {
     "thoughts that do not end": (THINKING | {"max_tokens": 5}, [tokens_of("on and on")]),
     "a budget of thoughts": (THINKING | {"thinking_budget": 3}, [tokens_of("never ends")]),
     "a call behind thoughts": (THINKING | TOOLS, [tokens_of("hm", END_OF_THOUGHT, CALL)]),
+    "a custom call": (CUSTOM | {"logprobs": True, "top_logprobs": 1}, [tokens_of("né ", CUSTOM_CALL, CALL)]),
+    "a custom call that is cut off": (CUSTOM | {"max_tokens": 50}, [tokens_of(CUSTOM_CALL)]),
+    "an input that must be": (
+        CUSTOM | {"tool_choice": {"type": "custom", "custom": {"name": "p"}}},
+        [tokens_of("go né")],
+    ),
     "structure": (STRUCTURE | {"n": 2}, [tokens_of('{"a": 1}'), tokens_of('{"a": 2}')]),
     "structure behind thoughts": (STRUCTURE | THINKING, [tokens_of("{hm", END_OF_THOUGHT, '{"a": 1}')]),
     "structure behind a budget": (

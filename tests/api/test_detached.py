@@ -223,9 +223,12 @@ def test_a_stream_that_nobody_holds_is_unknown(instance: Instance) -> None:
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "Last-Event-ID")
 
 
-def test_a_repeated_post_goes_on_with_what_is_held(instance: Instance) -> None:
-    path = "/v1/completions"
+@EVERY_PATH
+@pytest.mark.parametrize("named", [{"model": "small-model"}, {"model": None}, {"model": ""}, {}])
+def test_a_repeated_post_goes_on_with_what_is_held(instance: Instance, path: str, named: dict[str, Any]) -> None:
     body = request(path, True, max_tokens=12, seed=7)
+    del body["model"]
+    body |= named
     whole = ask(instance.url, path, body)
     assert whole.cursor is not None
     place = [ChoiceCursor(5)]

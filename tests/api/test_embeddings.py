@@ -161,6 +161,11 @@ def test_a_router_asks_the_next_instance_if_one_is_lost(model: PreparedModel) ->
                 answer = await router.post({"model": "small-model", "input": "abc"}, path="/v1/embeddings")
                 assert answer.status == 200
                 assert answer.json["data"][0]["embedding"] == pytest.approx(unit(made_up_vector(b"abc", "mean")))
+                pooled = (await router.post({"input": ["abc"], "task": "embed"}, path="/pooling")).json
+                assert pooled["data"] == [
+                    {"object": "pooling", "index": 0, "data": answer.json["data"][0]["embedding"]}
+                ]
+                assert (pooled["object"], pooled["id"][:5], pooled["model"]) == ("list", "pool-", "small-model")
             refused = await router.post({"model": "small-model", "input": ""}, path="/v1/embeddings")
             assert (refused.status, refused.json["error"]["param"]) == (400, "input")
 

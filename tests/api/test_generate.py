@@ -110,7 +110,10 @@ def test_a_stop_string_ends_tokens_too_where_there_is_a_tokenizer(instance: Inst
     assert (choice["token_ids"], choice["finish_reason"]) == ([*b"one tw"], "stop")
 
 
-@pytest.mark.parametrize(("fields", "param"), [({"stop": "x"}, "stop"), ({"bad_words": ["x"]}, "bad_words")])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"stop": "x"}, "stop"), ({"stop_regex": "x"}, "stop_regex"), ({"bad_words": ["x"]}, "bad_words")],
+)
 def test_without_a_tokenizer_what_needs_text_is_refused(adapted: Instance, fields: dict[str, Any], param: str) -> None:
     response = httpx.post(f"{adapted.url}/v1/generate", json=FIELDS | fields)
     assert response.status_code == 400

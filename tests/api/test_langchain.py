@@ -135,7 +135,7 @@ def test_a_tool_s_result_goes_back_to_the_model(thinker: Instance, chat: ChatOpe
     assert '"arguments": {"a": 2, "b": 3}' in prompt and "tool\n5" in prompt
 
 
-@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # langchain's own, whoever answers
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # langchain's own, with any server
 @pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
 def test_answers_become_models(
     thinker: Instance, chat: ChatOpenAI, method: Literal["json_schema", "json_mode", "function_calling"]

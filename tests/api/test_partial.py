@@ -24,7 +24,7 @@ TOO_LATE = ErrorInfo("deadline_exceeded", "the request's deadline has passed", 5
 OUTPUT = list("né st😀 s stop!".encode())
 SHOWN = ["", "n", "n", "né", *["né "] * 6, "né st😀", "né st😀 ", "né st😀 "]
 COVERED = [0, 1, 1, 3, *[4] * 6, 10, 11, 11]
-"""Of the first tokens: the text, and how many of them it shows whole."""
+"""`SHOWN` is the text after each number of tokens, and `COVERED` how many of them it shows whole."""
 FIELDS: dict[str, Any] = {"stop": "stop", "max_tokens": 20, "seed": 7}
 STREAMING = pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
 EVERY_PATH = pytest.mark.parametrize("path", PATHS)
@@ -133,6 +133,23 @@ def test_an_aborted_request_returns_its_text_and_its_tokens_and_can_be_continued
         rest = ask(instance.url, path, body | answer.resume)
         assert [a + b for a, b in zip(answer.texts, rest.texts, strict=True)] == whole.texts
         assert (rest.reasons, rest.usage) == (whole.reasons, whole.usage)
+
+
+@STREAMING
+def test_what_continues_a_request_has_the_length_that_its_prompt_was_cut_to(
+    instance: Instance, streaming: bool
+) -> None:
+    """An instance with another context would cut it to another length."""
+    prompt = [97 + index % 26 for index in range(400)]
+    cut = {"prompt": prompt, "truncate_prompt_tokens": -1}
+    body = request("/v1/completions", streaming, **FIELDS) | cut
+    answer = aborted(instance, "/v1/completions", body, 3)
+    assert answer.resume is not None and answer.resume["truncate_prompt_tokens"] == 236
+    ask(instance.url, "/v1/completions", body | answer.resume | {"max_tokens": 5})
+    assert instance.engine.submits[-1].prompt_token_ids == prompt[-236:]
+    response = failed(instance, "/v1/completions", body, 3, CRASHED)
+    _, partial = in_error(response, body)
+    assert partial is not None and partial["resume"]["truncate_prompt_tokens"] == 236
 
 
 @EVERY_PATH
@@ -246,6 +263,20 @@ def test_best_of_returns_the_best_candidates_so_far_and_nothing_to_resume(instan
     answer = aborted(instance, "/v1/completions", body, 5)
     assert answer.resume is None
     check_cut(answer.choices[0], 5)
+
+
+@STREAMING
+def test_an_echo_without_output_has_no_tokens_to_continue_from(instance: Instance, streaming: bool) -> None:
+    """Each choice has a token that the response leaves out, and a request with such tokens is refused."""
+    given_up = ErrorInfo("pd_preempted", "PD Error: out of blocks", 503, True)
+    instance.engine.choose = undisturbed
+    instance.engine.give_up = lambda sampling, position: given_up if sampling.choice_index else None
+    body = request("/v1/completions", streaming, echo=True, n=2) | {"max_tokens": 0}
+    answer = ask(instance.url, "/v1/completions", body)
+    assert answer.reasons == ["length", "pd_reschedule"]
+    assert (answer.resume, answer.completion_token_ids) == (None, [None, None])
+    instance.engine.give_up = lambda sampling, position: None
+    assert ask(instance.url, "/v1/completions", body).reasons == ["length", "length"], "it is simply sent again"
 
 
 def test_a_given_up_request_with_best_of_returns_its_candidates(instance: Instance) -> None:

@@ -36,7 +36,7 @@ def test_what_came_for_a_choice_becomes_one_piece() -> None:
 def test_no_piece_covers_a_token_behind_the_stop() -> None:
     answer = RequestOutput([[1, 2, 3]], [choice(stop=("two",))])
     progress = answer.apply([news(b"one two three"), news(b" four", "length")])
-    assert progress.updates == [ChoiceUpdate(0, list(b"one two"), "one ", "stop")]
+    assert progress.updates == [ChoiceUpdate(0, list(b"one two"), "one ", "stop", matched_stop="two")]
     assert answer.choices[0].position == len("one two")
     assert answer.is_finished
 
@@ -78,7 +78,7 @@ def test_a_choice_that_is_given_up_shows_only_what_can_no_longer_change() -> Non
 def test_a_stop_string_in_the_last_tokens_wins_over_being_given_up() -> None:
     answer = RequestOutput([[1, 2, 3]], [choice(stop=("b",))])
     assert answer.apply([news(b"abc", "pd_reschedule", error=GIVEN_UP)]).updates == [
-        ChoiceUpdate(0, list(b"ab"), "a", "stop")
+        ChoiceUpdate(0, list(b"ab"), "a", "stop", matched_stop="b")
     ]
     assert not answer.rescheduled
 

@@ -1,4 +1,4 @@
-"""Who may use which route of an instance, and whose streams they see there; over real sockets."""
+"""The routes of an instance that each role may use, and the streams that it sees there; over real sockets."""
 
 import asyncio
 import contextlib
@@ -47,10 +47,28 @@ ACCESS = {
     "/v1/completions": RouteAccess.USER,
     "/v1/generate": RouteAccess.USER,
     "/v1/embeddings": RouteAccess.USER,
+    "/v1/rerank": RouteAccess.USER,
+    "/v1/score": RouteAccess.USER,
+    "/pooling": RouteAccess.USER,
+    "/v2/rerank": RouteAccess.USER,
+    "/rerank": RouteAccess.USER,
+    "/score": RouteAccess.USER,
+    "/tokenizer_info": RouteAccess.USER,
     "/v1/responses": RouteAccess.USER,
+    "/v1/responses/input_tokens": RouteAccess.USER,
+    "/v1/responses/compact": RouteAccess.USER,
     "/v1/responses/{response_id}": RouteAccess.USER,
     "/v1/responses/{response_id}/cancel": RouteAccess.USER,
     "/v1/responses/{response_id}/input_items": RouteAccess.USER,
+    "/v1/messages": RouteAccess.USER,
+    "/v1/messages/count_tokens": RouteAccess.USER,
+    "/v1/files": RouteAccess.USER,
+    "/v1/files/{file_id}": RouteAccess.USER,
+    "/v1/files/{file_id}/content": RouteAccess.USER,
+    "/v1/batches": RouteAccess.USER,
+    "/v1/batches/{batch_id}": RouteAccess.USER,
+    "/v1/batches/{batch_id}/cancel": RouteAccess.USER,
+    **dict.fromkeys(route_access.OLLAMA_PATHS, RouteAccess.USER),
     "/v1/abort": RouteAccess.USER,
     "/tokenize": RouteAccess.USER,
     "/detokenize": RouteAccess.USER,
@@ -74,6 +92,9 @@ ACCESS = {
     "/internal/abort": RouteAccess.CLUSTER,
     "/internal/tokenize": RouteAccess.CLUSTER,
     "/internal/detokenize": RouteAccess.CLUSTER,
+    "/internal/tokenizer_info": RouteAccess.CLUSTER,
+    "/internal/count_tokens": RouteAccess.CLUSTER,
+    "/internal/input_tokens": RouteAccess.CLUSTER,
     "/internal/embeddings": RouteAccess.CLUSTER,
     "/internal/response": RouteAccess.CLUSTER,
 }
@@ -282,7 +303,7 @@ def test_a_stream_can_be_gone_on_with_by_its_caller_and_by_admins(model: Prepare
 
 
 def answers_to(instance: Instance, name: str, place: str) -> list[tuple[int, str]]:
-    """Of coming back, by GET and by POST."""
+    """Returns status and body of resuming, by GET and by POST."""
     back, body = {"Last-Event-ID": place}, FIELDS | {"stream": True}
     asked = get(instance, "/v1/completions", name, **back), post(instance, "/v1/completions", body, name, **back)
     return [(answer.status_code, answer.text) for answer in asked]

@@ -1,5 +1,6 @@
 """How an instance makes itself known to routers."""
 
+import asyncio
 import contextlib
 import http.server
 import logging
@@ -7,12 +8,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
+import aiohttp
 import httpx
 import msgspec
 import pytest
 
-from onward.api.router_registration import PATIENCE_S, RegistrationLog, instance_load
+from onward.api import router_registration
+from onward.api.router_registration import PATIENCE_S, RegistrationLog, RouterRegistrar, instance_load
+from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
 from onward.proto.router import (
@@ -29,8 +34,10 @@ from tests.api.instance import BLOCK_SIZE, NUM_BLOCKS, News, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.routed import MSGPACK_BODY
 from tests.api.test_load_shedder import ManualClock
+from tests.router.members import registration
 
 KEY = "ab" * 32
+WAIT_S = 20.0
 
 
 class Router:
@@ -130,6 +137,29 @@ def test_a_router_that_is_away_or_hangs_holds_up_no_other(model: PreparedModel) 
             there.hears(lambda told: told.state == "ready")
             before = len(there.told)
             there.hears(lambda _: len(there.told) > before + 3)
+
+
+class Description:
+    """The same registration at any time."""
+
+    async def registration(self, last_reply: object = None, *, is_leaving: bool = False) -> Registration:
+        return registration("instance-1", state="leaving" if is_leaving else "ready")
+
+
+def test_a_router_that_hangs_does_not_hold_up_a_new_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new server serves after this process has ended."""
+    monkeypatch.setattr(router_registration, "POST_TIMEOUT_S", 1e6)
+
+    async def deregister(url: str) -> None:
+        config = ApiConfig(routers=(url,))
+        registrar = RouterRegistrar(config, cast(Any, Description()), SystemClock(), aiohttp.ClientSession)
+        registrar.start()
+        registrar.deregister(is_replaced=True)
+        async with asyncio.timeout(WAIT_S):
+            await registrar.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        asyncio.run(deregister(f"http://127.0.0.1:{hanging.getsockname()[1]}"))
 
 
 def test_a_router_that_does_not_take_us_is_asked_again(model: PreparedModel) -> None:

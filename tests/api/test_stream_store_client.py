@@ -217,7 +217,7 @@ def test_an_attempt_that_may_start_and_does_not_run_yet_is_not_overtaken_by_its_
         shelf.answer = lambda message: ClaimReply(message.query_id) if isinstance(message, ClaimAttempt) else None
         claiming = asyncio.ensure_future(link.claim("r", 2, ""))
         await asyncio.sleep(0)
-        shelf.say(ReleaseAttempt(1, "r", 2, ""))  # before whoever waits is awake
+        shelf.say(ReleaseAttempt(1, "r", 2, ""))  # before the waiting task is awake
         assert await claiming is None
         assert shelf.heard[-1] == ReleaseReply(1, blocking_epoch=2)
 

@@ -11,17 +11,18 @@ from onward.proto.cursor import ChoiceCursor, format_cursor, parse_cursor
 from onward.proto.engine import ErrorInfo
 from tests.api.instance import Instance
 from tests.api.reader import NO_CERTIFICATES
-from tests.api.strict_types import RESCHEDULE, check_answer, check_events
+from tests.api.strict_types import RESCHEDULE, check_answer, check_error, check_events
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
 IDS = frozenset({"token_ids", "prompt_token_ids"})
 SCORES = frozenset({"prompt_logprobs"})
+STOPS = frozenset({"stop_reason", "matched_stop"})
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 ASKED: list[tuple[str, dict[str, Any], frozenset[str]]] = [
     (CHAT, MESSAGES | {"n": 2, "logprobs": True, "top_logprobs": 2}, frozenset()),
-    (CHAT, MESSAGES | {"stop": "e", "max_tokens": 40, "prompt_logprobs": 1}, SCORES),
+    (CHAT, MESSAGES | {"stop": "e", "max_tokens": 40, "prompt_logprobs": 1}, SCORES | STOPS),
     (CHAT, MESSAGES | {"return_token_ids": True}, IDS),
     (COMPLETIONS, {"prompt": "x", "logprobs": 2, "n": 2}, frozenset()),
     (COMPLETIONS, {"prompt": ["x", "y"], "echo": True, "logprobs": 0}, frozenset()),
@@ -31,7 +32,7 @@ ASKED: list[tuple[str, dict[str, Any], frozenset[str]]] = [
     (CHAT, MESSAGES | {"n": 2, "prompt_logprobs": 2, "return_token_ids": True}, IDS | SCORES),
     (COMPLETIONS, {"prompt": "x", "echo": True, "n": 2}, frozenset()),
     (COMPLETIONS, {"prompt": "xy", "echo": True, "logprobs": 2, "n": 2}, frozenset()),
-    (COMPLETIONS, {"prompt": "x", "stop": "e", "max_tokens": 40, "include_stop_str_in_output": True}, frozenset()),
+    (COMPLETIONS, {"prompt": "x", "stop": "e", "max_tokens": 40, "include_stop_str_in_output": True}, STOPS),
     (COMPLETIONS, {"prompt": "x", "generated_token_ids": [97, 98], "logprobs": 1}, frozenset()),
 ]
 
@@ -66,7 +67,7 @@ def test_vectors_and_models_are_as_the_openai_package_says(instance: Instance) -
     check_answer(vectors)
     assert len(vectors["data"]) == 2
     assert models["object"] == "list" and [one["id"] for one in models["data"]] == ["small-model"]
-    check_answer(models["data"][0], frozenset({"max_model_len"}))
+    check_answer(models["data"][0], frozenset({"max_model_len", "meta", "root"}))
 
 
 def test_a_stream_that_is_gone_on_with_is_as_the_openai_package_says(instance: Instance) -> None:
@@ -104,3 +105,39 @@ def test_an_answer_that_was_given_up_has_fields_of_ours_and_else_openais(
         chunks = check_events(http.post(path, json=body | {"stream": True}).text, ours)
     check_answer(whole, ours)
     assert whole["choices"][0]["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == RESCHEDULE
+
+
+BAD: list[tuple[str, Any, int, str | None]] = [
+    (CHAT, MESSAGES | {"temperature": -1}, 400, "temperature"),
+    (CHAT, MESSAGES | {"model": "absent"}, 404, "model"),
+    (CHAT, {"messages": "hi"}, 400, "messages"),
+    (CHAT, [], 400, None),
+    (COMPLETIONS, {"prompt": "x", "n": 0}, 400, "n"),
+    ("/v1/responses", {"input": "x", "top_p": 7}, 400, "top_p"),
+    ("/v1/embeddings", {"input": []}, 400, "input"),
+    ("/v1/rerank", {"query": "x"}, 400, "documents"),
+    ("/v1/absent", {}, 404, None),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "status", "param"), BAD, ids=range(len(BAD)))
+def test_refusals_are_as_the_openai_package_says(
+    instance: Instance, path: str, fields: Any, status: int, param: str | None
+) -> None:
+    body = {"model": "small-model"} | fields if isinstance(fields, dict) else fields
+    answer = httpx.post(instance.url + path, json=body, timeout=30, verify=NO_CERTIFICATES)
+    error = check_error(answer.json())
+    assert (answer.status_code, error.param) == (status, param)
+    assert error.message and error.type
+
+
+@pytest.mark.parametrize(("path", "fields"), [(CHAT, MESSAGES), (COMPLETIONS, {"prompt": "x"})])
+def test_the_error_of_an_answer_that_was_given_up_is_as_the_openai_package_says(
+    instance: Instance, path: str, fields: dict[str, Any]
+) -> None:
+    fault = ErrorInfo("internal", "the logits are not finite", 500, True)
+    instance.engine.give_up = lambda sampling, position: fault if position == 3 else None
+    body = {"model": "small-model", "max_tokens": 5, "stream": True} | fields
+    text = httpx.post(instance.url + path, json=body, timeout=30, verify=NO_CERTIFICATES).text
+    data = [msgspec.json.decode(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    assert check_error({"error": data[-1]["choices"][0]["error"]}).message == fault.message

@@ -18,6 +18,9 @@ def json_schema(**fields: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA} | fields}}
 
 
+FORMAT = {"type": "const_string", "value": "a"}
+
+
 def fields_of(body: dict[str, Any]) -> StructuredOutputFields:
     return msgspec.json.decode(msgspec.json.encode(body), type=StructuredOutputFields)
 
@@ -37,6 +40,7 @@ def fields_of(body: dict[str, Any]) -> StructuredOutputFields:
         ({"structured_outputs": {"json": SCHEMA, "regex": None}}, "json_schema", SCHEMA),
         ({"structured_outputs": {"json_object": True}}, "json_object", ""),
         ({"structured_outputs": {"structural_tag": json.dumps(TAGS)}}, "structural_tag", TAGS),
+        ({"response_format": {"type": "structural_tag", "format": FORMAT}}, "structural_tag", {"format": FORMAT}),
         ({"response_format": {"type": "text"}, "guided_choice": ["a"]}, "choice", ["a"]),
     ],
 )

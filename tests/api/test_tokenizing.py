@@ -54,7 +54,6 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"prompt": "x", "messages": HELLO}, "messages"),
     ("/tokenize", {"messages": []}, "messages"),
     ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
-    ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, "add_special_tokens"),
     ("/tokenize", {"messages": HELLO, "chat_template": "x"}, "chat_template"),
     ("/tokenize", {"prompt": "x", "model": "other"}, "model"),
     ("/detokenize", {}, "tokens"),
@@ -90,6 +89,32 @@ def test_a_router_passes_questions_on_and_answers_too(model: PreparedModel) -> N
 
     with running(model, ApiConfig(cluster_key=key)) as instance:
         uvloop.run(scenario(instance))
+
+
+def test_special_tokens_and_template_are_shown_where_the_operator_allows_it(model: PreparedModel) -> None:
+    key = "ab" * 32
+
+    async def scenario(instance: Instance) -> None:
+        async with running_router(instances=instance.url, cluster_key=key, settle_s=4.0) as router:
+            serving = router.process.stream_runner
+            while not serving.core.serving_instances(serving.clock.now_s()):
+                await serving.wait_for_change(5.0)
+            shown = await router.get("/tokenizer_info")
+            direct = httpx.get(instance.url + "/tokenizer_info", timeout=30, verify=NO_CERTIFICATES).json()
+            assert shown.json == direct
+            assert (await router.get("/tokenizer_info?model=small-model")).json == direct
+            assert (await router.get("/tokenizer_info?model=other")).status == 404
+            assert (direct["eos_token"], direct["chat_template"]) == (model.eos_token, model.chat_template)
+            assert (direct["model"], direct["vocab_size"]) == ("small-model", model.config.vocab_size)
+
+    with running(model, ApiConfig(cluster_key=key, tokenizer_info=True)) as instance:
+        uvloop.run(scenario(instance))
+
+
+def test_a_template_is_not_shown_unless_the_operator_allows_it(instance: Instance) -> None:
+    response = httpx.get(instance.url + "/tokenizer_info", timeout=30, verify=NO_CERTIFICATES)
+    assert response.status_code == 404
+    assert "--tokenizer-info" in response.json()["error"]["message"]
 
 
 def test_a_router_without_instances_says_so() -> None:

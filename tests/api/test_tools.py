@@ -334,3 +334,81 @@ def test_the_package_parses_calls_into_models(thinker: Instance, client: openai.
     )
     [call] = completion.choices[0].message.tool_calls or []
     assert call.function.parsed_arguments == Book(title="x", pages=3)
+
+
+OLD = {"tools": None, "functions": [TOOL["function"]]}
+"""The fields of a request in the older form."""
+
+
+def test_a_client_that_sends_functions_gets_a_function_call(thinker: Instance) -> None:
+    speak(thinker, tokens_of("words", CALL, SECOND_CALL))
+    choice = answer(thinker, **OLD)
+    assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"a":1}'}, "and no second call"
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("words", "function_call")
+    assert "tool_calls" not in choice["message"]
+    assert "tools: f\n" in prompt_of(thinker)
+
+
+def test_a_stream_has_the_function_call_in_its_deltas(thinker: Instance, client: openai.OpenAI) -> None:
+    speak(thinker, tokens_of(CALL))
+    asked: dict[str, Any] = {"model": "small-model", "messages": MESSAGES, "max_tokens": 200, "stream": True}
+    stream = client.chat.completions.create(**asked, functions=OLD["functions"], function_call="auto")
+    choices = [chunk.choices[0] for chunk in stream]
+    calls = [choice.delta.function_call for choice in choices if choice.delta.function_call is not None]
+    assert calls[0].name == "f" and "".join(call.arguments or "" for call in calls) == '{"a":1}'
+    assert choices[-1].finish_reason == "function_call"
+
+
+def test_a_function_that_is_named_is_called(thinker: Instance) -> None:
+    speak(thinker, tokens_of(FORCED_CALL))
+    choice = answer(thinker, **OLD, function_call={"name": "f"})
+    assert choice["message"]["function_call"]["name"] == "f"
+    assert choice["finish_reason"] == "stop", "the model had no choice"
+
+
+def test_older_calls_and_results_are_rendered_as_those_of_tools(thinker: Instance) -> None:
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    speak(thinker, tokens_of("ok"))
+    older = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "function_call": function},
+        {"role": "function", "name": "f", "content": "5"},
+    ]
+    answer(thinker, messages=older)
+    rendered = prompt_of(thinker)
+    newer = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "call00001", "function": function}]},
+        {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": "5"},
+    ]
+    answer(thinker, messages=newer)
+    assert rendered == prompt_of(thinker) and "<tool_call>" in rendered
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_answer_may_begin_with_the_last_message(thinker: Instance, streams: bool) -> None:
+    speak(thinker, tokens_of("words"))
+    messages = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": "first "}]}]
+    for more, expected in ((messages, "first words"), (MESSAGES, "words")):
+        response = post(thinker, tools=None, echo=True, messages=more, stream=streams)
+        assert response.status_code == 200, response.text
+        if streams:
+            chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+            text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+        else:
+            text = response.json()["choices"][0]["message"]["content"]
+        assert text == expected
+
+
+def test_a_role_that_the_template_renders_is_accepted(thinker: Instance) -> None:
+    speak(thinker, tokens_of("ok"))
+    answer(thinker, messages=[*MESSAGES, {"role": "critic", "content": "too long"}])
+    assert "critic\ntoo long" in prompt_of(thinker)
+
+
+def test_a_role_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
+    known = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}{{ m.content }}{% endif %}{% endfor %}"
+    with running(small_model.prepare(tmp_path, template=known)) as instance:
+        messages = [*MESSAGES, {"role": "critic", "content": "too long"}]
+        response = post(instance, tools=None, messages=messages)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages[1].role")

@@ -1,5 +1,5 @@
-"""An instance with two api processes: a client that comes back, a router that looks for a stream and whoever aborts one
-may reach either of them, and cannot tell which."""
+"""An instance with two api processes: a client that resumes or aborts a stream, and a router that looks for
+one, may reach either of them, and cannot tell which."""
 
 import os
 import signal

@@ -23,11 +23,11 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"model": "small-model", "messages": MESSAGES, "max_tokens": 1}
 BOUNDS = ValidationContext("small-model", 320, 16)
 REFUSED: list[tuple[str, Any]] = [
-    ("stop_regex", "a+"),
-    ("allowed_token_ids", [1]),
-    ("truncate_prompt_tokens", 4),
-    ("return_tokens_as_token_ids", True),
     ("no_stop_trim", True),
+    ("use_beam_search", True),
+    ("prompt_embeds", "AAAA"),
+    ("bootstrap_room", 5),
+    ("kv_transfer_params", {"a": 1}),
     ("custom_logit_processor", "x"),
     ("lora_path", "x"),
     ("separate_reasoning", False),
@@ -150,6 +150,8 @@ def test_a_strict_server_refuses_unknown_fields_and_takes_all_others(strict: Ins
             ("/v1/completions", {"model": "small-model", "prompt": "x", "max_tokens": 1}),
             ("/v1/generate", {"model": "small-model", "prompt_token_ids": [1], "max_tokens": 1}),
             ("/v1/embeddings", {"model": "small-model", "input": "x"}),
+            ("/v1/rerank", {"model": "small-model", "query": "x", "documents": ["y"]}),
+            ("/v1/score", {"model": "small-model", "text_1": "x", "text_2": "y"}),
         ):
             refused = http.post(path, json=body | {"frobnicate": 1})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "frobnicate"), path

@@ -10,7 +10,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, Route
@@ -18,7 +18,6 @@ from playwright.sync_api import Browser, Page, Route
 from tests.browser.chromium import running_chromium, until
 from tests.browser.hostile_strings import COUNT, hostile_strings
 
-pytestmark = pytest.mark.full
 KEY = "ow-an-admin-of-the-demo"
 MODEL = "smollm2-135m-instruct"
 FLAGS = ("--mixed", "2", "--threads", "1", "--num-kv-blocks", "160", "--max-model-len", "1024", "--max-num-seqs", "8")
@@ -49,6 +48,9 @@ class DemoCluster:
                 "0",
                 *FLAGS,
                 *TRACED,
+                # A standby worker takes over too fast for a pause that a person sees.
+                "--standby-worker",
+                "off",
                 "--api-key-file",
                 key_file,
             ],
@@ -119,8 +121,13 @@ def page(chromium: Browser, cluster: DemoCluster) -> Iterator[Page]:
 
 
 def ask(page: Page, max_tokens: int = 200, seed: int = 7) -> None:
+    is_phone = not page.is_visible("input[name=seed]")
+    if is_phone:
+        page.click("details.side.right > summary")
     for name, value in {"max_tokens": max_tokens, "seed": seed}.items():
         page.fill(f"input[name={name}]", str(value))
+    if is_phone:
+        page.click("details.side.right > summary")
     page.fill("#prompt", QUESTION)
     page.press("#prompt", "Enter")
 
@@ -176,12 +183,15 @@ def test_an_answer_goes_on_after_a_reload_with_the_same_text(page: Page, cluster
     ask(page)
     wait_for_text(page, 60)
     page.reload()
-    until(page, lambda: marks(page) == ["reload"], "the mark")
+    until(page, lambda: "reload" in marks(page), "the mark")
     wait_for_end(page)
+    # A busy machine makes pauses.
+    assert [kind for kind in marks(page) if kind != "paused"] == ["reload"]
     assert answer_of(page) == undisturbed(cluster)
     assert "tokens/s" in page.inner_text(".assistant .facts") and "first token" in page.inner_text(".assistant .facts")
 
 
+@pytest.mark.full
 def test_stop_ends_it_and_continue_goes_on(page: Page, cluster: DemoCluster) -> None:
     ask(page, seed=8)
     wait_for_text(page, 60)
@@ -193,7 +203,7 @@ def test_stop_ends_it_and_continue_goes_on(page: Page, cluster: DemoCluster) -> 
     assert answer_of(page) == undisturbed(cluster, seed=8)
 
 
-@pytest.mark.parametrize("target", ["worker", "instance"])
+@pytest.mark.parametrize("target", ["worker", pytest.param("instance", marks=pytest.mark.full)])
 def test_a_killed_process_is_a_pause_and_a_mark(page: Page, cluster: DemoCluster, target: str) -> None:
     # Long enough that it still runs when the process is killed.
     answers = ((seed, undisturbed(cluster, 400, seed)) for seed in range(20, 60))
@@ -217,6 +227,7 @@ def test_a_killed_process_is_a_pause_and_a_mark(page: Page, cluster: DemoCluster
     live.close()
 
 
+@pytest.mark.full
 def test_an_instance_is_drained_and_taken_back_by_a_button(page: Page, cluster: DemoCluster) -> None:
     page.click("#tab-live")
     until(page, lambda: page.locator("section.instance .state.ready").count() == 2, "both instances", 240)
@@ -227,6 +238,7 @@ def test_an_instance_is_drained_and_taken_back_by_a_button(page: Page, cluster: 
     until(page, lambda: card.locator(".state").inner_text() == "ready", "the end of the drain")
 
 
+@pytest.mark.full
 def test_a_stream_leads_to_its_trace_and_its_log_lines(page: Page, cluster: DemoCluster) -> None:
     page.click("#tab-live")
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -251,6 +263,7 @@ def test_a_stream_leads_to_its_trace_and_its_log_lines(page: Page, cluster: Demo
         asking.join()
 
 
+@pytest.mark.full
 def test_the_block_map_changes_under_preemption_and_a_stream_is_aborted_by_its_button(
     page: Page, cluster: DemoCluster
 ) -> None:
@@ -284,6 +297,43 @@ def test_the_block_map_changes_under_preemption_and_a_stream_is_aborted_by_its_b
         thread.join()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_view_is_wider_than_its_window_in_either_colour_scheme(
+    chromium: Browser, cluster: DemoCluster, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    context = chromium.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    page = context.new_page()
+
+    def too_wide() -> list[str]:
+        """Returns what would scroll sideways: the window, the view in it, or a part of the view."""
+        return page.evaluate(
+            """() => [...document.querySelectorAll("html, #main, #main > *, .side")]
+                .filter((one) => one.scrollWidth > one.clientWidth || one.getBoundingClientRect().right > innerWidth)
+                .map((one) => one.tagName + "." + one.className)"""
+        )
+
+    page.goto(cluster.url + "/")
+    page.wait_for_selector("#key-form")
+    assert too_wide() == []
+    page.fill("#key", KEY)
+    page.click("#key-form button")
+    page.wait_for_selector("#prompt")
+    ask(page, 30, seed=9)
+    wait_for_end(page)
+    assert too_wide() == []
+    for side in ("left", "right"):
+        if page.locator(f"details.side.{side}[open]").count() == 0:
+            page.click(f"details.side.{side} > summary")
+    assert too_wide() == []
+    page.click("#tab-live")
+    until(page, lambda: page.locator("section.instance .blocks i").count() >= 160, "both instances", 240)
+    assert too_wide() == []
+    is_dark = page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 26)"
+    assert is_dark == (scheme == "dark")
+    context.close()
+
+
 def test_the_api_page_fits_a_phone_and_its_example_gets_an_answer(chromium: Browser, cluster: DemoCluster) -> None:
     context = chromium.new_context(viewport={"width": 390, "height": 844})
     page = context.new_page()
@@ -293,7 +343,7 @@ def test_the_api_page_fits_a_phone_and_its_example_gets_an_answer(chromium: Brow
     chat = page.locator("details.operation").first
     chat.locator("summary").first.click()
     until(page, lambda: "messages" in chat.locator("textarea").input_value(), "the example")
-    assert chat.locator("td:first-child").all_inner_texts()[:2] == ["model", "messages"]
+    assert chat.locator("td:first-child").all_inner_texts()[:1] == ["messages"], "needed fields first"
     assert "-2^63" in chat.inner_text() and "9223372036854775808" not in chat.inner_text(), "bounds are exact"
     chat.locator(".send").click()
     until(page, lambda: chat.locator("pre").inner_text().startswith("200 OK"), "the answer")
@@ -342,25 +392,92 @@ def hostile_look(strings: list[str]) -> dict[str, Any]:
         dict.fromkeys(("request_id", "cause", "from", "to", "outcome"), text) | {"pause_s": 1, "ago_s": 1}
         for text in strings[:16]
     ]
-    look = {"at_s": 1, "role": "router", "instances": [instance | {"engine": engine}], "num_streams": COUNT}
+    models = [instance | {"id": f"{text}-{index}", "model": text} for index, text in enumerate(strings)]
+    look = {"at_s": 1, "role": "router", "instances": [instance | {"engine": engine}, *models], "num_streams": COUNT}
     return look | {"streams": [one | {"instance": one["label"]} for one in streams], "resumes": resumes}
 
 
+def hostile_openapi(strings: list[str]) -> dict[str, Any]:
+    """Each string is a path, a text, and the name, type, default and value of a field."""
+
+    def schema(text: str) -> dict[str, Any]:
+        field = dict.fromkeys(("type", "description", "default"), text) | {"enum": [text]}
+        return {"properties": {text: field, "model": field}, "required": [text], "type": text}
+
+    def operation(text: str) -> dict[str, Any]:
+        content = {"content": {"application/json": {"schema": schema(text)}}}
+        return {"summary": text, "description": text, "requestBody": content, "responses": {text: content}}
+
+    return {
+        "info": {"version": strings[0]},
+        "components": {"schemas": {text: schema(text) for text in strings}},
+        "paths": {f"/{index}{text}": {"post": operation(text)} for index, text in enumerate(strings)},
+    }
+
+
+class Attacks:
+    """What a page has run or fetched because of a hostile string."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._dialogs: list[str] = []
+        self._requested: list[str] = []
+        page.on("dialog", lambda dialog: self._dialogs.append(dialog.message) or dialog.dismiss())
+        page.on("request", lambda request: self._requested.append(request.url))
+
+    def check(self, own_url: str) -> None:
+        assert self._page.evaluate("() => window.hit") is None and self._dialogs == []
+        assert not [url for url in self._requested if not url.startswith(own_url)]
+
+
+def without_policy(route: Route) -> None:
+    response = route.fetch()
+    headers = {name: value for name, value in response.headers.items() if name != "content-security-policy"}
+    route.fulfill(response=response, headers=headers)
+
+
+PAGES_WITH_POLICY = re.compile(r"/(docs|ui(/[a-z_]+\.(js|css|svg))?)$")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("has_policy", [True, False], ids=["policy", "no policy"])
+def test_no_model_name_is_executed(page: Page, cluster: DemoCluster, has_policy: bool) -> None:
+    attacks, strings = Attacks(page), hostile_strings()
+    if not has_policy:
+        page.route(PAGES_WITH_POLICY, without_policy)
+    names = iter(strings)
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": next(names)}]}))
+    for text in strings:
+        page.reload()
+        page.wait_for_selector("#prompt")
+        assert page.text_content("#model") == text
+        assert page.text_content(".empty h1") == f"Talk to {text}"
+    attacks.check(cluster.url)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("has_policy", [True, False], ids=["policy", "no policy"])
+def test_nothing_in_the_description_of_the_api_is_executed(page: Page, cluster: DemoCluster, has_policy: bool) -> None:
+    attacks, strings = Attacks(page), hostile_strings()
+    if not has_policy:
+        page.route(PAGES_WITH_POLICY, without_policy)
+    page.route("**/openapi.json", lambda route: route.fulfill(json=hostile_openapi(strings)))
+    page.goto(cluster.url + "/docs")
+    until(page, lambda: page.locator("details.operation").count() == COUNT, "the operations")
+    page.evaluate("() => document.querySelectorAll('details.operation').forEach((one) => { one.open = true; })")
+    until(page, lambda: page.locator("details.schema").count() == COUNT, "the responses")
+    page.evaluate("() => document.querySelectorAll('details.schema').forEach((one) => { one.open = true; })")
+    page.wait_for_timeout(500)
+    assert page.locator(".about").all_text_contents() == strings
+    attacks.check(cluster.url)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("has_policy", [True, False], ids=["policy", "no policy"])
 def test_nothing_that_a_server_or_a_client_says_is_executed(page: Page, cluster: DemoCluster, has_policy: bool) -> None:
-    strings = hostile_strings()
-    dialogs: list[str] = []
-    page.on("dialog", lambda dialog: dialogs.append(dialog.message) or dialog.dismiss())
-    requested: list[str] = []
-    page.on("request", lambda request: requested.append(request.url))
-
-    def without_policy(route: Route) -> None:
-        response = route.fetch()
-        headers = {name: value for name, value in response.headers.items() if name != "content-security-policy"}
-        route.fulfill(response=response, headers=headers)
-
+    attacks, strings = Attacks(page), hostile_strings()
     if not has_policy:
-        page.route(re.compile(r"/ui(/[a-z_]+\.(js|css|svg))?$"), without_policy)
+        page.route(PAGES_WITH_POLICY, without_policy)
     answers = iter(enumerate(strings))
     page.route("**/v1/chat/completions", lambda route: route.fulfill(
         body=hostile_answer(*next(answers)), content_type="text/event-stream"))  # fmt: skip
@@ -381,8 +498,8 @@ def test_nothing_that_a_server_or_a_client_says_is_executed(page: Page, cluster:
     until(page, lambda: page.locator(".message").count() == 2 * COUNT, "the conversation")
     page.click("#tab-live")
     until(page, lambda: page.locator("#streams tbody tr").count() == COUNT, "the streams")
+    assert page.locator("section.instance").count() == COUNT + 1
     page.evaluate("() => document.querySelectorAll('#streams button.opener').forEach((opener) => opener.click())")
     page.wait_for_timeout(500)
     assert page.locator("#streams a.trace").count() == 0, "no text of a stranger becomes a link"
-    assert page.evaluate("() => window.hit") is None and dialogs == []
-    assert not [url for url in requested if not url.startswith(cluster.url)]
+    attacks.check(cluster.url)

@@ -165,7 +165,7 @@ def test_a_number_below_one_is_refused(flag: str) -> None:
 
 @pytest.mark.parametrize("url", ["foo", "ftp://x", "http://127.0.0.1:99999"])
 def test_an_address_that_is_none_is_named(url: str) -> None:
-    with pytest.raises(OnwardError, match=f"--url '{url}' is no address"):
+    with pytest.raises(OnwardError, match=f"--url '{url}' is not an address"):
         run_bench(url, "--model", "tiny")
 
 
@@ -244,7 +244,7 @@ def test_without_a_key_of_its_own_the_second_server_gets_none() -> None:
         (["--compare", "http://127.0.0.1:1", "--pairs", "4"], "--pairs must be at least 5"),
         (["--pairs", "6"], "--pairs is about --compare URL"),
         (["--compare-model", "x"], "--compare-model is about --compare URL"),
-        (["--compare", "nowhere"], "--compare 'nowhere' is no address"),
+        (["--compare", "nowhere"], "--compare 'nowhere' is not an address"),
         (["--plot", "/dev/null/x.svg"], "cannot write --plot /dev/null/x.svg"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from onward.cli import flag_groups
 from onward.cli.flags import add_flags, from_args
-from onward.cli.main import did_you_mean, run
+from onward.cli.main import COMMANDS, build_parser, did_you_mean, run
 from onward.cli.serve import check, listen
 from onward.config import (
     ApiConfig,
@@ -91,22 +91,22 @@ def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.Capture
         (["--stall-timeout-s", "-1"], "--stall-timeout-s"),
         (["--drain-s", "-5"], "--drain-s"),
         (["--log-interval-s", "nan"], "--log-interval-s"),
-        (["--log-level", "loud"], "--log-level 'loud' is none of debug, info, warning, error"),
+        (["--log-level", "loud"], "--log-level 'loud' is not one of debug, info, warning, error"),
         (["--kv-port", "70000"], "--kv-port 70000"),
-        (["--cors-origin", "localhost:3000"], "--cors-origin 'localhost:3000' is no origin"),
-        (["--cors-origin", "http://localhost:3000/"], "--cors-origin 'http://localhost:3000/' is no origin"),
-        (["--cors-origin", "https://a@example.com"], "'https://a@example.com' is no origin"),
+        (["--cors-origin", "localhost:3000"], "--cors-origin 'localhost:3000' is not an origin"),
+        (["--cors-origin", "http://localhost:3000/"], "--cors-origin 'http://localhost:3000/' is not an origin"),
+        (["--cors-origin", "https://a@example.com"], "'https://a@example.com' is not an origin"),
         (
             ["--cors-origin", "https://bücher.example"],
-            "is no origin; its host is neither a name in ASCII nor an address",
+            "is not an origin: its host is neither a name in ASCII nor an address",
         ),
-        (["--allowed-host", "faß.example"], "is no name of a host: write it in its ASCII form"),
-        (["--allowed-host", "example.com:8000"], "is no name of a host"),
-        (["--allowed-host", "localhost]"], "is no name of a host"),
+        (["--allowed-host", "faß.example"], "is not a host name: write it in its ASCII form"),
+        (["--allowed-host", "example.com:8000"], "is not a host name"),
+        (["--allowed-host", "localhost]"], "is not a host name"),
         (["--record-tokens"], "--record-tokens is about --record"),
         (["--prefill-peers", "gpu7"], "--prefill-peers: 'gpu7'"),
         (["--step-log", "/dev/null/steps"], "--step-log /dev/null/steps"),
-        (["--speculative", "medusa:4"], "--speculative medusa:4: medusa is no proposer"),
+        (["--speculative", "medusa:4"], "--speculative medusa:4: medusa is not a proposer"),
     ],
 )
 def test_values_that_cannot_work_are_named(flags: list[str], named: str) -> None:
@@ -198,7 +198,7 @@ def test_origins_are_taken_as_browsers_send_them(origin: str) -> None:
 def test_an_origin_that_no_browser_sends_is_refused_with_the_one_that_they_do(origin: str, sent: str) -> None:
     with pytest.raises(StartupError) as refused:
         check(parse("--cors-origin", origin))
-    assert str(refused.value) == f"--cors-origin {origin!r} is no origin as browsers send it, which is {sent}"
+    assert str(refused.value) == f"--cors-origin {origin!r} is not spelled as browsers send it, which is {sent}"
     check(parse("--cors-origin", sent))
 
 
@@ -228,3 +228,16 @@ def test_some_knobs_have_another_default_on_a_cuda_device() -> None:
 def test_what_a_cuda_device_cannot_do_is_refused_before_anything_is_loaded(flags: list[str], named: str) -> None:
     with pytest.raises(StartupError, match=named):
         check(parse("--device", "cuda", *flags))
+
+
+def test_the_help_of_every_command_says_what_it_does_and_explains_every_argument() -> None:
+    _, parsers = build_parser(COMMANDS)
+    remaining = list(parsers.values())
+    while remaining:
+        parser = remaining.pop()
+        assert parser.description, parser.prog
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                remaining.extend(action.choices.values())
+            else:
+                assert action.help, f"{parser.prog}: {action.dest}"

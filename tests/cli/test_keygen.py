@@ -30,4 +30,4 @@ def test_serve_refuses_a_bad_key_before_it_starts_anything(tmp_path: Path, capsy
     file.write_text("no key")
     file.chmod(0o600)
     assert run(["serve", "--role", "prefill", "--cluster-key-file", str(file)]) == 1
-    assert "is no key" in capsys.readouterr().err
+    assert "is not a cluster key" in capsys.readouterr().err

@@ -35,6 +35,21 @@ def test_a_revision_of_a_file_is_refused(model: str) -> None:
         prepare_model(ServeConfig(model=model, revision="v1"), progress)
 
 
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (ServeConfig(tensor_parallel=0), "--tensor-parallel 0 is not within 1 to 64"),
+        (ServeConfig(tensor_parallel=65), "--tensor-parallel 65 is not within 1 to 64"),
+        (ServeConfig(tensor_parallel=2, device="cuda"), "--tensor-parallel 2 is for --device cpu"),
+        (ServeConfig(tensor_parallel=2, quantization="none"), "--tensor-parallel 2 is for int8 weights"),
+    ],
+    ids=["none", "too many", "cuda", "floats"],
+)
+def test_ranks_that_cannot_be_started_are_refused_by_the_flag(config: ServeConfig, problem: str) -> None:
+    with pytest.raises(StartupError, match=problem):
+        check(config)
+
+
 @pytest.mark.parametrize("field", ["revision", "chat_template"])
 def test_empty_values_are_refused_by_the_flag(field: str) -> None:
     with pytest.raises(StartupError, match=f"--{field.replace('_', '-')} must not be empty"):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from onward.cli import batch_runner
-from onward.cli.batch_files import BatchOutputFile
+from onward.batches import batch_runner
+from onward.batches.batch_files import BatchOutputFile
 from onward.cli.main import run
 from onward.errors import StartupError
 
@@ -219,3 +219,23 @@ def test_an_answer_of_many_lines_is_one_line_and_says_the_same(server: Server, t
     code, answers = run_batch(server, batch(tmp_path, 2))
     assert code == 0
     assert sorted(answer["response"]["body"]["echo"]["number"] for answer in answers) == [0, 1]
+
+
+def test_where_one_of_several_servers_is_gone_the_other_answers(
+    server: Server, tmp_path: Path, unused_port: int
+) -> None:
+    source, out = batch(tmp_path, 6), tmp_path / "out.jsonl"
+    urls = f"http://127.0.0.1:{unused_port},{server.url}"
+    assert run(["run-batch", str(source), str(out), "--url", urls, "--retries", "1"]) == 0
+    custom_ids = [json.loads(line)["custom_id"] for line in out.read_text().splitlines()]
+    assert sorted(custom_ids) == [f"r{number}" for number in range(6)]
+
+
+@pytest.mark.parametrize(("error", "times"), [({"retryable": False}, 1), ({"retryable": True}, 3), ({}, 3)])
+def test_what_the_server_calls_final_is_not_asked_again(
+    server: Server, tmp_path: Path, error: dict[str, Any], times: int
+) -> None:
+    server.behave = lambda body: 500
+    server.written = lambda answer: json.dumps({"error": {"message": "it crashed"} | error})
+    code, _ = run_batch(server, batch(tmp_path, 1), "--retries", "2")
+    assert (code, len(server.asked)) == (1, times)

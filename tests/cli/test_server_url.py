@@ -16,7 +16,7 @@ def test_an_address_is_taken_without_its_last_slash(url: str) -> None:
     "url", ["", "127.0.0.1:8000", "ftp://x", "http://", "http://x:0", "http://x:99999", "http://x:y", "http://[::1"]
 )
 def test_what_is_no_address_is_refused_by_the_flag(url: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"^--url .* is no address such as"):
+    with pytest.raises(InvalidRequest, match=r"^--url .* is not an address such as"):
         checked_url(url, "--url")
 
 
@@ -31,7 +31,7 @@ def test_every_command_refuses_it_before_it_asks_anybody(
     url = "http://127.0.0.1:99999"
     flags = [word.replace("URL", url) for word in command] if "URL" in command else [*command, "--url", url]
     assert run(flags) == 1
-    assert f"'{url}' is no address such as http://127.0.0.1:8000" in capsys.readouterr().err
+    assert f"'{url}' is not an address such as http://127.0.0.1:8000" in capsys.readouterr().err
 
 
 def test_why_nobody_answers_is_told_in_few_words() -> None:

@@ -70,6 +70,28 @@ def test_the_pool_is_counted_in_blocks_tokens_and_requests(num_blocks: int, expe
     assert pool_of(num_blocks) == expected
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "threads", "warning"),
+    [
+        (2, 4, None),
+        (
+            2,
+            6,
+            "--tensor-parallel 2 with --threads 3: 6 threads wait for each other on 4 cores; start with --threads 2",
+        ),
+        (
+            8,
+            8,
+            "--tensor-parallel 8 with --threads 1: 8 threads wait for each other on 4 cores; start with fewer ranks",
+        ),
+        (1, 6, None),
+    ],
+)
+def test_more_threads_of_ranks_than_cores_are_a_warning(num_ranks: int, threads: int, warning: str | None) -> None:
+    worker = msgspec.structs.replace(WORKER, threads=threads)
+    assert start_summary.threads_warning(ServeConfig(tensor_parallel=num_ranks), worker, 4) == warning
+
+
 def test_a_pool_smaller_than_the_context_is_a_warning() -> None:
     assert start_summary.pool_warning(msgspec.structs.replace(WORKER, num_blocks=256)) is None
     warning = start_summary.pool_warning(msgspec.structs.replace(WORKER, num_blocks=255))

@@ -14,7 +14,11 @@ ROUTERS = {
     "instances": [
         {
             "id": "decode-a",
+            "name": "decode-0",
+            "node": "",
             "role": "decode",
+            "model": "m-v1",
+            "model_aliases": [],
             "state": "suspect",
             "url": "http://127.0.0.1:9001",
             "incarnation": "instance-77",
@@ -30,6 +34,7 @@ ROUTERS = {
 INFO: dict[str, Any] = {
     "incarnation": "instance-1",
     "role": "mixed",
+    "model": {"id": "m-v1", "aliases": ["m"]},
     "engine": {"worker_ready": True},
     "requests": {"running": 1, "waiting": 2},
     "kv_blocks": {"free": 7, "cached": 2, "owned": 1},
@@ -47,13 +52,27 @@ def test_a_routers_instances_and_last_resumes_are_a_table() -> None:
     text = shown(ROUTERS)
     [row] = [line for line in text.splitlines() if line.startswith("decode-a")]
     assert "64" not in row
-    for word in ("suspect", "http://127.0.0.1:9001", "2 running", "100 free, 256 total", "api 11 12, engine 13"):
+    for word in (
+        "m-v1",
+        "suspect",
+        "http://127.0.0.1:9001",
+        "2 running",
+        "100 free, 256 total",
+        "api 11 12, engine 13",
+    ):
         assert word in row
     assert [line.split() for line in text.splitlines()[-3:]] == [
         ["request_id", "cause", "pause"],
         ["r-1", "stall", "0.25"],
         ["r-2", "drain"],
     ]
+
+
+def test_nodes_are_a_column_where_instances_have_one() -> None:
+    assert " node " not in shown(ROUTERS).splitlines()[0]
+    placed = {"instances": [ROUTERS["instances"][0] | {"name": "decode-0", "node": "10.0.0.7"}]}
+    header, row = shown(placed).splitlines()[:2]
+    assert header.split()[:2] == ["instance", "node"] and row.split()[:2] == ["decode-a", "10.0.0.7"]
 
 
 @pytest.mark.parametrize(("kills", "is_shown"), [(2, True), (0, False)])

@@ -79,7 +79,7 @@ def test_a_router_s_streams_have_their_instance_and_attempt() -> None:
     ]
     lines = shown(look).splitlines()
     assert ["request-0", "instance-1", "2", "decoding", "7"] in [line.split() for line in lines]
-    assert ["lost", "–", "3", "carried", "on", "9"] in [line.split() for line in lines]
+    assert ["lost", "–", "3", "resuming", "9"] in [line.split() for line in lines]
 
 
 def test_whatever_a_server_says_the_terminal_gets_no_sequences_and_a_bounded_list() -> None:

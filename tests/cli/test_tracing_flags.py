@@ -19,12 +19,12 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ({"otlp_endpoint": "collector:4318"}, "--otlp-endpoint 'collector:4318' is no URL"),
-        ({"otlp_endpoint": "http://[::1"}, "--otlp-endpoint 'http://\\[::1' is no URL"),
+        ({"otlp_endpoint": "collector:4318"}, "--otlp-endpoint 'collector:4318' is not a URL"),
+        ({"otlp_endpoint": "http://[::1"}, "--otlp-endpoint 'http://\\[::1' is not a URL"),
         ({"trace_sample_ratio": 1.5}, "--trace-sample-ratio 1.5 is not within 0 to 1"),
         ({"trace_sample_ratio": float("nan")}, "--trace-sample-ratio nan is not within 0 to 1"),
         ({"trace_url": "http://traces/x"}, "has no {trace_id} in it"),
-        ({"trace_url": "javascript:{trace_id}"}, "--trace-url 'javascript:{trace_id}' is no URL"),
+        ({"trace_url": "javascript:{trace_id}"}, "--trace-url 'javascript:{trace_id}' is not a URL"),
     ],
 )
 def test_a_wrong_flag_is_named(config: type, flags: dict[str, object], problem: str) -> None:

@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 
 from onward.cli import router, serve, up
-from onward.cli.flags import from_args
-from onward.cli.main import run
-from onward.cli.up import (
+from onward.cli.cluster_plan import (
+    FrontendKeys,
     InstanceCounts,
     ReservedPorts,
-    check_router_flags,
-    counts_of,
-    instance_flags,
-    member_line,
+    bound,
     plan,
     plan_router,
-    threads_each,
+    port_holder,
+    reserve_ports,
 )
+from onward.cli.flags import from_args
+from onward.cli.main import run
+from onward.cli.up import check_router_flags, counts_of, instance_flags, member_line, threads_each, threads_line
 from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.cluster_key import read_key
+from onward.supervisor.cluster_key import key_in_memory, new_key, read_key
 from onward.supervisor.pd_config import resolve_pd
 from onward.supervisor.registration_config import resolve_registration
 
@@ -68,8 +68,8 @@ def test_instances_on_cuda_devices_do_both() -> None:
 @pytest.mark.parametrize(
     ("counts", "named"),
     [
-        ((0, 0, 0), "nobody would take requests"),
-        ((2, 0, None), "nobody would take requests"),
+        ((0, 0, 0), "no instance would take requests"),
+        ((2, 0, None), "no instance would take requests"),
         ((1, 0, 1), "--prefill"),
         ((-1, 1, 0), "--prefill"),
         ((1, 1, -1), "--mixed"),
@@ -83,6 +83,11 @@ def test_a_cluster_that_cannot_work_is_refused(counts: tuple[int, int, int | Non
 
 def test_cores_are_divided_and_everyone_gets_one() -> None:
     assert (threads_each(16, 3), threads_each(2, 2), threads_each(2, 5)) == (5, 1, 1)
+
+
+def test_the_line_about_threads_names_the_ranks() -> None:
+    assert threads_line(2, 1, 4, 8) == "2 instances with --threads 4 each, on 8 cores"
+    assert threads_line(2, 3, 1, 8) == "2 instances of 3 ranks, each rank with --threads 1, on 8 cores"
 
 
 def test_every_instance_gets_its_role_its_ports_and_its_peers() -> None:
@@ -157,18 +162,21 @@ def test_flags_of_a_router_that_is_left_out_or_cannot_work_are_named() -> None:
 
 
 def test_who_takes_requests_has_the_port_that_was_asked_for(unused_port: int) -> None:
-    with up._reserved_ports(InstanceCounts(2, 1, 1), "127.0.0.1", unused_port, with_router=False) as ports:
+    with port_holder() as holder:
+        ports = reserve_ports(holder, InstanceCounts(2, 1, 1), "127.0.0.1", unused_port, with_router=False)
         plans = plan(InstanceCounts(2, 1, 1), [], "127.0.0.1", 1, ports, "k")
         assert len({*ports.http, *ports.handoff}) == 6
         assert plans[2].url == f"http://127.0.0.1:{unused_port}"
-    with up._reserved_ports(InstanceCounts(2, 1, 1), "127.0.0.1", unused_port, with_router=True) as ports:
+    with port_holder() as holder:
+        ports = reserve_ports(holder, InstanceCounts(2, 1, 1), "127.0.0.1", unused_port, with_router=True)
         assert len({*ports.http, *ports.handoff}) == 6
         assert ports.router == unused_port
         assert unused_port not in ports.http
 
 
 def test_a_reserved_port_is_open_to_one_child_after_another_and_to_nobody_who_is_careless(unused_port: int) -> None:
-    with up._reserved_ports(InstanceCounts(0, 1, 0), "127.0.0.1", unused_port, with_router=True):
+    with port_holder() as holder:
+        reserve_ports(holder, InstanceCounts(0, 1, 0), "127.0.0.1", unused_port, with_router=True)
         for _ in range(3):
             with (
                 serve.listen("127.0.0.1", unused_port, "--port") as child,
@@ -182,12 +190,12 @@ def test_a_reserved_port_is_open_to_one_child_after_another_and_to_nobody_who_is
 
 def test_a_taken_port_is_named(unused_port: int) -> None:
     with (
-        up._bound("127.0.0.1", unused_port) as taken,
+        bound("127.0.0.1", unused_port) as taken,
         pytest.raises(StartupError, match=f"127.0.0.1:{unused_port}.*--port"),
     ):
         taken.listen()
-        with up._reserved_ports(InstanceCounts(0, 1, 0), "127.0.0.1", unused_port, with_router=True):
-            pass
+        with port_holder() as holder:
+            reserve_ports(holder, InstanceCounts(0, 1, 0), "127.0.0.1", unused_port, with_router=True)
 
 
 def test_without_a_router_prefill_instances_stay_on_loopback_whatever_the_host() -> None:
@@ -235,11 +243,11 @@ def test_flags_that_are_one_instances_own_are_not_taken() -> None:
 
 def test_a_cluster_of_nobody_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["up", "--prefill", "0", "--decode", "0"]) == 1
-    assert capsys.readouterr().err.startswith("onward up: nobody would take requests")
+    assert capsys.readouterr().err.startswith("onward up: no instance would take requests")
 
 
 def test_the_clusters_key_is_readable_through_its_descriptor_only_by_its_owner() -> None:
-    with up._key_in_memory() as fd:
+    with key_in_memory(new_key()) as fd:
         assert len(read_key(f"/dev/fd/{fd}")) == 64
 
 
@@ -249,7 +257,7 @@ def test_with_a_router_only_the_router_hears_of_keys_and_without_one_those_who_t
     monkeypatch.setenv("ONWARD_API_KEY", "ours")
     args = arguments("--insecure")
     front = up.frontend_keys_from_args(args, "0.0.0.0")
-    assert front == up.FrontendKeys(("--insecure",), "ours", has_keys=True)
+    assert front == FrontendKeys(("--insecure",), "ours", has_keys=True)
     behind = plan(
         InstanceCounts(1, 1, 0), instance_flags(args), "0.0.0.0", 1, ReservedPorts((1, 2), (3,), 8000), "k", front
     )

@@ -143,6 +143,17 @@ def test_a_failure_ends_that_request_with_its_code_and_what_it_had(connect: Conn
     harness.core.audit_idle()
 
 
+@pytest.mark.parametrize(
+    ("code", "status"), [("no_token_allowed", 400), ("grammar_failed", 400), ("invalid_logits", 500)]
+)
+def test_what_the_request_itself_makes_impossible_is_a_400(connect: Connect, code: str, status: int) -> None:
+    harness = connect(max_steps_in_flight=1)
+    bad = harness.submit("bad", [1, 2])
+    harness.plan()
+    harness.answer(replace(harness, "bad", lambda e: SlotFailed(e.slot, e.slot_epoch, code, "why")))
+    assert bad.error is not None and (bad.error.code, bad.error.status) == (code, status)
+
+
 INSTEAD_OF_A_REPLY: dict[str, Callable[[SlotEvent, Request], list[SlotEvent]]] = {
     "silence": lambda reply, low: [],
     "a chunk": lambda reply, low: [SlotAdvanced(reply.slot, reply.slot_epoch, low.num_computed)],

@@ -34,7 +34,7 @@ class Question(NamedTuple):
         return self.body.get("stream", False)
 
     def salted(self, salt: str) -> "Question":
-        """Whose prompt nobody has cached. The answer is the same."""
+        """Returns the same question with a prompt that is not cached anywhere. The answer is the same."""
         return self._replace(body=self.body | {"cache_salt": salt})
 
 
@@ -46,12 +46,12 @@ class Choice:
     shown_token_ids: list[int] = field(default_factory=list)
     """Where the answer itself has them."""
     completion_token_ids: list[int] | None = None
-    """Of a choice that was given up."""
+    """The tokens of a choice that was given up."""
     logprobs: list[Any] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
     num_openings: int = 0
     calls: list[dict[str, str]] = field(default_factory=list)
-    """Of tools, by name, with what was said of their arguments."""
+    """Calls of tools, by name, with their arguments."""
 
 
 class Ear:
@@ -180,9 +180,18 @@ def _lasting(usage: dict[str, Any]) -> dict[str, Any]:
 
 def whole_answer(body: dict[str, Any]) -> dict[str, Any]:
     """All but what names this one request."""
+    if body.get("type") == "message":
+        return message_answer(body)
     choices = [_nameless(choice) for choice in body["choices"]]
     lasting = {key: value for key, value in body.items() if key not in ("id", "created")}
     return lasting | {"choices": choices, "usage": _lasting(body["usage"])}
+
+
+def message_answer(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of `/v1/messages`, without its id, those of its calls, and what was found in a cache."""
+    content = [{key: value for key, value in block.items() if key != "id"} for block in message["content"]]
+    stop = {key: message[key] for key in ("stop_reason", "stop_sequence")}
+    return {"content": content, **stop, "usage": {"completion_tokens": message["usage"]["output_tokens"]}}
 
 
 def _nameless(choice: dict[str, Any]) -> dict[str, Any]:
@@ -245,7 +254,7 @@ async def ask_again_and_again(
             status = await listen(client, method, question, hearing)
             if hearing.done and hearing.error is None:
                 return hearing.answer(), num_returns
-            # Nobody has the stream any more: it is made again, from the seed in the cursor, up to the place.
+            # No process has the stream any more: it is made again, from the seed in the cursor, up to the place.
             method = "POST" if status == 404 or hearing.place is None else "GET"
             assert status != 200, f"the stream ended without an end: {hearing.error}"
         except httpx.TransportError:
@@ -308,7 +317,7 @@ LONG_LINES = "([A-Z][a-z ,]{8,40}[.]\\n){500}"
 
 
 def questions(max_tokens: int) -> list[Question]:
-    """Every kind that a router must carry on."""
+    """Every kind of request that a router must resume."""
     whole_page = [{"role": "user", "content": " and ".join(f"{topic} {i}" for i in range(8) for topic in TOPICS)}]
     logprobs = {"logprobs": True, "top_logprobs": 2}
     stop = {"stop": [" cruelty", " century"]}

@@ -1,6 +1,6 @@
 """Load and faults at once, on a real cluster: every answer must equal the undisturbed one.
 
-Streams follow one another in as many places as there are clients; beside them each role of the cluster has somebody who
+Streams follow one another in as many places as there are clients; beside them each role of the cluster has a thread that
 disturbs it, one fault after the other: the next one comes when the last victim is ready again. In a second phase the
 router itself is killed, and clients come back to it by `Last-Event-ID`.
 """
@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from tests.e2e import message_clients as messages
 from tests.e2e import response_clients as responses
 from tests.e2e.answers import Hearing, Question, ask, ask_again_and_again, num_tokens, questions
 from tests.e2e.cluster import Cluster, Fault, Instance
@@ -71,12 +72,12 @@ class Report:
     resumes: Counter[str] = field(default_factory=Counter)
     """By cause."""
     pauses_s: list[float] = field(default_factory=list)
-    """Of resumes, as the router measures them."""
+    """Pauses of resumed streams, as the router measures them."""
     silences_s: list[float] = field(default_factory=list)
     """The longest of each stream, as its client measures it."""
     router_kills: int = 0
     returns: int = 0
-    """Of clients whose connection broke."""
+    """How often clients whose connection broke came back."""
     wrong: list[str] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
@@ -114,12 +115,13 @@ class Chaos:
         self._say = say
         self._chance = random.Random(plan.seed)
         self._questions = questions(plan.max_tokens) + responses.response_questions(plan.max_tokens)
+        self._questions += messages.message_questions(plan.max_tokens)
         self._expected: dict[str, dict[str, Any]] = {}
         self._salts = itertools.count()
         self._seen_resumes: set[bytes] = set()
         self._over = threading.Event()
         self._hearings: dict[int, AnyHearing] = {}
-        """Of the clients that listen to a stream just now."""
+        """What each client that reads a stream now has received, by client."""
         self.report = Report(plan.seed)
 
     def run(self) -> Report:
@@ -143,7 +145,7 @@ class Chaos:
         self.report.seconds = time.monotonic() - started_s
 
     def _look_for_crashes(self) -> None:
-        """Whoever dies does so by our hand: a crash that clients do not notice is one all the same."""
+        """Counts deaths that this program did not cause: a crash that clients do not notice is a crash too."""
         for name, log in self._cluster.logs().items():
             if "Traceback" in log:
                 self._note_wrong(f"{name} crashed:\n{log[log.index('Traceback') :][:4000]}")
@@ -265,7 +267,7 @@ class Chaos:
             self._let_clients_get_on()
 
     def _let_clients_get_on(self) -> None:
-        """Each stream gets something between two faults of a role, however slow the machine: else it is not carried on
+        """Each stream gets something between two faults of a role, however slow the machine: else it is not resumed
         any more, it only moves."""
         since_s = time.monotonic()
         while not self._over.wait(LOOK_S) and time.monotonic() - since_s < MAX_BREATH_S:
@@ -293,6 +295,8 @@ class Chaos:
 
 
 def _new_hearing(question: Question) -> AnyHearing:
+    if question.path == messages.PATH:
+        return messages.MessageHearing()
     return ResponseHearing() if question.path == responses.PATH else Hearing()
 
 

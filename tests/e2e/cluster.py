@@ -35,7 +35,7 @@ class Fault(NamedTuple):
 
 
 class Port:
-    """Bound and not listening: nobody else gets it, and servers, which reuse addresses, do."""
+    """A port that is bound and not listening: other programs do not get it, and servers, which reuse addresses, do."""
 
     def __init__(self) -> None:
         self._socket = socket.socket()
@@ -264,13 +264,13 @@ class Cluster:
         self.wait_until_ready()
 
     def wait_until_at_rest(self) -> None:
-        """Nobody holds anything for anybody."""
+        """Waits until no process holds anything for a client or another process."""
         wait_for(lambda: sum(count_streams(self.router).values()) == 0, "a router without streams")
         for instance in self.instances:
             wait_until_at_rest(instance.server)
 
     def logs(self) -> dict[str, str]:
-        """Of all lives."""
+        """Returns the log of each process, over all its restarts."""
         return {"router": self.router.log()} | {instance.name: instance.log() for instance in self.instances}
 
     def write_logs(self, folder: Path) -> None:

@@ -44,7 +44,9 @@ _LATENCIES = (
     "vllm:time_to_first_token_seconds",
 )
 _OF_MODEL = '{model_name="$model_name"}'
-VLLM_QUERIES = [
+_OF_DEPLOYMENT = '{model_name=~"$Deployment_id"}'
+_RANGE_LATENCIES = (_LATENCIES[0], *_LATENCIES[2:])
+_MAIN_QUERIES = [
     *(
         f"histogram_quantile({quantile}, sum by(le) (rate({name}_bucket{_OF_MODEL}[$__rate_interval])))"
         for name in _LATENCIES
@@ -80,7 +82,43 @@ VLLM_QUERIES = [
     ),
     f"sum by(finished_reason) (increase(vllm:request_success_total{_OF_MODEL}[$__rate_interval]))",
 ]
-"""What the panels of vLLM's public Grafana dashboard ask for, and two queries of newer metric names."""
+"""All queries of vLLM's main Grafana dashboard (`grafana.json`, as of August 2026), and those of the two names that its
+earlier versions had instead."""
+_PERFORMANCE_QUERIES = [
+    *(f"rate({name}_sum[$__interval]) / rate({name}_count[$__interval])" for name in _RANGE_LATENCIES),
+    *(
+        f"histogram_quantile({quantile}, sum by(le) (rate({name}_bucket[$__range])))"
+        for name in _RANGE_LATENCIES
+        for quantile in ("0.99", "0.90", "0.50")
+    ),
+    *(f"(sum(increase({name}_sum[$__range])) / sum(increase({name}_count[$__range])))" for name in _RANGE_LATENCIES),
+    *(
+        f"histogram_quantile({quantile}, sum by(le) (rate(vllm:inter_token_latency_seconds_bucket[$__interval])))"
+        for quantile in ("0.50", "0.90", "0.99")
+    ),
+    *(
+        f"rate(vllm:{name}[$__interval])"
+        for name in ("generation_tokens_total", "prompt_tokens_total", "iteration_tokens_total_count")
+    ),
+]
+"""All queries of its dashboard of performance (`performance_statistics.json`)."""
+_REQUESTS, _PROMPT_TOKENS, _OUTPUT_TOKENS = (
+    f"rate(vllm:{name}{_OF_DEPLOYMENT}[$__rate_interval])"
+    for name in ("request_success_total", "prompt_tokens_total", "generation_tokens_total")
+)
+_REQUEST_QUERIES = [
+    *(f"sum by (model_name) ({rate})" for rate in (_REQUESTS, _PROMPT_TOKENS, _OUTPUT_TOKENS)),
+    *(f"sum({rate})" for rate in (_REQUESTS, _PROMPT_TOKENS, _OUTPUT_TOKENS)),
+    f"sum({_PROMPT_TOKENS}) / sum({_REQUESTS})",
+    *(
+        f"histogram_quantile({quantile}, sum by(le, model_name) (rate({name}_bucket{_OF_DEPLOYMENT}[$__rate_interval])))"
+        for name in ("vllm:e2e_request_latency_seconds", "vllm:request_prompt_tokens")
+        for quantile in ("0.50", "0.90", "0.99")
+    ),
+    f"sum by (le, model_name) (rate(vllm:request_prompt_tokens_bucket{_OF_DEPLOYMENT}[$__rate_interval]))",
+]
+"""All queries of its dashboard of requests (`query_statistics.json`)."""
+VLLM_QUERIES = [*_MAIN_QUERIES, *_PERFORMANCE_QUERIES, *_REQUEST_QUERIES]
 
 
 def dashboard_queries() -> list[str]:
@@ -101,8 +139,9 @@ def alert_queries() -> list[str]:
 
 def filled_in(query: str, *, rate_interval: str) -> str:
     """As Grafana fills in the variables of a dashboard with everything selected."""
-    query = query.replace("$__rate_interval", rate_interval).replace('=~"$role"', '=~".*"')
-    return query.replace('=~"$model_name"', '=~".*"').replace('"$model_name"', f'"{MODEL}"')
+    query = re.sub(r"\$__(rate_interval|interval|range)\b", rate_interval, query)
+    query = re.sub(r'=~"\$(role|model_name|Deployment_id)"', '=~".*"', query)
+    return query.replace('"$model_name"', f'"{MODEL}"')
 
 
 class ObservedEstate:

@@ -34,7 +34,7 @@ class Pair:
     ) -> None:
         self._reserved = socket.socket()
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Bound and not listening: nobody else gets the port, and instances, which reuse addresses, do.
+        # Bound and not listening: other programs do not get the port, and instances, which reuse addresses, do.
         self._reserved.bind(("127.0.0.1", 0))
         port = str(self._reserved.getsockname()[1])
         every = (*SMALL, "--num-kv-blocks", str(NUM_BLOCKS), *common)
@@ -82,7 +82,7 @@ class Pair:
             os.kill(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Whoever is still there."""
+        """Continues the stopped processes that still exist."""
         pids, self._stopped = self._stopped, []
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -147,7 +147,7 @@ def num_steps(server: Server) -> float:
 
 
 def total(server: Server, name: str) -> float:
-    """Of a counter, over all its labels."""
+    """Returns the sum of a counter over all its labels."""
     return sum(value for key, value in server.metrics().items() if key.split("{")[0] == name)
 
 
@@ -187,7 +187,7 @@ def wait_until_at_rest(server: Server) -> None:
 class OpenThings(NamedTuple):
     num_fds: int
     num_mappings: int
-    """Of memory that has no name in the file system."""
+    """Mappings of memory that has no name in the file system."""
 
 
 def open_things(pid: int) -> OpenThings:
@@ -196,7 +196,7 @@ def open_things(pid: int) -> OpenThings:
 
 
 def run_disturbed(url: str, bodies: list[dict[str, Any]], disturb: Callable[[], None]) -> list[Stream]:
-    """Reads all streams to their end while somebody disturbs them."""
+    """Reads all streams to their end while `disturb` runs."""
     with ThreadPoolExecutor(1) as beside:
         disturbing = beside.submit(disturb)
         streams = run_streams(url, bodies)

@@ -1,5 +1,5 @@
-"""Clients of `/v1/responses`, in every manner that there is: one reads to the end, one hangs up and comes back by a number,
-one leaves what is made in the background and follows it later, one asks for it again and again, one cancels it.
+"""Clients of `/v1/responses`, in every manner. One reads to the end, one hangs up and comes back by a number,
+one follows a background response later, one polls it, and one cancels it.
 
 Whatever a response must never do (a number twice or left out, another answer the second time, an event behind the last)
 fails here at once. Two answers to one question are compared without the names of the requests.
@@ -128,7 +128,7 @@ class ResponseClient:
         return self._question.manner in (HANGS_UP, LEAVES)
 
     async def _listened(self, patience: int | None) -> int:
-        """To one connection, as long as it holds or the client likes. Returns the status; 503: nobody was there."""
+        """To one connection, as long as it holds or the client likes. Returns the status; 503: no connection was made."""
         try:
             return await self._listen(patience)
         except httpx.TransportError:
@@ -186,7 +186,7 @@ class ResponseClient:
             await self._pause()
 
     async def _cancelled(self, response_id: str) -> dict[str, Any]:
-        """A cancel that was cut off may have ended the response and found nobody to keep it."""
+        """A cancel that was cut off may have ended the response and found no process that stores it."""
         num_before = self.num_returns
         told = await self._asked("POST", f"/{response_id}/cancel")
         if told is None:
@@ -233,7 +233,7 @@ def nameless(told: Any, response_id: str) -> Any:
     if isinstance(told, list):
         return [nameless(one, response_id) for one in told]
     if isinstance(told, dict):
-        passing = ("created_at", "input_tokens_details", "call_id")
+        passing = ("created_at", "completed_at", "input_tokens_details", "call_id")
         return {key: nameless(value, response_id) for key, value in told.items() if key not in passing}
     return told.replace(response_id.removeprefix("resp_"), "") if isinstance(told, str) else told
 
@@ -262,7 +262,7 @@ def response(name: str, number: int, max_tokens: int, manner: str = "", **more: 
 
 
 def undisturbed(question: Question, max_tokens: int) -> Question:
-    """What the same question is answered with if nobody hangs up or cancels."""
+    """Returns the same question without hanging up or cancelling."""
     if question.manner == CANCELS:
         return question._replace(manner=POLLS, body=question.body | {"max_output_tokens": max_tokens})
     return question._replace(manner="") if question.manner == HANGS_UP else question

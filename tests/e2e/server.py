@@ -16,13 +16,14 @@ from typing import Any, BinaryIO, Self
 
 from benchmarks.harness.metrics_text import parse_metrics
 
-START_TIMEOUT_S = 120
+START_TIMEOUT_S = 400
 STOP_TIMEOUT_S = 30
 
 
 class Server:
-    DEFAULT_FLAGS = ("--standby-worker", "off")
-    """A standby takes most of a second of one core to start, and most tests are over by then."""
+    DEFAULT_FLAGS = ("--standby-worker", "off", "--stopped-timeout-s", "120")
+    """A standby takes most of a second of one core to start, and most tests are over by then. Tests stop processes for as
+    long as they need."""
 
     def __init__(self, *flags: str) -> None:
         self._tmp = tempfile.TemporaryDirectory(prefix="onward-test-")
@@ -45,7 +46,7 @@ class Server:
         )
 
     def _wait_for_address(self) -> str:
-        """Reads the welcome; the server prints it when it is ready, so nobody has to poll."""
+        """Reads the welcome; the server prints it when it is ready, so no poll is needed."""
         assert self._process.stdout is not None
         watchdog = threading.Timer(START_TIMEOUT_S, self._process.kill)
         watchdog.start()
@@ -56,6 +57,10 @@ class Server:
         finally:
             watchdog.cancel()
         raise AssertionError(f"the server did not start:\n{self.log()}")
+
+    @property
+    def temporary_folder(self) -> str:
+        return self._tmp.name
 
     @property
     def is_running(self) -> bool:

@@ -56,7 +56,7 @@ class Stream:
         event = msgspec.json.decode(data)
         self.error = event.get("error", self.error)
         self.usage = event.get("usage") or self.usage
-        self.resume = event.get("resume", self.resume)
+        self.resume = event.get("partial", event).get("resume", self.resume)
         for choice in event.get("choices", []):
             self.text += choice.get("delta", {}).get("content") or choice.get("text") or ""
             if choice["finish_reason"]:

@@ -90,7 +90,7 @@ class Estate:
             yield
 
     def wait_for_record(self) -> None:
-        """Of the only stream that was asked for, whether it was cut off or had come to its end meanwhile. Stored responses
+        """Waits for the record of the only stream, whether it was cut off or has ended meanwhile. Stored responses
         of earlier tests are not counted: an abort leaves those that have ended."""
 
         def count() -> float:
@@ -155,7 +155,7 @@ async def listening(
 
 
 async def refusals(url: str, name: str, question: Question, place: str) -> list[tuple[int, Any]]:
-    """What whoever comes back for a stream is told, by GET and by POST, but for the id."""
+    """Returns the refusals of a client that resumes a stream, by GET and by POST, without the id."""
     headers, request_id = {"Last-Event-ID": place}, place.split(";")[1]
     async with client_of(url, name) as client:
         answers = [

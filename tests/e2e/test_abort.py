@@ -22,7 +22,7 @@ def server() -> Iterator[Server]:
 
 
 class OpenStream:
-    """A stream that somebody else will end."""
+    """A stream that another client will end."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.id = response.headers["x-request-id"]

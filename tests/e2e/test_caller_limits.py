@@ -88,7 +88,7 @@ def test_a_caller_that_has_used_its_tokens_is_told_when_there_are_some_again(ser
 
 
 async def stream(client: httpx.AsyncClient, num_events: int | None = None, cursor: str | None = None) -> Cut:
-    """Of a stream of 60 tokens, the first events; then the client goes away. None: all of them."""
+    """Reads the first events of a stream of 60 tokens; then the client goes away. None: all of them."""
     headers = {} if cursor is None else {"Last-Event-ID": cursor}
     told = Cut()
     async with client.stream("POST", "/v1/chat/completions", json=BODY, headers=headers) as answer:

@@ -35,6 +35,6 @@ def test_every_answer_under_faults_equals_the_undisturbed_one() -> None:
     assert not report.wrong
     assert report.faults.keys() == PLAN.wanted(), "each kind of fault has happened"
     assert sum(report.requests.values()) >= PLAN.num_clients
-    assert sum(report.resumes.values()) >= 1, "streams were carried on"
+    assert sum(report.resumes.values()) >= 1, "streams were resumed"
     assert report.router_kills >= 1
     assert report.returns >= 1, "clients came back"

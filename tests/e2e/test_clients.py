@@ -104,7 +104,7 @@ def test_langchain_asks_and_streams(chain: ChatOpenAI) -> None:
     assert [one.content for one in chain.batch([question] * 3)] == [whole.content] * 3
 
 
-@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # langchain's own, whoever answers
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # langchain's own, with any server
 def test_langchain_reads_answers_into_models_and_has_its_tools_called(chain: ChatOpenAI) -> None:
     assert isinstance(chain.with_structured_output(City).invoke("Tell me of Rome."), City)
     called = chain.bind_tools([City], tool_choice="City").invoke("Tell me of Rome.")

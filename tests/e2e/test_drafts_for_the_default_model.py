@@ -1,8 +1,8 @@
-"""The default model with a model or a layer that drafts for it, as real processes: through kills and handoffs clients get
-what a plain server says.
+"""The default model with a model or a layer that drafts for it, as real processes. Through kills and handoffs clients
+get what a plain server says.
 
-No cheap model speaks like it. What drafts here on the server's own account says every token once more, and some of the
-prompts make that right; what a prefill instance hands over may be dear, and there the model drafts for itself.
+No cheap model gives the same answers. The drafter of a server repeats every token, which is right for some prompts. At a
+prefill instance the model drafts for itself.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A real server with keys: who is let in, keys that are read again, and that nobody can read one anywhere."""
+"""A real server with keys: which requests it accepts, keys that are read again, and that no key can be read anywhere."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""Served models with windows, with two ropes, norms on both sides and soft-caps: their streams survive a killed worker."""
+"""Served models with windows, two ropes, norms on both sides, soft-caps or experts: streams survive a killed worker."""
 
 import json
 from pathlib import Path
@@ -20,6 +20,21 @@ SHAPES = {
         "rope_theta": 50_000.0, "rope_local_base_freq": 300.0,
     },
     "mistral": SIZES | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 32},
+    "qwen2moe": SIZES | {
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "head_dim": 64, "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 64,
+        "mlp_only_layers": [0],
+    },
+    "glm4moe": SIZES | {
+        "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "head_dim": 64, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 128, "n_group": 4, "topk_group": 2, "sliding_window": None,
+        "use_qk_norm": True,
+    },
+    "gptoss": SIZES | {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 64, "num_local_experts": 8,
+        "rope_theta": 150_000.0, "rope_scaling": {"rope_type": "yarn", "factor": 2.0,
+                                                  "original_max_position_embeddings": 2048, "truncate": False},
+    },
 }  # fmt: skip
 """All layers of the second have the window, so blocks before it are given to other requests."""
 
@@ -29,7 +44,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder: Path = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(SHAPES[request.param]))
     write_tokenizer(folder, SIZES["vocab_size"])
-    requests = Requests(num_streams=6, prompt_len=90, num_tokens=48, vocab_size=SIZES["vocab_size"])
+    requests = Requests(num_streams=6, prompt_len=90, num_tokens=160, vocab_size=SIZES["vocab_size"])
     return check_exactness(Setup(folder, "cpu", ["--load-format", "dummy"], requests), ["mixed"], ["worker-killed"])
 
 

@@ -46,7 +46,7 @@ def mixed() -> Iterator[Server]:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Those that speak over a network have a key in common."""
+    """A prefill and a decode instance. Backends that use a network have a key in common."""
     decode = ("--local-prefill-tokens", "0", "--kv-backend", request.param)
     key = () if request.param == "shm" else ("--cluster-key-file", str(make_key(tmp_path_factory.mktemp("pd") / "key")))
     with Pair(*key, decode=decode) as pair:
@@ -102,7 +102,7 @@ def ask_both(mixed: Server, pair: Pair, bodies: list[dict[str, Any]]) -> list[di
 
 
 def assert_moved_by(pair: Pair, backend: str) -> None:
-    """All bytes went this way, and nobody had to help out."""
+    """Asserts that all bytes were moved by this backend, without a fallback."""
     assert total(pair.decode, "onward_pd_prefill_fallbacks_total") == 0
     bytes_in, bytes_out = (
         {key: value for key, value in server.metrics().items() if key.startswith("onward_pd_transfer_bytes_total{")}

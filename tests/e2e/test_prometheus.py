@@ -43,7 +43,7 @@ def prometheus() -> Iterator[PrometheusServer]:
 
 @pytest.fixture(scope="module")
 def complaints(prometheus: PrometheusServer) -> list[str]:
-    """Of `promtool check metrics`, on what the targets show."""
+    """The complaints of `promtool check metrics` about what the targets show."""
     jobs = [target["scrapeUrl"] for target in prometheus.api("targets")["activeTargets"]]
     assert len(jobs) == 2
     lines: list[str] = []

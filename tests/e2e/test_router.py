@@ -67,7 +67,7 @@ def expected(running: Cluster, asked: list[Question]) -> Answers:
 
 
 def answers_of(url: str, asked: list[Question], disturb: Callable[[list[Hearing]], None] | None = None) -> Answers:
-    """All at once, while somebody disturbs them."""
+    """Asks all at once, while `disturb` runs."""
     hearings = [Hearing() for _ in asked]
 
     async def run() -> Answers:
@@ -177,12 +177,16 @@ def test_status_tells_scripts_who_is_there_and_what_was_carried_on(cluster: Clus
     answers_of(cluster.url, salted(asked[:4], "status"), disturb)
     cluster.heal()
     told = json.loads(onward("status", cluster.url, "--json").stdout)
-    assert told.keys() == {"instances", "resumes"}
+    assert told.keys() == {"instances", "resumes", "waiting"}
     assert {one["url"]: one["role"] for one in told["instances"]} == {i.url: i.role for i in cluster.instances}
     for one in told["instances"]:
         assert list(one) == [
             "id",
+            "name",
+            "node",
             "role",
+            "model",
+            "model_aliases",
             "state",
             "url",
             "incarnation",

@@ -180,6 +180,24 @@ def test_every_option_survives_the_death_of_a_process(server: Server, role: str)
     assert "owl" not in undisturbed[0]
 
 
+ALLOWED = [*range(300, 2300)]
+RESTRICTED: dict[str, Any] = {
+    "model": MODEL, "prompt": "Once upon a time", "max_tokens": 48, "temperature": 1.0, "seed": 5, "logprobs": 1,
+    "allowed_token_ids": ALLOWED, "stop_regex": ["[aeiou]{4,6}q"], "return_token_ids": True,
+    "stream_options": {"include_usage": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["worker", "engine"])
+def test_only_allowed_tokens_come_also_after_the_death_of_a_process(server: Server, role: str) -> None:
+    undisturbed = read_stream(server, "/v1/completions", RESTRICTED)
+    disturbed = read_stream(server, "/v1/completions", RESTRICTED, kill_pid=server.pid(role))
+    assert told_by(disturbed) == told_by(undisturbed)
+    choices = [choice for event in undisturbed for choice in event["choices"]]
+    token_ids = [token_id for choice in choices for token_id in choice.get("token_ids", ())]
+    assert len(token_ids) == 48 and {*token_ids} <= {*ALLOWED}
+
+
 def test_tokens_in_tokens_out_is_what_a_completion_says(server: Server) -> None:
     ids = list(range(900, 930))
     body = {"model": MODEL, "prompt": ids, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 0}

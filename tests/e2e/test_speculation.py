@@ -20,7 +20,7 @@ full = pytest.mark.full
 
 
 def body(index: int, **fields: Any) -> dict[str, Any]:
-    """A list that is begun again, for whoever goes on with it."""
+    """A request to repeat a list, which is easy to draft."""
     prompt = f"{index}: {TEXT}{TEXT}{TEXT}apple, banana,"
     sampled = {"temperature": 0} if index % 2 else {"temperature": 0.5, "seed": index}
     return {"model": MODEL, "prompt": prompt, "max_tokens": 48, "ignore_eos": True} | sampled | fields

@@ -9,6 +9,7 @@ import pytest
 
 from onward.proto.cursor import parse_cursor
 from tests.e2e.cluster import SMALL, Cluster
+from tests.e2e.pd_instances import EVERYTHING_IS_HANDED_OVER, Pair
 from tests.e2e.server import Server
 from tests.e2e.streams import Stream, chat_body, run_streams
 from tests.obs.otlp_receiver import OtlpReceiver, ReceivedSpan
@@ -137,6 +138,23 @@ def test_crashes_inside_an_instance_are_phases_of_one_request(
     assert [span.is_error for span in decodes] == [True, True, False]
     assert [span.attributes.get("error.type") for span in decodes] == ["worker_crash", "engine_crash", None]
     assert {span.parent_span_id for span in spans if span.name != SERVER} == {request.span_id}
+
+
+def test_a_prefill_instance_has_its_share_of_the_trace_and_of_the_log(receiver: OtlpReceiver) -> None:
+    """Its spans are below the handoff of the decode instance, and its lines have the client's label."""
+    traced = ("--otlp-endpoint", receiver.url)
+    with Pair(decode=(*EVERYTHING_IS_HANDED_OVER, *traced)) as pair:
+        [stream] = run_streams(pair.decode.url, [BODY], headers=TRACEPARENT | {"X-Request-Id": "order-17"})
+        assert len(stream.token_ids) == 96
+        spans = receiver.wait_until(lambda spans: any(span.name == SERVER for span in spans))
+        [handoff] = [span for span in spans if span.name == "onward.handoff"]
+        peers = [span for span in spans if span.name.startswith("onward.peer.")]
+        assert {span.name for span in peers} == {"onward.peer.queue", "onward.peer.prefill", "onward.peer.transfer"}
+        assert {(span.trace_id, span.parent_span_id) for span in peers} == {(TRACE, handoff.span_id)}
+        for span in peers:
+            assert handoff.start_ns <= span.start_ns <= span.end_ns <= handoff.end_ns
+        lines = [line for line in pair.prefill.log().splitlines() if " request finished " in line]
+        assert lines and all("label=order-17" in line for line in lines)
 
 
 def test_a_client_that_comes_back_to_an_instance_continues_its_trace(cluster: Cluster, receiver: OtlpReceiver) -> None:

@@ -23,15 +23,15 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? Answer i
 
 
 class RunningCluster:
-    def __init__(self, folder: str, port: int) -> None:
+    def __init__(self, folder: str, port: int, *flags: str, variables: dict[str, str] | None = None) -> None:
         self._log = Path(folder) / "log"
         self.table: list[str] = []
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "onward.cli.main", "up", "--port", str(port), "--num-kv-blocks", "256"],
+                [sys.executable, "-m", "onward.cli.main", "up", "--port", str(port), "--num-kv-blocks", "256", *flags],
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=os.environ | {"TMPDIR": folder, "COLUMNS": "200"},
+                env=os.environ | {"TMPDIR": folder, "COLUMNS": "200"} | (variables or {}),
                 text=True,
             )
         try:
@@ -58,7 +58,7 @@ class RunningCluster:
         return self._log.read_text()
 
     def pids(self) -> list[int]:
-        """Of all processes below ours."""
+        """Returns the pids of all processes below ours."""
         return descendants(self.process.pid)
 
     def url(self) -> str:

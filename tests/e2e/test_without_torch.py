@@ -16,9 +16,11 @@ from onward.config import DEFAULT_MODEL, cache_dir
 from onward.errors import InvalidRequest, StartupError
 from onward.llm import LLM
 from onward.models.loader.model_store import prepare
+from onward.models.loader.weights import open_weights
 from tests.e2e.server import Server
-from tests.models.checkpoints import random_tensors, tiny_config, write_gguf
+from tests.models.checkpoints import random_tensors, tiny_config, write_folder, write_gguf
 from tests.models.default_model import default_model
+from tests.models.published_checkpoints import write_published
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = ("torch", "triton", "transformers")
@@ -121,8 +123,6 @@ def test_a_server_that_needs_torch_names_the_extra_in_one_line(torchless: Path, 
         (["--quantization", "none"], "onward[torch]", "--quantization none"),
         (["--device", "cuda"], "onward[cuda]", "--device cuda"),
         (["--speculative", "eagle:/nowhere:1"], "onward[torch]", "--speculative eagle:/nowhere:1"),
-        (["--model", "owner/name"], "onward[torch]", "owner/name"),
-        (["--model", "owner/name", "--load-format", "dummy"], "onward[torch]", "owner/name"),
     ],
 )
 def test_each_flag_that_needs_torch_names_the_extra_before_anything_is_fetched(
@@ -159,6 +159,25 @@ def test_a_gguf_file_of_floats_is_refused_when_its_header_is_read(tmp_path: Path
         prepare(str(file), cache_dir=tmp_path / "cache")
     assert not (tmp_path / "cache" / "models").exists()
     assert prepare(str(file), quantization="int8", cache_dir=tmp_path / "cache").weights
+
+
+@pytest.mark.usefixtures("no_torch_here")
+def test_a_folder_of_floats_is_refused_by_its_config(tmp_path: Path) -> None:
+    config = tiny_config()
+    folder = write_folder(tmp_path / "floats", config, random_tensors(config))
+    for load_format in ("auto", "dummy"):
+        with pytest.raises(StartupError, match=r"floats \(float weights, on CPU\) needs torch.*--quantization int8"):
+            prepare(str(folder), load_format=load_format, cache_dir=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.usefixtures("no_torch_here")
+def test_a_quantized_folder_is_converted_without_a_flag(tmp_path: Path) -> None:
+    config = tiny_config(hidden_size=64, intermediate_size=128, head_dim=32)
+    write_published(tmp_path / "awq", config, "awq")
+    model = prepare(str(tmp_path / "awq"), cache_dir=tmp_path / "cache")
+    assert (model.quantization, "int4-zero" in model.weight_formats) == ("int8", True)
+    assert len(dict(open_weights(model))) > 0
 
 
 def test_nothing_that_the_default_install_depends_on_brings_torch() -> None:

@@ -80,7 +80,7 @@ class Harness:
         self.doomed: set[str] = set()
         self.num_memories = 0
         self.kept_memory: KvCells | None = None
-        """Of the last worker, if it outlives that."""
+        """The KV memory of the last worker, if it outlives that."""
         self.worker = self._new_worker()
         self.core = EngineCore(self.config, incarnation, self.worker.hello())
         self.plans: deque[StepPlan] = deque()
@@ -90,6 +90,8 @@ class Harness:
         self.clients: dict[str, Client] = {}
         self.holding: list[HeldRequestsReport] = []
         self.phases: list[tuple[str, PhaseChange]] = []
+        self.peer_phases: list[tuple[str, PhaseChange]] = []
+        """By the address of the prefill instance."""
         """What is told of traced requests, by id."""
         self.abort_answers: list[AbortReply] = []
         self.now_s = 0.0
@@ -190,7 +192,7 @@ class Harness:
         self.start_worker()
 
     def lose_worker(self, *, keeps_memory: bool = False) -> None:
-        """In memory that is kept, the first step in flight has written its KV, and nobody hears of it."""
+        """In memory that is kept, the first step in flight has written its KV, and the engine does not learn of it."""
         if self.core.worker is not None:
             if self.plans and keeps_memory:
                 self._result()
@@ -260,7 +262,7 @@ class Harness:
             )
 
     def _blocks_of(self, written: "Written") -> list[int]:
-        """Of drafts some may have been right: then the worker begins further along than the plan could know."""
+        """Returns the written blocks. If drafts were right, the worker begins further along than the plan could know."""
         slot = self.worker.slots.get(written.slot)
         begin = (
             max(written.begin, slot.num_computed) if slot and slot.spec.slot_epoch == written.epoch else written.begin
@@ -305,6 +307,8 @@ class Harness:
                 self.clients[message.request_id].worker_crashes = message.worker_crashes
             case AbortReply():
                 self.abort_answers.append(message)
+            case RequestPhases(prefill_peer=peer) if peer:
+                self.peer_phases += [(peer, change) for change in message.changes]
             case RequestPhases():
                 self.phases += [(message.request_id, change) for change in message.changes]
             case HeldRequestsReport():
@@ -338,7 +342,7 @@ class Harness:
             while self.plan() is not None:
                 pass
             if not self.plans:
-                assert self.core.idle, "there is work, and nobody plans it"
+                assert self.core.idle, "unfinished requests have a step planned"
                 return
             self.answer()
         raise AssertionError(f"not idle after {max_steps} steps")

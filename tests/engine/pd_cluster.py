@@ -18,28 +18,50 @@ class Instance(Harness):
         self.arguments = dict(config)
         self.num_workers = 0
         self.alive = True
-        self.worker_is_stopped = False
+        self.worker_is_stopped = self._is_in_network = False
         super().__init__(incarnation=name, **config)
 
     def _new_worker(self, memory: KvCells | None = None) -> HashWorker:
-        assert memory is None, "memory that peers write is not kept"
-        if self.num_workers:
-            self.planes.remove(self.worker.kv_transfer.address)
+        self._leave_network()
         self.num_workers += 1
         plane = SimKvTransfer(f"{self.name}/{self.num_workers}")
         drafts = HashDraftProposer(7) if self.config.num_draft_tokens else None
-        worker = HashWorker(self.num_blocks, self.block_size, kv_transfer=plane, drafts=drafts, **self.shape)
+        self.num_memories += memory is None
+        name = f"memory-{self.num_memories}"
+        worker = HashWorker(
+            self.num_blocks,
+            self.block_size,
+            kv_transfer=plane,
+            drafts=drafts,
+            memory=memory,
+            kv_memory=name,
+            **self.shape,
+        )
         worker.failing_requests = self.doomed
         plane.memory = worker.memory
         self.planes.add(plane)
+        self._is_in_network = True
         return worker
+
+    def _leave_network(self) -> None:
+        """The worker is dead."""
+        if self._is_in_network:
+            self.planes.remove(self.worker.kv_transfer.address)
+        self._is_in_network = False
+
+    def lose_worker(self, *, keeps_memory: bool = False) -> None:
+        """As its supervisor decides: memory that a peer may still write is not kept."""
+        if self.core.worker is not None:
+            self._leave_network()
+            keeps_memory = keeps_memory and not self.planes.may_be_written(self.plane.address)
+        super().lose_worker(keeps_memory=keeps_memory)
 
     @property
     def plane(self) -> SimKvTransfer:
         return self.worker.kv_transfer
 
     def stop_worker(self) -> None:
-        """It completes no step, says nothing of KV and writes none; nobody is told."""
+        """It completes no step, reports no KV and writes none. The other processes are not told."""
         self.worker_is_stopped = self.plane.stalled = True
 
     def continue_worker(self) -> None:
@@ -48,7 +70,7 @@ class Instance(Harness):
     def kill(self) -> None:
         """The whole instance, without a word."""
         self.alive = False
-        self.planes.remove(self.plane.address)
+        self._leave_network()
 
 
 class Cluster:

@@ -1,7 +1,7 @@
-"""Who is let in: the queue's bounds, what whoever is turned away is told, and each caller's own limits."""
+"""Admission: the queue's bounds, the error of a refused request, and each caller's own limits."""
 
 from onward.engine.request import RequestStatus
-from onward.obs.metrics import render
+from onward.obs.prometheus_text import render
 from onward.proto.engine import CallerLimits, Submit
 from onward.proto.sampling_params import SamplingParams
 from tests.engine.harness import Client, Harness

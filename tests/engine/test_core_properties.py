@@ -38,7 +38,7 @@ def _finish(harness: Harness) -> None:
             break
         harness.answer()
         harness.check()
-    assert harness.core.idle, "there is work, and nobody plans it"
+    assert harness.core.idle, "unfinished requests have a step planned"
     harness.core.audit_idle()
 
 

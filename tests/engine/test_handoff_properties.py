@@ -1,4 +1,4 @@
-"""Whatever the wire does to messages, and whoever dies when: the client gets its tokens, and nothing is left behind."""
+"""Whatever the wire does to messages, and whichever process dies: the client gets its tokens, and nothing remains."""
 
 import random
 
@@ -43,9 +43,9 @@ def _run(seed: int) -> Cluster:
         if "double" in faults and cluster.to_decode and chance.random() < 0.3:
             cluster.to_decode.append(chance.choice(cluster.to_decode))
         if "prefill_worker" in faults and chance.random() < 0.03:
-            chance.choice(list(cluster.peers.values())).crash_worker()
+            chance.choice(list(cluster.peers.values())).crash_worker(keeps_memory=chance.random() < 0.5)
         if "decode_worker" in faults and chance.random() < 0.03:
-            cluster.decode.crash_worker()
+            cluster.decode.crash_worker(keeps_memory=chance.random() < 0.5)
         if "prefill_instance" in faults and chance.random() < 0.02:
             cluster.restart_prefill(chance.choice(list(cluster.peers)))
         if "stall" in faults:

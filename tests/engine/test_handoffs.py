@@ -81,7 +81,7 @@ def test_a_request_may_name_its_own_peers() -> None:
 
 
 def test_what_cannot_be_computed_again_here_goes_elsewhere_with_its_tokens() -> None:
-    """Preempted where prompts may not be computed: with somebody above who can move it, it is given up at once."""
+    """Preempted where prompts may not be computed: if a router can move it, it is given up at once."""
     cluster = Cluster(num_blocks=12, local_prefill=False)
     clients = [cluster.submit(f"r{i}", [i + 1] * 14, max_tokens=24, is_routed=True) for i in range(3)]
     cluster.settle(seconds=2.0)
@@ -113,7 +113,7 @@ def test_logprobs_of_given_tokens_are_scored_again_by_the_peer_and_here_alike() 
 
 
 def test_an_abort_of_all_at_a_prefill_instance_leaves_what_it_computes_for_others() -> None:
-    """Their clients are elsewhere, and so is whoever may end their requests."""
+    """Their clients are at the decode instance, and so are the callers that may end their requests."""
     cluster = Cluster()
     client = cluster.submit("r", list(range(1, 23)))
     cluster.turn()

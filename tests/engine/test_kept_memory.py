@@ -77,7 +77,7 @@ def submit_many(harness: Harness, count: int = 4, num_prompt: int = 9, max_token
 
 
 def next_assigns(harness: Harness) -> dict[str, AssignSlot]:
-    """Of the next plan, by request."""
+    """Returns the assignments of the next plan, by request."""
     plan = harness.plan()
     assert plan is not None
     return {assign.request_id: assign for assign in plan.assign}

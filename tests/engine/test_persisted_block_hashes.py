@@ -140,7 +140,7 @@ def test_adopted_blocks_are_handed_out_last() -> None:
 
 
 def test_adopted_blocks_of_requests_are_handed_out_after_those_that_nobody_held() -> None:
-    """Whose requests come again one after the other: the first must not evict what the last will look for."""
+    """The requests return one after the other: the first must not evict what the last will look for."""
     memory, table = new_table()
     pool = BlockPool(NUM_BLOCKS, 4, persisted_hashes=table)
     blocks = pool.allocate(NUM_BLOCKS)

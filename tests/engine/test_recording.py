@@ -209,12 +209,19 @@ def test_every_place_with_token_ids_goes_through_one_table() -> None:
     assert sorted(as_now) == list(range(1000))
     assert as_now != list(range(1000))
     assert disguise.token_ids([-1, 1000]) == [-1, 1000], "these are no tokens"
-    sampling = SamplingParams(1, end_token_ids=(1, 2), logit_bias=((3, 0.5), (4, -1.0)), bad_words=((5,), (6, 7)))
+    sampling = SamplingParams(
+        1,
+        end_token_ids=(1, 2),
+        logit_bias=((3, 0.5), (4, -1.0)),
+        bad_words=((5,), (6, 7)),
+        allowed_token_ids=(8, 9),
+    )
     hidden_sampling = SamplingParams(
         1,
         end_token_ids=(as_now[1], as_now[2]),
         logit_bias=((as_now[3], 0.5), (as_now[4], -1.0)),
         bad_words=((as_now[5],), (as_now[6], as_now[7])),
+        allowed_token_ids=(as_now[8], as_now[9]),
     )
     logprobs, hidden_logprobs = [TokenLogprobs(-1.0, 2, [(8, -0.5)])], [TokenLogprobs(-1.0, 2, [(as_now[8], -0.5)])]
     pairs = [

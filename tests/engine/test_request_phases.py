@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 from onward.engine.request_phases import MAX_CHANGES
 from onward.proto.engine import RequestAccepted, TokenDeltas
 from onward.proto.trace import PhaseChange, RequestPhases
@@ -129,7 +131,49 @@ def test_a_prompt_that_a_peer_computes_is_a_handoff() -> None:
     cluster.settle()
     assert client.finish_reason == "length"
     assert told(cluster.decode) == [("queue", ""), ("handoff", ""), ("decode", ""), ("ended", "")]
-    assert cluster.prefill.phases == [], "the prompt of a peer is told of by the peer"
+    assert cluster.prefill.phases == [], "a prefill instance has no api process that knows the request"
+
+
+def test_a_prefill_instance_reports_its_share_of_a_traced_request_to_the_decode_instance() -> None:
+    cluster = Cluster()
+    for index in range(2):
+        cluster.submit(f"r-{index}", list(range(1, 30)), max_tokens=4, trace_id=TRACE if index else "")
+        cluster.settle()
+    phases = [(peer, change.phase) for peer, change in cluster.decode.peer_phases]
+    assert phases == [("p0", "queue"), ("p0", "prefill"), ("p0", "transfer"), ("p0", "ended")], "only of r-1"
+    ages = [change.ago_s for _, change in cluster.decode.peer_phases]
+    assert ages == sorted(ages, reverse=True)
+    assert cluster.decode.peer_phases[1][1].num_cached_tokens == 28, "the prefill instance had the prompt of r-0"
+
+
+def test_a_prefill_instance_whose_worker_dies_reports_the_phases_so_far() -> None:
+    cluster = Cluster(num_prefill=2, local_prefill_tokens=4)
+    cluster.submit("r-0", list(range(1, 23)), max_tokens=4, trace_id=TRACE)
+    assert cluster.decode.plan() is None, "a peer is asked"
+    while not any(peer.plan() for peer in cluster.peers.values()):
+        cluster.turn(steps=False)
+    for peer in cluster.peers.values():
+        peer.crash_worker()
+    cluster.settle()
+    phases = [(peer, change.phase, change.cause) for peer, change in cluster.decode.peer_phases]
+    assert phases[:3] == [("p0", "queue", ""), ("p0", "prefill", ""), ("p0", "ended", "handoff_failed")]
+    assert ("p1", "prefill", "") in phases and phases[-1] == ("p1", "ended", "")
+
+
+def test_both_instances_log_the_client_s_label_when_a_handoff_fails(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    cluster = Cluster(num_prefill=2, local_prefill_tokens=4)
+    cluster.submit("r-0", list(range(1, 23)), max_tokens=4, client_request_id="order-17")
+    assert cluster.decode.plan() is None, "a peer is asked"
+    while not any(peer.plan() for peer in cluster.peers.values()):
+        cluster.turn(steps=False)
+    cluster.prefill.crash_worker()
+    cluster.settle()
+    failures = [record.message for record in caplog.records if record.message.startswith("handoff failed")]
+    assert {"side=prefill" in line for line in failures} == {True, False}
+    assert all("label=order-17" in line for line in failures)
+    finished = [record.message for record in caplog.records if record.message.startswith("request finished")]
+    assert finished and all("label=order-17" in line for line in finished), "also the lines of the prefill instance"
 
 
 def test_a_handoff_that_fails_is_told_of() -> None:

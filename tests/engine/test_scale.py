@@ -15,7 +15,7 @@ FEW, MANY = 20, 160
 
 
 def cost(name: str, num_live: int) -> int:
-    """Of some events. Summaries that are due once per second fall outside: they may be as long as what they sum up."""
+    """Returns the cost of some events, without summaries that are due once per second: they may grow with `num_live`."""
     load = LOADS[name](num_live)
     load.event()
     return min(num_instructions(load.event) for _ in range(8))

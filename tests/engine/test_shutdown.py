@@ -52,7 +52,7 @@ class PrefillEngine:
         self._turn_until(lambda: self.peer.receive() is not None)
 
     def last_heard(self) -> ToDecode:
-        """Of what the engine had said when its farewell was there."""
+        """Returns the last message of the engine before it left."""
         heard: list[ToDecode] = []
         for _ in range(MAX_TURNS):
             self.peer_wires.wait(WAIT_MS // MAX_TURNS)

@@ -1,4 +1,4 @@
-"""F42: a request under a grammar that is carried on elsewhere."""
+"""F42: a request under a grammar that another instance resumes."""
 
 import json
 

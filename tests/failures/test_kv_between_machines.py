@@ -297,7 +297,7 @@ def test_f33_nothing_runs_before_every_block_is_counted_and_equal() -> None:
 
 
 def test_f34_a_slow_transfer_holds_up_no_other_prompt() -> None:
-    """Nobody waits in the loop."""
+    """The loop does not block."""
     cluster = Cluster()
     slow = cluster.submit("slow", PROMPT)
     until(cluster, lambda: cluster.prefill.plane.outgoing, planes=False)

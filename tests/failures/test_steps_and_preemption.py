@@ -208,7 +208,7 @@ def test_f08_blocks_are_not_reused_while_a_step_in_flight_may_write_them() -> No
 
 
 def test_f09_blocks_that_are_only_fenced_are_waited_for() -> None:
-    """The scheduler sees fences: nobody is preempted for what comes back by itself."""
+    """The scheduler sees fences: no request is preempted for blocks that come back by themselves."""
     harness = Harness(num_blocks=16, block_size=4, max_num_seqs=4, prefix_caching=False)
     harness.submit("gone", [1] * 20, max_tokens=8)
     old = harness.submit("old", [2] * 15, max_tokens=16)

@@ -11,7 +11,7 @@ from types import FrameType
 from hypothesis import strategies as st
 
 MAX_CASE_S = 3.0
-"""Of processor time, so that a busy machine is no finding."""
+"""Seconds of processor time, so that a busy machine is no finding."""
 HANG_FACTOR = 10
 """As many times that by the clock, and a case hangs."""
 CORPUS = Path(__file__).parent.parent / "fuzz_corpus"

@@ -1,7 +1,7 @@
 """Small changes to valid messages, chosen by hypothesis, so that a failing case shrinks to few of them.
 
-A message is changed as a tree (a value takes another's place, goes, comes twice, is wrapped) and then written out, so that
-most cases get past the parser; or as bytes, so that the parser is met too. Every case ends as bytes.
+A message is changed as a tree (a value takes another's place, goes, comes twice, is wrapped) and then encoded, so that
+most cases get past the parser. Others are changed as bytes, so that the parser is tested too. Every case ends as bytes.
 """
 
 import functools

@@ -37,7 +37,7 @@ PIECES = [
 ]  # fmt: skip
 ORIGIN_PIECES = ["http://", "https://", "HTTP://", "chrome-extension://", "tauri://", "null", "//", "://", *PIECES]
 NAME = re.compile(r"(?!(.*\.)?(0x[0-9a-f]*|[0-9]+)\.?$)[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")
-"""Of a host. One whose last label is a number is an address, which browsers write in another way."""
+"""The name of a host. A name whose last label is a number is an address, which browsers write in another way."""
 DEFAULT_PORTS = {"http": 80, "https": 443}
 BOUND = ["127.0.0.1", "::1", "localhost", "0.0.0.0"]
 NO_PREFLIGHT = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")

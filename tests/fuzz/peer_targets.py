@@ -44,6 +44,7 @@ from onward.proto.router import Attempt, ChoiceSnapshot, FindStream, InstanceLoa
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.stats import EngineStats, MetricFamily, MetricSeries
 from onward.proto.step import WorkerHello
+from onward.proto.trace import PhaseChange
 from onward.proto.worker_wire_address import ShmWireAddress
 from onward.router.endpoints.admin import decode_registration
 from onward.router.instance_registry import InstanceRegistry
@@ -59,6 +60,9 @@ TIMES = HandoffTimeouts(lease_s=5.0, offer_hold_s=1.0, handoff_timeout_s=30.0)
 WORKER = WorkerHello(1, "w", "e", 1, "f", num_blocks=16, block_size=16, max_model_len=64, vocab_size=320)
 LIMITS = EngineLimits(WORKER, num_drafts=0)
 PREFILL = pd.PrefillRequest(1, LAYOUT, "r", [1, 2, 3], 3, SamplingParams(seed=5))
+
+
+PHASES = pd.PrefillPhases(1, "p", [PhaseChange("queue", 2.0), PhaseChange("ended", 0.0)])
 
 
 def _tree(message: Any) -> Any:
@@ -155,7 +159,7 @@ TO_ENGINE: list[Any] = [
 TO_DECODE: list[Any] = [
     _tree([pd.PrefillOffer(1, "p", 1), pd.PrefillDone(1, "p", [5], 0, None, None, [], [9]), pd.Pong("p")]),
     _tree([pd.PrefillOffer(1, "p", 1), pd.HandoffHeartbeat(3, [1], "p"), pd.CancelHandoff(1, ERROR, "p")]),
-    _tree([pd.Pong("p"), pd.RefuseHandoff(1, ERROR, "p"), pd.PeerGone("p"), pd.PrefillOffer(2, "q", 4)]),
+    _tree([pd.Pong("p"), pd.RefuseHandoff(1, ERROR, "p"), PHASES, pd.PeerGone("p"), pd.PrefillOffer(2, "q", 4)]),
 ]
 
 
@@ -202,7 +206,7 @@ def _link_case(tree: Any) -> bytes:
 
 
 def _link(data: bytes) -> None:
-    """From somebody who has not shown the key, who must not get past the door."""
+    """Bytes of a peer that has not shown the key, and that must not be authenticated."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.setblocking(False)
@@ -238,7 +242,7 @@ SINK: list[Any] = [
 
 
 class _NoBackend:
-    """Bytes come on the link, so there is nobody else to let in."""
+    """Bytes come on the link, so no other connection is accepted."""
 
     def register_sender(self, writer: int) -> RemoteMemoryInfo:
         return RemoteMemoryInfo(b"", ())
@@ -259,7 +263,7 @@ def _sink_case(tree: Any) -> bytes:
 
 
 def _sink(data: bytes) -> None:
-    """From somebody who has, and still may write to the blocks of its lease alone."""
+    """Bytes of an authenticated peer, which may only write to the blocks of its lease."""
     memory = bytearray(GEOMETRY.num_bytes)
     reports: list[KvReport] = []
     sink = KvReceiver(memoryview(memory), GEOMETRY, _NoBackend(), is_in_band=True, report=reports.append)

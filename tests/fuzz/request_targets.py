@@ -3,12 +3,19 @@
 import json
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
+from onward.api.messages.chat_request import decode_count, decode_message
 from onward.api.requests.decoding import decode_chat, decode_completion, decode_tokens
+from onward.api.requests.embedding_request import decode_embedding
 from onward.api.requests.schemas import ValidationContext
+from onward.api.requests.similarity_request import RerankRequest, ScoreRequest, decode_rerank, decode_score
 from onward.api.responses.chat_request import decode_response
+from onward.api.responses.input_tokens import decode_input
 from onward.errors import ClientError, InvalidRequest, StartupError
+from onward.grammar.grammar_errors import InvalidGrammar
+from onward.grammar.llguidance_source import structural_tag_to_lark
 from onward.proto.cursor import format_cursor, parse_cursor
 from onward.proto.model import TokenizerFiles
 from onward.text.chat_template import ChatTemplate
@@ -16,7 +23,11 @@ from onward.text.gguf_tokenizer import build_tokenizer
 from onward.text.length_check import CONTEXT_LENGTH_EXCEEDED
 from onward.text.prompt_tokenizer import ChatMessage, PromptTokenizer
 from onward.web.auth.api_key_table import parse_table
+from onward.web.ollama_api.answer_kind import AnswerKind
+from onward.web.ollama_api.ollama_answers import OllamaAnswerWriter
+from onward.web.ollama_api.ollama_conversion import ConvertedRequest, convert_chat, convert_embed, convert_generate
 from onward.web.openai_api.abort_request import decode_abort, decode_routed_abort
+from onward.web.openai_api.compaction import decode_compact, encode_summary, summary_request
 from onward.web.openai_api.template_fields import template_options
 from tests.fuzz.case import Target
 from tests.fuzz.mutation import byte_cases, cases
@@ -29,7 +40,8 @@ SHARED: dict[str, Any] = {
     "model": "m", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 9, "temperature": 0.5,
     "top_p": 0.5, "top_k": 5, "min_p": 0.1, "seed": 7, "stop": ["a", "b"], "stop_token_ids": [1], "min_tokens": 1,
     "ignore_eos": True, "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1,
-    "logit_bias": {"5": 1.5}, "bad_words": ["x y"], "prompt_logprobs": 1, "n": 2, "priority": 1, "deadline_ms": 1000,
+    "logit_bias": {"5": 1.5}, "allowed_token_ids": [5, 7], "stop_regex": ["[ab]{1,3}c", "(x|yz?)w"],
+    "bad_words": ["x y"], "prompt_logprobs": 1, "n": 2, "priority": 1, "deadline_ms": 1000,
     "cache_salt": "s", "generated_token_ids": [[1, 2], [3]], "generated_finish_reasons": [None, "stop"],
     "rescore_from": [0, 1],
 }  # fmt: skip
@@ -45,14 +57,51 @@ CHAT = [
     {"model": "m", "messages": [{"role": "user", "content": "hello"}]},
     {**SHARED, "messages": MESSAGES, "max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2},
     {**ONE, "messages": MESSAGES, "tools": [], "response_format": {"type": "text"}, "user": "u", "unknown": [1]},
+    {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "b"},
+            {"role": "critic", "content": "c"},
+        ],
+        "functions": [{"name": "f", "parameters": {"type": "object"}}],
+        "function_call": {"name": "f"},
+        "truncate_prompt_tokens": -1,
+        "truncation_side": "right",
+    },
+    {"messages": [{"role": "assistant", "content": "a"}], "echo": True, "continue_final_message": True},
 ]
 COMPLETION = [
     {**ALIASED, "prompt": "a"},
     {**SHARED, "prompt": "hello", "logprobs": 1},
     {**ONE, "prompt": [1, 2, 3]},
+    {"prompt": "a", "echo": True, "max_tokens": 0, "logprobs": 1, "prompt_logprobs": 2, "truncation_side": "left"},
     {"model": "m", "prompt": "a"},
 ]
 TOKENS = [{**SHARED, "prompt_token_ids": [1, 2, 3]}, {"model": "m", "prompt_token_ids": [5], "logprobs": 2}]
+RERANK = [
+    {"model": "m", "query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "return_documents": False},
+    {"model": "m", "query": "a", "documents": ["b"], "pooling": "last", "priority": 1, "deadline_ms": 5},
+]
+POOLING = [
+    {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 4, "normalize": False, "task": "embed"},
+    {"model": "m", "input": [[1, 2], [3]], "pooling": "last", "priority": 1, "deadline_ms": 5, "cache_salt": "s"},
+]
+FORMATS = [
+    {"format": {"type": "sequence", "elements": [
+        {"type": "const_string", "value": "a/b"}, {"type": "regex", "pattern": "[a-c]{1,3}/"},
+        {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": ["</t>", "<u>"]},
+    ]}},
+    {"type": "structural_tag", "format": {
+        "type": "triggered_tags", "triggers": ["<f="], "at_least_one": True, "stop_after_first": False, "tags": [
+            {"type": "tag", "begin": "<f=g>", "content": {"type": "json_schema", "json_schema": {}}, "end": "</f>"},
+        ],
+    }},
+    {"format": {"type": "tags_with_separator", "separator": ",", "tags": [
+        {"begin": "<", "content": {"type": "or", "elements": [{"type": "regex", "pattern": "a"}]}, "end": ">"},
+    ]}},
+]  # fmt: skip
+SCORE = [{"model": "m", "text_1": ["a", "b"], "text_2": ["c", "d"]}, {"model": "m", "text_1": "a", "text_2": "b"}]
 RESPONSE: list[Any] = [
     {"model": "m", "input": "hello"},
     {
@@ -72,6 +121,82 @@ RESPONSE: list[Any] = [
     },
     {"model": "m", "input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": {}, "strict": True}}},
 ]  # fmt: skip
+COMPACT: list[Any] = [
+    {"model": "m", "input": "hello", "instructions": "be brief", "max_output_tokens": 9, "seed": 7},
+    {"model": "m", "previous_response_id": "resp_x"},
+    {"model": "m", "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "compaction", "id": "c", "encrypted_content": encode_summary("b")},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    ]},
+]  # fmt: skip
+MESSAGE: list[Any] = [
+    {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]},
+    {
+        "model": "m", "max_tokens": 9, "stream": True, "system": [{"type": "text", "text": "be brief"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "b", "signature": "s"}, {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "c"}, {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "d"}], "is_error": True},
+                {"type": "text", "text": "e"},
+            ]},
+        ],
+        "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}, "strict": True}],
+        "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 5}, "stop_sequences": ["x"], "temperature": 0.5, "top_p": 0.5,
+        "top_k": 5, "metadata": {"user_id": "u"}, "service_tier": "auto", "seed": 7, "container": None, "unknown": 1,
+        "generated_token_ids": [1, 2], "generated_finish_reasons": [None],
+    },
+    {
+        "model": "m", "max_tokens": 5, "output_config": {"effort": "max", "format": {"type": "json_schema", "schema": {}}},
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+        "thinking": {"type": "disabled"}, "tool_choice": {"type": "none"},
+    },
+]  # fmt: skip
+OLLAMA_FIELDS: dict[str, Any] = {
+    "model": "m", "stream": False, "format": "json", "think": "high", "keep_alive": "5m", "logprobs": True,
+    "top_logprobs": 2, "truncate": True, "shift": False, "unknown": 1, "priority": 1, "deadline_ms": 5, "cache_salt": "s",
+    "options": {
+        "num_predict": 5, "temperature": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "seed": 7, "stop": ["x"],
+        "repeat_penalty": 1.1, "repeat_last_n": -1, "presence_penalty": 0.1, "frequency_penalty": 0.1, "num_ctx": 5,
+        "mirostat": 0, "num_gpu": 1, "odd": 1,
+    },
+}  # fmt: skip
+OLLAMA_CHAT: list[Any] = [
+    {"model": "m", "messages": [{"role": "user", "content": "hello"}]},
+    {
+        **OLLAMA_FIELDS,
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": "a", "images": []},
+            {"role": "assistant", "thinking": "b", "tool_calls": [
+                {"id": "c", "function": {"name": "f", "arguments": {"a": 1}}},
+                {"function": {"name": "g"}},
+            ]},
+            {"role": "tool", "content": "d", "tool_name": "g"},
+            {"role": "tool", "content": "e", "tool_call_id": "c"},
+            {"role": "assistant", "content": "f"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    },
+    {"model": "m", "messages": [], "keep_alive": 5},
+]  # fmt: skip
+OLLAMA_GENERATE: list[Any] = [
+    {**OLLAMA_FIELDS, "prompt": "hello", "system": "be brief", "suffix": "", "context": [], "template": ""},
+    {"model": "m", "prompt": "hello", "raw": True, "format": {"type": "object"}},
+]
+OLLAMA_EMBED: list[Any] = [{"model": "m", "input": ["a", "b"], "dimensions": 2, "truncate": True, "options": {"a": 1}}]
+OLLAMA_EVENTS = [
+    b'id: 1\ndata: {"choices":[{"index":0,"delta":{"role":"assistant","content":"a"},"logprobs":{"content":[{}]}}]}\n\n'
+    b'data: {"choices":[{"delta":{"tool_calls":[{"index":0,"id":"c","function":{"name":"f","arguments":"{}"}}]}}]}\n\n'
+    b'data: {"choices":[{"delta":{},"finish_reason":"tool_calls"}]}\n\n: waiting\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\ndata: [DONE]\n\n',
+    b'event: error\ndata: {"error":{"message":"a","param":null}}\n\n',
+]
 TEMPLATE = (
     "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ m.role }}: {{ m.content }}\n"
     "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
@@ -99,6 +224,7 @@ _TOKENS = _prompt_tokens()
 def _chat_prompt(body: bytes) -> None:
     request, _ = decode_chat(body, BOUNDS)
     request.prior_token_ids(), request.prior_finish_reasons(), request.rescore_positions(), request.stop_strings()
+    assert all(request.stop_patterns())
     token_ids = _TOKENS.tokenize_chat(request.messages, 0, template_options(request)) if request.messages else []
     assert all(0 <= token_id < 1000 for token_id in token_ids)
 
@@ -141,9 +267,72 @@ def _tokens(body: bytes) -> None:
 
 
 def _response(body: bytes) -> None:
-    request = decode_response(body, BOUNDS)
+    request, _ = decode_response(body, BOUNDS)
     token_ids = _TOKENS.tokenize_chat(request.messages, 0, template_options(request))
     assert all(0 <= token_id < 1000 for token_id in token_ids)
+
+
+def _similar(request: RerankRequest | ScoreRequest) -> None:
+    for index, text in enumerate(request.inputs()):
+        assert isinstance(text, str) and text and request.input_path(index)
+    if isinstance(request, ScoreRequest):
+        assert all(max(pair) < len(request.inputs()) for pair in request.pairs())
+
+
+def _pooling(body: bytes) -> None:
+    request, _ = decode_embedding(body, BOUNDS, 8)
+    for index, text in enumerate(request.inputs()):
+        assert text and request.input_path(index)
+
+
+def _structural_format(body: bytes) -> None:
+    try:
+        source = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidGrammar("it is not JSON") from None
+    if not isinstance(source, dict):
+        raise InvalidGrammar("it is no object")
+    assert structural_tag_to_lark(source, {}, lambda name: False).startswith("start: ")
+
+
+def _input_tokens(body: bytes) -> None:
+    messages, fields = decode_input(body, BOUNDS)
+    _TOKENS.tokenize_chat(messages, 0, template_options(fields))
+
+
+def _message(body: bytes) -> None:
+    request, _ = decode_message(body, BOUNDS)
+    token_ids = _TOKENS.tokenize_chat(request.messages, 0, template_options(request))
+    assert all(0 <= token_id < 1000 for token_id in token_ids)
+
+
+def _count(body: bytes) -> None:
+    messages, fields, _ = decode_count(body, BOUNDS)
+    _TOKENS.tokenize_chat(messages, 0, template_options(fields))
+
+
+def _compact(body: bytes) -> None:
+    decode_response(summary_request(decode_compact(body)), BOUNDS)
+
+
+def _converted(converted: ConvertedRequest) -> None:
+    """What a conversion accepts, the endpoint that gets it reads, or refuses as a client's."""
+    body = converted.body(converted.model)
+    if converted.path == "/v1/chat/completions":
+        _chat_prompt(body)
+    elif converted.path == "/v1/completions":
+        _completion(body)
+    elif converted.path:
+        decode_embedding(body, BOUNDS, 64)
+
+
+def _ollama_lines(data: bytes) -> None:
+    """However a stream is cut into parts, its lines are the same."""
+    expected = OllamaAnswerWriter("m", AnswerKind.CHAT).lines(data, 0.0)
+    writer = OllamaAnswerWriter("m", AnswerKind.CHAT)
+    assert b"".join(writer.lines(data[at : at + 7], 0.0) for at in range(0, len(data), 7)) == expected
+    for line in expected.splitlines():
+        json.loads(line)
 
 
 def _aborts(body: bytes) -> None:
@@ -237,6 +426,23 @@ TARGETS = [
     Target("huge_text", _huge_texts(), _huge_text, (ClientError,)),
     Target("tokens", cases(TOKENS, _json), _tokens, (ClientError,)),
     Target("response", cases(RESPONSE, _json), _response, (ClientError,)),
+    Target("input_tokens", cases(RESPONSE, _json), _input_tokens, (ClientError,)),
+    Target("compact", cases(COMPACT, _json), _compact, (ClientError,)),
+    Target("rerank", cases(RERANK, _json), lambda body: _similar(decode_rerank(body, BOUNDS)[0]), (ClientError,)),
+    Target("score", cases(SCORE, _json), lambda body: _similar(decode_score(body, BOUNDS)[0]), (ClientError,)),
+    Target("pooling", cases(POOLING, _json), _pooling, (ClientError,)),
+    Target("structural_format", cases(FORMATS, _json), _structural_format, (InvalidGrammar,)),
+    Target("message", cases(MESSAGE, _json), _message, (ClientError,)),
+    Target("count_tokens", cases(MESSAGE, _json), _count, (ClientError,)),
+    Target("ollama_chat", cases(OLLAMA_CHAT, _json), lambda body: _converted(convert_chat(body)), (ClientError,)),
+    Target(
+        "ollama_generate",
+        cases(OLLAMA_GENERATE, _json),
+        lambda body: _converted(convert_generate(body)),
+        (ClientError,),
+    ),
+    Target("ollama_embed", cases(OLLAMA_EMBED, _json), lambda body: _converted(convert_embed(body)), (ClientError,)),
+    Target("ollama_lines", byte_cases(OLLAMA_EVENTS), _ollama_lines, (msgspec.MsgspecError, UnicodeDecodeError)),
     Target("aborts", cases([{"ids": ["a", "b"]}, {"all": True}], _json), _aborts, (ClientError,)),
     Target("cursor", byte_cases(CURSORS), _cursor, (ValueError,)),
     Target("template", cases(SOURCES, _template_case), _template, (ClientError, StartupError)),

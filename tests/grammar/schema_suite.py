@@ -69,7 +69,7 @@ class FileResult:
     refused: list[str] = field(default_factory=list)
     """What each refused schema's error says."""
     unnamed: list[str] = field(default_factory=list)
-    """Of those, the ones that name nothing of the schema."""
+    """Refusals that name nothing of the schema."""
     num_valid: int = 0
     num_valid_allowed: int = 0
     num_invalid: int = 0

@@ -1,4 +1,4 @@
-"""Grammars that would cost minutes, gigabytes or the process are refused, and cost nobody else anything."""
+"""Grammars that would cost minutes, gigabytes or the process are refused, and do not delay other requests."""
 
 import json
 import os

@@ -11,8 +11,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 
+import numpy
 import torch
 from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle as Handle
 
 from onward.kernels import torch_reference
 from onward.kernels.ops import Activation, AttentionLayer, Norms, NormWeights, Rotary, Scoring
@@ -178,6 +180,19 @@ def _repair_interpreter() -> None:
     interpreter._patch_lang_tensor, interpreter._patch_lang = patch_tensor_too, patch_once
 
 
+def _fix_the_order_of_sums() -> None:
+    """The interpreter multiplies with BLAS. On some CPUs (Zen, Haswell) BLAS adds a row's products in an order that depends
+    on the number of rows. `tl.dot` on a GPU does not, so here each row adds its products from the first to the last."""
+
+    def create_dot(_builder: object, a: Handle, b: Handle, d: Handle, _precision: object, _imprecise: object) -> Handle:
+        total = numpy.zeros_like(d.data)
+        for k in range(a.data.shape[-1]):
+            total += a.data[..., k, None].astype(total.dtype) * b.data[..., k, None, :]
+        return interpreter.TensorHandle(total + d.data, d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
 def _without(flag: str, value: object) -> Callable[[], None]:
     """Both attention kernels are launched with another value of a flag."""
 
@@ -211,6 +226,7 @@ def main() -> None:
     assert triton_interprets(), "TRITON_INTERPRET=1 was not set when Triton was imported"
     warnings.simplefilter("ignore")  # numpy's, of rows that are padding: they divide zero by zero
     _repair_interpreter()
+    _fix_the_order_of_sums()
     if len(sys.argv) > 1:
         BROKEN[sys.argv[1]]()
     results = _attention_results() if len(sys.argv) > 1 else (*_attention_results(), *_row_results())

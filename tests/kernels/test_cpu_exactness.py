@@ -14,7 +14,7 @@ HAS_VNNI = HAS_AVX2 | {"avx512f": True, "avx512bw": True, "avx512vnni": True, "a
 
 
 def _levels() -> list:
-    """Those that can be forced here. The plain one exists on every CPU and differs most: no fused instructions at all."""
+    """Returns the levels that can be forced here. The plain one exists on every CPU and differs most: it fuses nothing."""
     host = llvm.get_host_cpu_features()
     has_avx2 = all(host.get(name) for name in HAS_AVX2)
     return ["plain", *([pytest.param("avx2", marks=pytest.mark.full)] if has_avx2 else [])]

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from onward.kernels.triton.library_matmul import LibraryMatmuls, default_matmul, matmul_without_split_k
+from onward.kernels.triton.library_matmul import (
+    LibraryMatmuls,
+    Product,
+    default_matmul,
+    fastest_matmul,
+    matmul_without_split_k,
+)
 
 
 def _tensors(rows: int = 96) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -57,7 +63,11 @@ def test_each_size_is_tried_once_and_with_16_million_elements() -> None:
 
 
 @pytest.mark.gpu
-def test_settings_of_torch_are_as_before_when_a_product_without_splits_is_done() -> None:
+@pytest.mark.parametrize("product", [matmul_without_split_k, fastest_matmul])
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(96, 48, 64), (112, 4096, 12288), (113, 4096, 12288)])
+def test_a_product_of_the_library_is_right_and_leaves_settings_of_torch_as_they_were(
+    product: Product, rows: int, outputs: int, inputs: int
+) -> None:
     def settings() -> tuple[object, ...]:
         matmul = torch.backends.cuda.matmul
         return (
@@ -67,5 +77,9 @@ def test_settings_of_torch_are_as_before_when_a_product_without_splits_is_done()
         )
 
     before = settings()
-    matmul_without_split_k(*(tensor.cuda().bfloat16() for tensor in _tensors()))
+    x, weight = (torch.randn(count, inputs, device="cuda", dtype=torch.bfloat16) for count in (rows, outputs))
+    out = torch.full((rows, outputs), torch.nan, device="cuda", dtype=torch.bfloat16)
+    product(x, weight, out)
+    expected = x.double() @ weight.double().T
+    assert (out.double() - expected).norm() / expected.norm() < 1e-2
     assert settings() == before

@@ -66,8 +66,9 @@ def _quantize(thread, context):
     c = carray(context, 1)[0]
     x = simd.floats(c.x)
     target = QuantizedActivations(
-        simd.int8s(c.values), simd.floats(c.scales), simd.floats(c.totals), simd.int32s(c.corrections)
-    )
+        simd.int8s(c.values), simd.floats(c.scales), simd.floats(c.totals), simd.int32s(c.corrections),
+        simd.int32s(c.low_corrections),
+    )  # fmt: skip
     for group in range(c.size):
         quantize_group(simd.load(x, group * 32), simd.load(x, group * 32 + 16), target, group)
 

@@ -113,7 +113,7 @@ HEADS = [
 
 
 def _decode_plans(head_dim: int) -> list[DecodePlan]:
-    """Of each kind in use the one with the most programs for a row, and the one with the fewest."""
+    """Returns of each kind in use the plan with the most programs for a row, and the one with the fewest."""
     batches = sorted({padded_batch_size(count) for count in range(1, 513)})
     kinds: dict[tuple[bool, int], list[DecodePlan]] = {}
     for batch, num_kv_heads in itertools.product(batches, (1, 2, 4, 8)):

@@ -1,6 +1,7 @@
 """Small random checkpoints in every form that the loaders read."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from safetensors.numpy import save_file
 from onward.kernels.quantize import quantize_model
 from onward.models.head_padding import PaddedTensors, padded_config
 from onward.models.tensor_names import expected_tensors
-from onward.proto.model import ModelConfig
+from onward.proto.model import Experts, ModelConfig, YarnRope
 
-HF_NAMES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+HF_NAMES = {
+    "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+}  # fmt: skip
 VARIANTS = [(architecture, tied) for architecture in ("llama", "qwen2", "qwen3") for tied in (True, False)]
 
 
@@ -67,7 +71,17 @@ def hf_json(config: ModelConfig, **more: Any) -> dict[str, Any]:
         "rope_theta": config.rope_theta,
         "tie_word_embeddings": config.tie_word_embeddings,
         "eos_token_id": 2,
+        **({} if config.experts is None else _hf_experts(config.experts)),
         **more,
+    }
+
+
+def _hf_experts(experts: Experts) -> dict[str, Any]:
+    return {
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "moe_intermediate_size": experts.intermediate_size,
+        "norm_topk_prob": experts.renormalize,
     }
 
 
@@ -87,7 +101,11 @@ def write_folder(folder: Path, config: ModelConfig, tensors: Mapping[str, np.nda
     return folder
 
 
-def gguf_name(name: str) -> str:
+GGUF_ARCHITECTURES = {"mixtral": "llama", "gptoss": "gpt-oss"}
+"""Where GGUF has another name."""
+
+
+def gguf_name(name: str, architecture: str = "llama") -> str:
     parts = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
@@ -103,7 +121,19 @@ def gguf_name(name: str) -> str:
         "mlp.gate_proj": "ffn_gate",
         "mlp.up_proj": "ffn_up",
         "mlp.down_proj": "ffn_down",
+        "mlp.router": "ffn_gate_inp",
+        "mlp.experts.gate_proj": "ffn_gate_exps",
+        "mlp.experts.up_proj": "ffn_up_exps",
+        "mlp.experts.down_proj": "ffn_down_exps",
+        "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+        "mlp.shared_expert.up_proj": "ffn_up_shexp",
+        "mlp.shared_expert.down_proj": "ffn_down_shexp",
+        "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     }
+    if architecture == "gptoss":
+        parts["post_attention_layernorm"] = "post_attention_norm"
+    if name.endswith(".sinks"):
+        return f"blk.{name.split('.')[2]}.attn_sinks.weight"
     stem, _, kind = name.rpartition(".")
     if not stem.startswith("model.layers."):
         return f"{parts[stem]}.{kind}"
@@ -114,7 +144,7 @@ def gguf_name(name: str) -> str:
 def gguf_tensor(name: str, array: np.ndarray, config: ModelConfig) -> np.ndarray:
     """The array as a converter to GGUF lays it out: `llama` interleaves the halves of q's and k's heads."""
     for part, num_heads in (("q_proj", config.num_heads), ("k_proj", config.num_kv_heads)):
-        if config.architecture == "llama" and f".{part}." in name:
+        if config.architecture in ("llama", "mixtral") and f".{part}." in name:
             halves = array.reshape(num_heads, 2, -1, *array.shape[1:])
             return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
     return array
@@ -132,7 +162,7 @@ def write_gguf(
 ) -> Path:
     """`quantized` names tensors to be stored in another type than float32; `raw` gives the blocks themselves."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(path, config.architecture)
+    writer = gguf.GGUFWriter(path, GGUF_ARCHITECTURES.get(config.architecture, config.architecture))
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -146,15 +176,21 @@ def write_gguf(
     writer.add_eos_token_id(2)
     for key, value in (fields or {}).items():
         _add_field(writer, key, value)
+    if config.experts is not None:
+        _add_expert_fields(writer, config)
+    stored: dict[str, tuple[list[np.ndarray], gguf.GGMLQuantizationType | None]] = {}
     for name, array in tensors.items():
-        stored = gguf_tensor(name, array, config)
+        array = gguf_tensor(name, array, config)
+        kind = (quantized or {}).get(name)
         if name in (raw or {}):
-            blocks, kind = (raw or {})[name]
-            writer.add_tensor(gguf_name(name), blocks, raw_dtype=kind)
-        elif kind := (quantized or {}).get(name):
-            writer.add_tensor(gguf_name(name), gguf.quantize(stored, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(gguf_name(name), stored)
+            array, kind = (raw or {})[name]
+        elif kind is not None:
+            array = gguf.quantize(array, kind)
+        fused = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+        stored.setdefault(gguf_name(fused, config.architecture), ([], kind))[0].append(array)
+    for name, (arrays, kind) in stored.items():
+        array = np.stack(arrays) if "_exps." in name else arrays[0]
+        writer.add_tensor(name, array[0] if "gate_inp_shexp" in name else array, raw_dtype=kind)
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -162,6 +198,19 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_expert_fields(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    assert config.experts is not None
+    writer.add_expert_count(config.experts.num_experts)
+    writer.add_expert_used_count(config.experts.top_k)
+    if config.architecture == "gptoss":
+        window, scaling = config.layer(0).window, config.rope_scaling
+        assert window is not None and isinstance(scaling, YarnRope)
+        writer.add_sliding_window(window)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling.factor)
+        writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position_embeddings)
 
 
 def _add_field(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

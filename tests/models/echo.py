@@ -30,7 +30,7 @@ def write_echo_model(folder: Path) -> Path:
     opened = resolve_source(
         DEFAULT_MODEL, with_weights=True, cache_dir=cache_dir(), progress=lambda message, part: None
     ).open()
-    tensors[EMBED] = opened.open_tensors()[EMBED]
+    tensors[EMBED] = opened.open_weights().tensors[EMBED]
     tensors[FINAL_NORM][:] = SURE
     return write_folder(folder, config, tensors)
 

@@ -41,6 +41,8 @@ def _rope(kind: str = "default", **more: Any) -> dict[str, Any]:
 
 _SLIDING_AND_FULL = ["sliding_attention", "full_attention", "sliding_attention"]
 
+_EXPERTS = {"num_experts": 10, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-linear": ("Llama", _rope("linear", factor=4.0)),
@@ -77,6 +79,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gptneox": ("GPTNeoX", {"head_dim": None, "num_key_value_heads": None, "num_attention_heads": 3,
                             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0,
                                                 "partial_rotary_factor": 0.25}}),
+    "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
+    "qwen2moe": ("Qwen2Moe", _EXPERTS | {"head_dim": 32, "qkv_bias": True, "shared_expert_intermediate_size": 96,
+                                         "norm_topk_prob": False, "use_sliding_window": True, "sliding_window": WINDOW,
+                                         "max_window_layers": 2, "mlp_only_layers": [1]}),
+    "qwen3moe": ("Qwen3Moe", _EXPERTS | {"attention_bias": True, "norm_topk_prob": True, "mlp_only_layers": [0]}),
+    "qwen3moe-step": ("Qwen3Moe", _EXPERTS | {"decoder_sparse_step": 2, "norm_topk_prob": False,
+                                              "use_sliding_window": True, "sliding_window": WINDOW}),
+    "gptoss": ("GptOss", {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": WINDOW,
+                          "layer_types": _SLIDING_AND_FULL, "swiglu_limit": 1.5, "swiglu_alpha": 1.3,
+                          **_rope("yarn", factor=4.0, original_max_position_embeddings=ORIGINAL, truncate=False)}),
+    "glm4moe": ("Glm4Moe", {"n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "n_group": 4,
+                            "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.5, "attention_bias": True,
+                            "use_qk_norm": True, "norm_topk_prob": True, "first_k_dense_replace": 1}),
+    "glm4moe-plain": ("Glm4Moe", {"n_routed_experts": 10, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+                                  "norm_topk_prob": False, "first_k_dense_replace": 0}),
 }  # fmt: skip
 """By name: transformers' prefix of the classes, and changes to `_SIZES`."""
 
@@ -127,18 +144,24 @@ def make(name: str) -> FamilyModel:
 def _shake(model: Any) -> None:
     """Weights of attention start so small that every score is nearly zero, biases at zero and norms at one."""
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn_like(buffer))
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter.add_(0.3 * torch.randn_like(parameter))
             elif "embed" in name or "wte" in name or "wpe" in name or "lm_head" in name:
                 parameter.normal_(std=0.3)
+            elif "router" in name or "mlp.gate.weight" in name:  # decisive: rounding seldom chooses another expert
+                parameter.normal_(std=4.0 * parameter.shape[1] ** -0.5)
             else:
-                parameter.normal_(std=1.6 * parameter.shape[1] ** -0.5)
+                inputs = parameter.shape[1] if "Oss" in type(model).__name__ else parameter.shape[-1]
+                parameter.normal_(std=1.6 * inputs**-0.5)
 
 
 @functools.cache
 def logits_of(name: str, precision: str) -> np.ndarray:
-    """Of 90 fixed tokens, in one chunk."""
+    """Returns the logits of 90 fixed tokens, in one chunk."""
     model = make(name)
     settings: dict[str, Any] = {"threads": 1, "max_model_len": MAX_MODEL_LEN, "max_num_seqs": 90}
     if precision == "int8":

@@ -15,7 +15,8 @@ NAMES = {
     "llama": "Llama 1 to 3, SmolLM2, TinyLlama", "mistral": "Mistral 7B, Mistral Nemo", "qwen2": "Qwen2, Qwen2.5",
     "qwen3": "Qwen3 (dense)", "granite": "Granite 3", "smollm3": "SmolLM3", "gemma": "Gemma 1", "gemma2": "Gemma 2",
     "gemma3": "Gemma 3 (text)", "phi3": "Phi-3, Phi-3.5, Phi-4", "olmo2": "OLMo 2", "gpt2": "GPT-2",
-    "gptneox": "GPT-NeoX, Pythia",
+    "gptneox": "GPT-NeoX, Pythia", "mixtral": "Mixtral", "qwen2moe": "Qwen1.5-MoE, Qwen2-MoE", "qwen3moe": "Qwen3-MoE",
+    "gptoss": "gpt-oss", "glm4moe": "GLM-4.5, GLM-4.5-Air",
 }  # fmt: skip
 DEVICES = {
     "cpu float": "CPU: float32, bfloat16, float16", "cpu int8": "CPU: int8", "cuda": "CUDA: bfloat16",

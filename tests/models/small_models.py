@@ -32,7 +32,7 @@ class SmallModel:
             return self.theirs(torch.tensor([token_ids])).logits[0].numpy()
 
     def their_outputs(self, token_ids: list[int]) -> np.ndarray:
-        """Of the last layer, normalized."""
+        """Returns the outputs of the last layer, normalized."""
         with torch.inference_mode():
             return self.theirs.model(torch.tensor([token_ids])).last_hidden_state[0].numpy()
 

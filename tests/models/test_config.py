@@ -5,7 +5,7 @@ import transformers
 
 from onward.errors import StartupError
 from onward.models.loader.config_parser import from_gguf, from_hf
-from onward.proto.model import Llama3Rope
+from onward.proto.model import Experts, Llama3Rope, ModelConfig
 from tests.models.checkpoints import HF_NAMES, hf_json, tiny_config
 
 LLAMA3 = {
@@ -17,15 +17,24 @@ LLAMA3 = {
 }
 
 
+EXPERTS = Experts(num_experts=4, top_k=2, intermediate_size=16, renormalize=True)
+
+
+def config_of(architecture: str, **changes: Any) -> ModelConfig:
+    if architecture == "qwen3moe":
+        changes |= {"qk_norm": True, "experts": EXPERTS}
+    return tiny_config(architecture, **changes)
+
+
 @pytest.mark.parametrize("architecture", HF_NAMES)
 def test_config_of_each_architecture_is_read(architecture: str) -> None:
-    config = tiny_config(architecture)
+    config = config_of(architecture)
     assert from_hf(hf_json(config)) == config
 
 
 @pytest.mark.parametrize("architecture", HF_NAMES)
 def test_config_as_transformers_writes_it_is_read(architecture: str) -> None:
-    config = tiny_config(architecture, rope_theta=50000.0, tie_word_embeddings=False)
+    config = config_of(architecture, rope_theta=50000.0, tie_word_embeddings=False)
     raw = hf_json(config)
     kind: Any = getattr(transformers, HF_NAMES[architecture].replace("ForCausalLM", "Config"))
     written = kind(**{key: value for key, value in raw.items() if key != "rope_theta"}, rope_theta=50000.0)
@@ -66,7 +75,7 @@ def test_absent_values_have_the_defaults_of_the_family() -> None:
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"logit_scale": 0.5}, "logit_scale"),
         ({"hidden_act": "mish"}, "mish"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {"quant_method": "eetq"}}, "eetq"),
         ({"hidden_size": None}, "hidden_size"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
@@ -114,7 +123,8 @@ def test_gguf_tensors_tell_of_biases_and_of_untied_embeddings() -> None:
     ("changes", "named"),
     [
         ({"general.architecture": "falcon"}, "falcon"),
-        ({"llama.expert_count": 8}, "experts"),
+        ({"llama.expert_count": 8}, "expert_used_count"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 2}, r"blk\.0\.ffn_up_exps\.weight"),
         ({"llama.attention.sliding_window": 64}, "sliding window"),
         ({"llama.rope.scaling.type": "yarn"}, "yarn"),
         ({"llama.rope.dimension_count": 4}, "rope.dimension_count"),

@@ -89,7 +89,7 @@ def _text_ids(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def alone() -> np.ndarray:
-    """Logits of a text in one piece, on two threads, with nobody else there."""
+    """Logits of a text in one piece, on two threads, alone in the batch."""
     return driver("int8", max_num_seqs=100, threads=2).logits(0, _text_ids(100), [100])
 
 

@@ -4,18 +4,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from onward.errors import StartupError
 from onward.models.device_support import IMPLEMENTED, check_supported, needed_fields
+from onward.models.families.registry import is_ignored
 from onward.models.loader.config_parser import from_hf
+from onward.models.loader.model_store import check_raw_config
 from onward.models.rope_scaling import length_choice, rope_factors
-from onward.proto.model import DynamicRope, LayerKind, LinearRope, Llama3Rope, LongRope, ModelConfig, YarnRope
+from onward.proto.model import (
+    ClampedSwiglu,
+    DynamicRope,
+    Experts,
+    LayerKind,
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    ModelConfig,
+    YarnRope,
+)
 from tests.models import family_models
 from tests.models.family_models import CASES, MAX_MODEL_LEN, ORIGINAL, WINDOW, hf_config
 
 SLIDES, FULL, NO_ROPE = LayerKind(WINDOW), LayerKind(), LayerKind(WINDOW, "none")
-LOCAL = LayerKind(WINDOW, "local")
+LOCAL, DENSE = LayerKind(WINDOW, "local"), LayerKind(is_dense=True)
 FACTORS = (tuple(1.0 + 0.05 * i for i in range(12)), tuple(1.5 + 0.4 * i for i in range(12)))
 GPT2 = {"norm": "layer", "norm_bias": True, "gated_mlp": False, "mlp_bias": True, "qkv_bias": True, "o_bias": True}
 GEMMA = {
@@ -52,6 +65,33 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "smollm3": {"layers": (FULL, NO_ROPE, FULL)},
     "gpt2": GPT2 | {"learned_positions": True, "activation": "gelu_tanh"},
     "gptneox": GPT2 | {"parallel_block": True, "activation": "gelu", "rotary_dim": 8},
+    "mixtral": {"layers": (SLIDES,) * 3, "experts": Experts(6, 2, 160, renormalize=True)},
+    "qwen2moe": {
+        "qkv_bias": True, "layers": (SLIDES, DENSE, FULL), "experts": Experts(10, 3, 64, shared_intermediate_size=96),
+    },
+    "qwen3moe": {
+        "qkv_bias": True, "o_bias": True, "qk_norm": True, "layers": (DENSE, FULL, FULL),
+        "experts": Experts(10, 3, 64, renormalize=True),
+    },
+    "qwen3moe-step": {
+        "qk_norm": True, "layers": (LayerKind(WINDOW, is_dense=True), SLIDES, LayerKind(WINDOW, is_dense=True)),
+        "experts": Experts(10, 3, 64),
+    },
+    "gptoss": {
+        "rope_scaling": YarnRope(4.0, ORIGINAL, 32.0, 1.0, 0.1 * np.log(4.0) + 1, False), "qkv_bias": True,
+        "o_bias": True, "mlp_bias": True, "attention_sinks": True, "layers": (SLIDES, FULL, SLIDES),
+        "clamped_swiglu": ClampedSwiglu(1.3, 1.5), "experts": Experts(6, 3, 160, renormalize=True, router_bias=True),
+    },
+    "glm4moe": {
+        "rotary_dim": 16, "qkv_bias": True, "qk_norm": True, "layers": (DENSE, FULL, FULL),
+        "experts": Experts(12, 3, 64, renormalize=True, shared_intermediate_size=128, shared_is_gated=False,
+                           scores="sigmoid", selection_bias=True, num_groups=4, top_groups=2, weight_multiplier=1.5),
+    },
+    "glm4moe-plain": {
+        "rotary_dim": 16,
+        "experts": Experts(10, 3, 64, shared_intermediate_size=64, shared_is_gated=False, scores="sigmoid",
+                           selection_bias=True),
+    },
 }  # fmt: skip
 ARCHITECTURES = {"Gemma3": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
 
@@ -106,11 +146,60 @@ def test_a_field_that_no_family_knows_is_refused_by_its_name(name: str) -> None:
         ("llama-yarn", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}}, "rope"),
         ("phi3", {"original_max_position_embeddings": 1}, "rope"),
         ("gptneox", {"rotary_pct": 0.001, "rope_parameters": None}, "partial_rotary_factor"),
+        ("mixtral", {"scoring_func": "sigmoid"}, "scoring_func"),
+        ("mixtral", {"num_experts_per_tok": 7}, "num_experts_per_tok"),
+        ("mixtral", {"num_local_experts": 1 << 20}, "num_experts"),
+        ("qwen2moe", {"shared_expert_intermediate_size": 1 << 30}, "moe_intermediate_size"),
+        ("qwen3moe", {"n_group": 4}, "n_group"),
+        ("qwen3moe", {"routed_scaling_factor": 2.5}, "routed_scaling_factor"),
+        ("qwen3moe", {"norm_topk_prob": "yes"}, "norm_topk_prob"),
+        ("qwen3moe", {"use_qk_norm": False}, "use_qk_norm"),
+        ("qwen3moe", {"qkv_bias": True}, "qkv_bias"),
+        ("qwen3moe", {"shared_expert_intermediate_size": 96}, "shared_expert_intermediate_size"),
+        ("qwen3moe", {"mlp_only_layers": [7]}, "mlp_only_layers"),
+        ("qwen3moe", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ("qwen2moe", {"decoder_sparse_step": 9}, "decoder_sparse_step"),
+        ("qwen2moe", {"max_window_layers": "two"}, "max_window_layers"),
+        ("glm4moe", {"n_group": 5}, "n_group"),
+        ("glm4moe", {"n_group": 12}, "n_group"),
+        ("glm4moe", {"topk_group": 5}, "topk_group"),
+        ("glm4moe", {"num_experts_per_tok": 7}, "topk_group"),
+        ("glm4moe", {"first_k_dense_replace": True}, "first_k_dense_replace"),
+        ("glm4moe", {"first_k_dense_replace": 3}, "first_k_dense_replace"),
+        ("glm4moe", {"scoring_func": "softmax"}, "scoring_func"),
+        ("gptoss", {"hidden_act": "gelu"}, "hidden_act"),
+        ("gptoss", {"experts_per_token": 2}, "experts_per_token"),
+        ("gptoss", {"initial_context_length": 17}, "initial_context_length"),
+        ("gptoss", {"rope_parameters": None}, "rope_scaling"),
+        ("gptoss", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq.*it has mxfp4"),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused_by_name(name: str, change: dict[str, Any], named: str) -> None:
     with pytest.raises(StartupError, match=named):
         from_hf(raw_config(name) | change)
+
+
+@pytest.mark.parametrize("prefix", ["DeepseekV2", "DeepseekV3"])
+def test_a_model_with_latent_attention_is_refused_by_its_name_from_its_config_alone(prefix: str) -> None:
+    raw = getattr(transformers, f"{prefix}Config")().to_dict() | {"architectures": [f"{prefix}ForCausalLM"]}
+    with pytest.raises(StartupError, match=f"architecture is not supported: {prefix}ForCausalLM"):
+        check_raw_config("m", raw, "cpu", "auto", None)
+
+
+def test_layers_that_predict_several_tokens_are_not_read() -> None:
+    model = family_models.make("glm4moe")
+    assert is_ignored("model.layers.3.eh_proj.weight", model.config)
+    assert not is_ignored("model.layers.2.eh_proj.weight", model.config)
+    assert not is_ignored("model.layers.30.eh_proj.weight", model.config)
+
+
+def test_fields_of_published_qwen3_moe_configs_mean_nothing_more() -> None:
+    raw = raw_config("qwen3moe")
+    published = {
+        "use_qk_norm": True, "qkv_bias": False, "shared_expert_intermediate_size": 0, "max_window_layers": 28,
+        "router_aux_loss_coef": 0.0, "output_router_logits": False, "rope_scaling": None, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    assert from_hf(raw | published) == from_hf(raw)
 
 
 def test_older_spellings_mean_the_same() -> None:
@@ -186,12 +275,13 @@ def test_every_field_with_a_default_can_be_refused() -> None:
     optional = set(ModelConfig.__struct_fields__[-defaults:])
     assert all(fields <= optional for fields in IMPLEMENTED.values())
     used = {field for name in CASES for field in needed_fields(from_hf(raw_config(name)))}
-    assert optional - used == {"attention_sinks", "unpadded_head_dim", "local_rope_scaling"}
+    assert optional - used == {"unpadded_head_dim", "local_rope_scaling"}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_checkpoint_as_transformers_writes_it_has_all_tensors_of_the_model(name: str) -> None:
     model = family_models.make(name)
-    assert sum(tensor.size for tensor in model.tensors.values()) == sum(
-        parameter.numel() for parameter in model.theirs.parameters()
-    )
+    stored = {
+        tensor.data_ptr(): tensor.numel() for tensor in model.theirs.state_dict().values()
+    }  # tied ones count once
+    assert sum(tensor.size for tensor in model.tensors.values()) == sum(stored.values())

@@ -12,14 +12,24 @@ from onward.models.loader.model_store import prepare
 from onward.models.loader.weights import open_weights
 from onward.models.rope_scaling import rope_factors
 from onward.models.tensor_names import expected_tensors
-from onward.proto.model import DynamicRope, LayerKind, LinearRope, Llama3Rope, LongRope, ModelConfig, YarnRope
+from onward.proto.model import (
+    ClampedSwiglu,
+    DynamicRope,
+    Experts,
+    LayerKind,
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    ModelConfig,
+    YarnRope,
+)
 from tests.models import family_models
 from tests.models.checkpoints import int8_arrays
 from tests.models.family_models import CASES, MAX_MODEL_LEN, ORIGINAL, WINDOW, FamilyModel
 from tests.worker.driver import Driver, prepared
 
 LENGTH = 90
-"""Of prompts: beyond every window and every original context."""
+"""Length of prompts: beyond every window and every original context."""
 NUM_GREEDY = 64
 PRECISIONS = ["float32", "int8"]
 
@@ -84,11 +94,12 @@ def test_narrow_floats_stay_close_to_float32(model: FamilyModel, dtype: str) -> 
     token_ids = tokens(model)
     exact = model.their_logits(token_ids)
     ours = of(model, dtype).logits(0, token_ids, [LENGTH])
-    assert np.abs(ours - exact).mean() < 0.06 * exact.std()
+    assert np.abs(ours - exact).mean() < (0.12 if model.config.experts else 0.06) * exact.std()
 
 
 def test_int8_stays_close_to_float32(model: FamilyModel) -> None:
-    assert family_models.int8_error(model) < 0.09
+    """Where a rounded score chooses another expert, a row differs by more than rounding."""
+    assert family_models.int8_error(model) < (0.18 if model.config.experts else 0.09)
 
 
 def test_int8_logits_have_the_same_bits_in_any_chunking_and_on_several_threads(model: FamilyModel) -> None:
@@ -165,6 +176,10 @@ def test_kv_passes_only_between_instances_that_chose_the_same_rope_factors() -> 
 
 SLIDES, FULL = LayerKind(WINDOW), LayerKind()
 LONG = (tuple(1.0 + 0.05 * i for i in range(12)), tuple(1.5 + 0.4 * i for i in range(12)))
+GLM = Experts(
+    12, 3, 64, renormalize=True, shared_intermediate_size=128, shared_is_gated=False, scores="sigmoid",
+    selection_bias=True, num_groups=4, top_groups=2, weight_multiplier=1.5,
+)  # fmt: skip
 CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rope_theta": 300.0}),
     ("llama", {"rms_norm_eps": 0.1}),
@@ -222,6 +237,37 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"norm_bias": False}),
     ("gpt2", {"learned_positions": False}),
     ("gptneox", {"parallel_block": False}),
+    ("mixtral", {"experts": Experts(6, 1, 160, renormalize=True)}),
+    ("qwen2moe", {"experts": Experts(10, 3, 64)}),
+    ("qwen2moe", {"experts": Experts(10, 3, 64, shared_intermediate_size=64)}),
+    ("qwen3moe", {"experts": None}),
+    ("qwen3moe", {"experts": Experts(9, 3, 64, renormalize=True)}),
+    ("qwen3moe", {"experts": Experts(10, 2, 64, renormalize=True)}),
+    ("qwen3moe", {"experts": Experts(10, 3, 32, renormalize=True)}),
+    ("qwen3moe", {"experts": Experts(10, 3, 64)}),
+    ("qwen3moe", {"experts": Experts(10, 3, 64, renormalize=True, router_bias=True)}),
+    ("qwen3moe", {"experts": Experts(10, 3, 64, renormalize=True, shared_intermediate_size=96)}),
+    ("qwen3moe", {"layers": (FULL, FULL, FULL)}),
+    ("qwen3moe", {"layers": (LayerKind(is_dense=True), LayerKind(is_dense=True), FULL)}),
+    ("gptoss", {"clamped_swiglu": None}),
+    ("gptoss", {"clamped_swiglu": ClampedSwiglu(1.2, 1.5)}),
+    ("gptoss", {"clamped_swiglu": ClampedSwiglu(1.3, 1.4)}),
+    ("gptoss", {"mlp_bias": False}),
+    ("gptoss", {"attention_sinks": False}),
+    ("gptoss", {"experts": Experts(6, 3, 160, renormalize=True)}),
+    *[
+        ("glm4moe", {"experts": msgspec.structs.replace(GLM, **change)})
+        for change in (
+            {"shared_is_gated": True},
+            {"scores": "softmax", "selection_bias": False, "num_groups": 1, "top_groups": 1},
+            {"selection_bias": False},
+            {"num_groups": 3},
+            {"top_groups": 3},
+            {"weight_multiplier": 1.0},
+            {"renormalize": False},
+            {"top_k": 2},
+        )
+    ],
 ]
 
 
@@ -252,3 +298,14 @@ def test_every_field_is_among_those_that_are_changed() -> None:
     defaults = len(ModelConfig.__struct_defaults__)
     optional = set(ModelConfig.__struct_fields__[-defaults:]) | {"rope_theta", "rms_norm_eps"}
     assert {field for _, change in CHANGES for field in change} - {"head_dim"} == optional
+
+
+def test_every_field_of_experts_is_among_those_that_are_changed() -> None:
+    changed = {
+        field
+        for name, change in CHANGES
+        if (experts := change.get("experts")) is not None
+        for field in Experts.__struct_fields__
+        if getattr(experts, field) != getattr(family_models.make(name).config.experts, field)
+    }
+    assert changed == set(Experts.__struct_fields__)

@@ -110,6 +110,15 @@ def test_dummy_weights_are_not_downloaded(hub: Hub, tmp_path: Path) -> None:
     assert_fetched(tmp_path / "cache")
 
 
+def test_a_float_model_is_refused_without_torch_when_only_its_config_was_fetched(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(StartupError, match=rf"{MODEL_ID} \(float weights, on CPU\) needs torch.*--quantization int8"):
+        prepare(MODEL_ID, cache_dir=tmp_path / "cache")
+    assert [hub.downloads(shard) for shard in SHARDS] == [[], [], []]
+
+
 def test_an_unknown_id_is_reported_in_one_line(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="cannot fetch nobody/nothing") as refused:
         prepare("nobody/nothing", cache_dir=tmp_path / "cache")

@@ -4,11 +4,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
+from onward.kernels.weight_formats import FORMATS
+from onward.models.checkpoint_quantization import COMPRESSED_LAYOUTS, METHODS
 from onward.models.families import registry
-from onward.models.families.registry import BY_ARCHITECTURE
+from onward.models.families.registry import BY_ARCHITECTURE, BY_HF_NAME
+from onward.models.loader.gguf_file import is_readable
+from onward.models.loader.safetensors_header import FLOAT_TYPES
 from tests.models import family_models, models_page
 
 ADDING = Path(__file__).resolve().parents[2] / "docs/adding-a-model.md"
@@ -25,6 +30,19 @@ def test_the_accuracies_are_those_that_are_measured() -> None:
     assert list(written) == list(BY_ARCHITECTURE)
     for architecture, percent in written.items():
         assert models_page.int8_error_percent(architecture) == pytest.approx(percent, abs=1.0), architecture
+
+
+def test_the_page_lists_every_type_of_stored_tensors() -> None:
+    page = models_page.PAGE.read_text()
+    section = page[page.index("## Formats of weights") : page.index("## Memory of models")]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("|")]
+    types = {name for row in rows[2:] for name in re.findall(r"\w+", row[1])}
+    assert {kind.name for kind in gguf.GGMLQuantizationType} <= types
+    assert {*FLOAT_TYPES, "I32", "I8", "F8_E4M3", "U8"} <= types
+    refused = {name for row in rows if row[2].strip() == "refused" for name in re.findall(r"\w+", row[1])}
+    assert refused == {kind.name for kind in gguf.GGMLQuantizationType if not is_readable(kind)}
+    for name in (*FORMATS, *METHODS, *COMPRESSED_LAYOUTS, *BY_HF_NAME):
+        assert name in page, name
 
 
 def test_the_example_of_a_new_family_works_and_is_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
         b'{"a": 3}',
         b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
         b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}',
-        b'{"a": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 8]}}',
+        b'{"a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 8]}}',
     ],
 )
 def test_a_wrong_head_is_refused(tmp_path: Path, header: bytes) -> None:

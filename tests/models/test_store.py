@@ -13,6 +13,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from onward.errors import StartupError
+from onward.kernels import numpy_reference
+from onward.models import fingerprint
 from onward.models.loader.dummy_weights import DummyWeights
 from onward.models.loader.model_store import MANIFEST, prepare
 from onward.models.loader.safetensors_file import BFloat16Bits, write_file
@@ -27,6 +29,7 @@ from tests.models.checkpoints import (
     write_folder,
     write_gguf,
 )
+from tests.models.published_checkpoints import write_published
 
 CONFIG = tiny_config(hidden_size=64, intermediate_size=128, head_dim=32)
 TENSORS = random_tensors(CONFIG)
@@ -174,15 +177,81 @@ def test_a_float_checkpoint_is_used_where_it_lies(tmp_path: Path, cache: Path, n
     assert list(cache.rglob("*.safetensors")) == []
 
 
-def test_a_quantized_gguf_becomes_int8_unless_told_otherwise(tmp_path: Path, cache: Path) -> None:
-    matrices = {name: gguf.GGMLQuantizationType.Q8_0 for name, array in TENSORS.items() if array.ndim == 2}
-    path = str(write_gguf(tmp_path / "q8.gguf", CONFIG, TENSORS, quantized=matrices))
+def _written(tmp_path: Path, name: str, default: str, others: dict[str, str]) -> str:
+    """A GGUF file whose matrices are in one type, but for some."""
+    matrices = [tensor for tensor, array in TENSORS.items() if array.ndim == 2]
+    kinds = {tensor: gguf.GGMLQuantizationType[others.get(tensor, default)] for tensor in matrices}
+    return str(write_gguf(tmp_path / f"{name}.gguf", CONFIG, TENSORS, quantized=kinds))
+
+
+V_PROJ = "model.layers.0.self_attn.v_proj.weight"
+
+
+def test_a_quantized_gguf_is_served_in_int8_with_the_bits_of_its_blocks(tmp_path: Path, cache: Path) -> None:
+    path = _written(tmp_path, "mixed", "Q4_0", {V_PROJ: "Q8_0", "model.layers.1.mlp.up_proj.weight": "Q5_1"})
     quantized = prepare(path, cache_dir=cache)
     plain = prepare(path, quantization="none", cache_dir=cache)
     assert (quantized.quantization, plain.quantization) == ("int8", "none")
     assert quantized.fingerprint != plain.fingerprint
-    expected = int8_arrays(CONFIG, {name: np.asarray(array) for name, array in open_weights(plain).items()})
-    assert_weights_are(quantized, expected)
+    assert quantized.weight_formats == ("Q4_0", "int8", "Q8_0")
+    assert quantized.precision == "int8, weights in Q4_0, int8, Q8_0"
+    expected = dict(open_weights(plain))
+    arrays = open_weights(quantized)
+    qkv = [numpy_reference.weights(np.asarray(arrays[name])) for name in ("layers.0.qkv", "layers.0.qkv.1")]
+    parts = [expected[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
+    np.testing.assert_array_equal(np.concatenate(qkv), np.concatenate(parts))
+    down = numpy_reference.weights(np.asarray(arrays["layers.1.down"]))
+    np.testing.assert_array_equal(down, expected["model.layers.1.mlp.down_proj.weight"])
+    embedding = numpy_reference.weights(np.asarray(arrays["embed"]))[: CONFIG.vocab_size]
+    np.testing.assert_array_equal(embedding, expected["model.embed_tokens.weight"])
+
+
+def test_the_fingerprint_depends_on_the_format_of_the_blocks(tmp_path: Path, cache: Path) -> None:
+    paths = [_written(tmp_path, name, kind, others) for name, kind, others in
+             (("a", "Q4_0", {}), ("b", "Q8_0", {}), ("c", "Q4_0", {V_PROJ: "Q8_0"}))]  # fmt: skip
+    assert len({prepare(path, cache_dir=cache).fingerprint for path in paths}) == 3
+
+
+def test_another_version_of_the_conversion_changes_the_fingerprint_and_converts_again(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server with the same fingerprint takes over the KV of the old weights."""
+    write_published(tmp_path / "quantized", CONFIG, "gptq-4")
+    write_folder(tmp_path / "floats", CONFIG, TENSORS)
+    folders = [str(tmp_path / name) for name in ("quantized", "floats")]
+    before = [prepare(folder, cache_dir=cache) for folder in folders]
+    monkeypatch.setattr(fingerprint, "CONVERSION_VERSION", fingerprint.CONVERSION_VERSION + 1)
+    after = [prepare(folder, cache_dir=cache) for folder in folders]
+    assert [one.fingerprint == other.fingerprint for one, other in zip(before, after, strict=True)] == [False, True]
+    assert [one.folder == other.folder for one, other in zip(before, after, strict=True)] == [False, True]
+
+
+def test_a_block_whose_scale_is_not_finite_is_refused_by_the_name_of_its_tensor(tmp_path: Path, cache: Path) -> None:
+    blocks = np.zeros((64, 128 // 32 * 18), np.uint8)
+    blocks[3, :2] = np.array([np.inf], np.float16).view(np.uint8)
+    name = "model.layers.1.mlp.down_proj.weight"
+    raw = {name: (blocks, gguf.GGMLQuantizationType.Q4_0)}
+    path = write_gguf(tmp_path / "m.gguf", CONFIG, TENSORS, raw=raw)
+    with pytest.raises(StartupError, match=rf"{name} has a block whose scale is not finite"):
+        prepare(str(path), cache_dir=cache)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_blocks_of_padded_heads_are_those_of_the_file_and_zeros(tmp_path: Path, cache: Path, architecture: str) -> None:
+    config = tiny_config(architecture, hidden_size=64, intermediate_size=128, num_heads=4, head_dim=16)
+    tensors = random_tensors(config)
+    kinds = {name: gguf.GGMLQuantizationType.Q5_0 for name, array in tensors.items() if array.ndim == 2}
+    path = str(write_gguf(tmp_path / "m.gguf", config, tensors, quantized=kinds))
+    arrays = open_weights(prepare(path, cache_dir=cache))
+    plain = open_weights(prepare(path, quantization="none", cache_dir=cache))
+    expected = int8_arrays(config, {name: np.asarray(array) for name, array in plain.items()})
+    for layer in range(config.num_layers):
+        qkv, floats = (
+            numpy_reference.weights(np.asarray(found[f"layers.{layer}.qkv"])) for found in (arrays, expected)
+        )
+        # The other one was quantized once more; zeros are zeros in both.
+        np.testing.assert_allclose(qkv, floats, atol=0.02)
+        assert ((qkv == 0) == (floats == 0)).mean() > 0.9 and not qkv.reshape(-1, 32, 64)[:, 16:].any()
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -248,7 +317,7 @@ def test_dummy_weights_of_a_gguf_keep_its_tokenizer(gguf_path: Path, cache: Path
 
 def test_clients_know_the_model_by_the_name_it_is_given(gguf_path: Path, cache: Path) -> None:
     assert prepare(str(gguf_path), cache_dir=cache).name == "tiny"
-    assert prepare(str(gguf_path), served_model_name="mine", cache_dir=cache).name == "mine"
+    assert prepare(str(gguf_path), served_model_names=["mine"], cache_dir=cache).name == "mine"
     assert prepare(str(gguf_path), cache_dir=cache).name == "tiny"
 
 

@@ -1,7 +1,8 @@
 """Labels of an instance, earlier names and vLLM's names are made from the same numbers."""
 
 from onward.obs.metric_names import DEPRECATED_NAMES, VLLM_NAMES, MetricsRelabeling, deprecated_names, vllm_names
-from onward.obs.metrics import Registry, render
+from onward.obs.metrics import Registry
+from onward.obs.prometheus_text import render
 from onward.proto.stats import MetricFamily
 
 LABELS = {"model_name": "m", "role": "decode"}

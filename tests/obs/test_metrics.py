@@ -1,4 +1,5 @@
-from onward.obs.metrics import Registry, merge, render, without_gauges
+from onward.obs.metrics import Registry, merge, without_gauges
+from onward.obs.prometheus_text import render
 
 
 def shares() -> list:

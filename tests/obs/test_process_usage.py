@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from onward.obs.metrics import Registry
-from onward.obs.process_usage import ProcessUsage, read_usage, register_own_usage
+from onward.obs.process_usage import ProcessUsage, memory_file_bytes, read_usage, register_own_usage
 
 
 def values(registry: Registry, name: str) -> dict[str, float]:
@@ -76,3 +76,18 @@ def test_a_process_that_does_something_else_leaves_what_it_used_before_where_it_
     after = values(registry, "onward_process_cpu_seconds_total")
     assert after["standby"] == before["standby"]
     assert 0 < after["worker"] < before["standby"] + 1.0
+
+
+def test_the_memory_of_a_memory_file_is_counted_once_and_by_its_name() -> None:
+    fds = [os.memfd_create("onward-test-file"), os.memfd_create("onward-test-other")]
+    for fd in fds:
+        os.pwrite(fd, b"x" * (1 << 20), 0)
+    fds.append(os.dup(fds[0]))
+    assert memory_file_bytes(os.getpid(), "onward-test-file") == 1 << 20
+    assert memory_file_bytes(os.getpid(), "onward-test") == 0
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_process_that_is_gone_has_no_memory_files(tmp_path: Path) -> None:
+    assert memory_file_bytes(1, "onward-test-file", tmp_path) == 0

@@ -75,6 +75,28 @@ def test_a_dead_worker_and_a_dead_engine_end_phases_with_an_error() -> None:
     ]
 
 
+def test_the_phases_of_a_prefill_instance_are_spans_below_the_handoff() -> None:
+    recorded = Recorded()
+    recorded.receive(11.0, PhaseChange("handoff", 0.0))
+    changes = [
+        PhaseChange("queue", 60.0),  # further in the past than the handoff
+        PhaseChange("prefill", 0.5, num_cached_tokens=16),
+        PhaseChange("queue", 0.4, "preemption"),
+        PhaseChange("queue", 0.3, "worker_crash"),
+        PhaseChange("ended", 0.0),
+    ]
+    recorded.phases.receive(RequestPhases("r-0", 1, changes, prefill_peer="tcp://p:1"), 12.0)
+    recorded.receive(13.0, PhaseChange("decode", 0.0, num_tokens=1))
+    [handoff] = recorded.named("onward.handoff")
+    peers = [span for span in recorded.spans if span.name.startswith("onward.peer.")]
+    assert [span.name.removeprefix("onward.peer.") for span in peers] == ["queue", "prefill", "queue", "queue"]
+    assert {span.parent_span_id for span in peers} == {handoff.span_id}
+    assert {span.attributes["onward.prefill_instance"] for span in peers} == {"tcp://p:1"}
+    assert peers[0].start_ns == handoff.start_ns and peers[1].attributes["gen_ai.usage.cache_read.input_tokens"] == 16
+    assert [span.error for span in peers] == [None, None, "worker_crash", None], "a preemption is no failure"
+    assert handoff.end_ns == 1013 * ONE_SECOND_NS, "the handoff itself goes on"
+
+
 def test_choices_have_phases_of_their_own() -> None:
     recorded = Recorded()
     recorded.receive(11.0, PhaseChange("queue", 0.0))

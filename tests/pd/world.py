@@ -1,7 +1,7 @@
 """Prefill and decode instances around the real machines, a network that misbehaves, and a model of KV memory.
 
-The memory is that of the decode instance: each block has an owner (a lease or nobody) and contents. Whoever writes into
-a block that its lease does not own any more has corrupted somebody else's KV, and the run fails. As in the real data
+The memory is that of the decode instance: each block has contents, and a lease may own it. A write into a block
+that its lease does not own any more corrupts other KV, and fails the run. As in the real data
 plane, a push must find its lease open, and a revoked lease is quiet when its writer has stopped or died.
 """
 

@@ -23,9 +23,9 @@ def test_a_proposer_its_path_and_a_number(text: str, meant: SpeculativeConfig) -
 @pytest.mark.parametrize(
     "text,why",
     [
-        ("", "no proposer"),
-        ("4", "no proposer"),
-        ("medusa:4", "medusa is no proposer"),
+        ("", "not a proposer"),
+        ("4", "not a proposer"),
+        ("medusa:4", "medusa is not a proposer"),
         ("ngram", "must be 1 to 16"),
         ("ngram:", "must be 1 to 16"),
         ("ngram:0", "must be 1 to 16"),

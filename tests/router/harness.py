@@ -167,7 +167,7 @@ async def running_router(
         try:
             yield Router(url, process, session, list(instances))
         finally:
-            # Those who hold connections go first, so that nobody waits for them.
+            # Tasks with connections end first, so that no other task waits for them.
             await session.close()
             for instance in instances:
                 await instance.stop()

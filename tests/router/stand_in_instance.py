@@ -5,6 +5,7 @@ What it does with an attempt is told by a `Behaviour`: it can refuse, break off 
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,7 @@ class Behaviour:
     error: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     cut_after_bytes: int | None = None
-    """Of the stream; then the connection breaks."""
+    """Bytes of the stream after which the connection breaks."""
     fails_after: int | None = None
     """Events with tokens, before `error` is told as an event; or, if it may, a give-up in the client's form."""
     silent_after: int | None = None
@@ -61,8 +62,10 @@ class Behaviour:
     """Progress lines before the stream goes on by itself."""
 
 
-def token(seed: int, choice: int, position: int) -> int:
-    return (seed * 31 + choice * 7919 + position * position * 13 + position) % 5000
+def token(seed: int, choice: int, position: int, model: str = "hash") -> int:
+    """Each model says something else."""
+    offset = 0 if model == "hash" else 5000 * (1 + zlib.crc32(model.encode()) % 1000)
+    return (seed * 31 + choice * 7919 + position * position * 13 + position) % 5000 + offset
 
 
 def text_of(token_ids: list[int]) -> str:
@@ -70,8 +73,17 @@ def text_of(token_ids: list[int]) -> str:
 
 
 class StandInInstance:
-    def __init__(self, name: str, *, role: str = "mixed", fingerprint: str = "fp") -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        role: str = "mixed",
+        fingerprint: str = "fp",
+        model: str = "hash",
+        model_aliases: tuple[str, ...] = (),
+    ) -> None:
         self.name = name
+        self.model, self.model_aliases = model, model_aliases
         self.role = role
         self.fingerprint = fingerprint
         self.state = "ready"
@@ -88,7 +100,7 @@ class StandInInstance:
         """As they were asked for."""
         self.aborted: list[list[str]] = []
         self.aborted_for: list[str | None] = []
-        """Whose the router said it means."""
+        """The caller that each abort of the router names."""
         self.key: str | None = None
         """An admin's, for a router that asks for one."""
         self.records: dict[str, StreamRecord] = {}
@@ -112,7 +124,7 @@ class StandInInstance:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """As a process that dies: connections break, new ones are refused, nobody registers."""
+        """As a process that dies: connections break, new ones are refused, and registrations end."""
         await self.stop_registering()
         if self._server is not None:
             self._server.close()
@@ -149,7 +161,8 @@ class StandInInstance:
             url=self.url,
             role=self.role,
             state=self.state,
-            model="hash",
+            model=self.model,
+            model_aliases=list(self.model_aliases),
             fingerprint=self.fingerprint,
             kv_layout=None,
             handoff_address=self.handoff_address,
@@ -206,7 +219,9 @@ class StandInInstance:
             ours = [one for one in ids if any(one == attempt.request_id for attempt in meant)]
             respond(writer, 200, msgspec.json.encode({"aborted": ours, "unknown": []}))
         elif path == "/v1/models":
-            respond(writer, 200, b'{"object":"list","data":[{"id":"hash","object":"model"}]}')
+            names = (self.model, *self.model_aliases)
+            cards = [{"id": name, "object": "model", "root": self.model, "max_model_len": 1000} for name in names]
+            respond(writer, 200, msgspec.json.encode({"object": "list", "data": cards}))
         else:
             respond(writer, 404, b"{}")
         await writer.drain()
@@ -220,6 +235,11 @@ class StandInInstance:
             return
         if not attempt.body:
             respond(writer, 400, msgspec.json.encode({"error": {"code": "invalid_request", "message": "no JSON"}}))
+            return
+        asked = msgspec.json.decode(attempt.body).get("model", self.model)
+        if asked not in (self.model, *self.model_aliases):
+            error = {"code": "model_not_found", "message": f"model: {asked!r} is not served here", "param": "model"}
+            respond(writer, 404, msgspec.json.encode({"error": error}))
             return
         sending = asyncio.create_task(self._stream(attempt, behaviour, writer))
         leaving = asyncio.create_task(reader.read(1))
@@ -242,7 +262,7 @@ class StandInInstance:
         writer.write(_STREAM_HEAD + further.encode() + b"\r\n")
         left = behaviour.cut_after_bytes
         num_advances = 0
-        for event in events_of(attempt, behaviour):
+        for event in events_of(attempt, behaviour, self.model):
             if left is not None and len(event) >= left:
                 _write_chunk(writer, event[:left])
                 await writer.drain()
@@ -268,14 +288,14 @@ class StandInInstance:
             await asyncio.sleep(0.05)
 
 
-def events_of(attempt: Attempt, behaviour: Behaviour) -> list[bytes]:
+def events_of(attempt: Attempt, behaviour: Behaviour, model: str = "hash") -> list[bytes]:
     """All that the instance would say, as events."""
-    return list(_Answer(attempt, behaviour).events())
+    return list(_Answer(attempt, behaviour, model).events())
 
 
 class _Answer:
-    def __init__(self, attempt: Attempt, behaviour: Behaviour) -> None:
-        self._attempt, self._behaviour = attempt, behaviour
+    def __init__(self, attempt: Attempt, behaviour: Behaviour, model: str) -> None:
+        self._attempt, self._behaviour, self._model = attempt, behaviour, model
         body = msgspec.json.decode(attempt.body)
         self._streams = bool(body.get("stream"))
         self._usage = bool((body.get("stream_options") or {}).get("include_usage"))
@@ -334,7 +354,7 @@ class _Answer:
 
     def _advance(self, index: int) -> bytes:
         tokens = self._tokens[index]
-        new = token(self._attempt.seed, index, len(tokens))
+        new = token(self._attempt.seed, index, len(tokens), self._model)
         tokens.append(new)
         if len(tokens) == self._max_tokens:
             self._reasons[index] = "length"
@@ -350,10 +370,10 @@ class _Answer:
         attempt = self._attempt
         trace_id = trace_id_in_cursor(attempt.request_id, attempt.trace)
         place = (attempt.request_id, attempt.seed, attempt.attempt_epoch, choices, new, attempt.created_s)
-        return format_cursor(Cursor(*place, trace_id=trace_id))
+        return format_cursor(Cursor(*place, trace_id=trace_id, model_tag=attempt.model_tag))
 
     def _head(self) -> dict[str, Any]:
-        return {"id": f"chatcmpl-{self._attempt.request_id}", "created": self._attempt.created_s, "model": "hash"}
+        return {"id": f"chatcmpl-{self._attempt.request_id}", "created": self._attempt.created_s, "model": self._model}
 
     def _usage_fields(self) -> dict[str, Any]:
         return {

@@ -229,7 +229,7 @@ def test_bad_requests_get_the_instances_own_words() -> None:
     uvloop.run(scenario())
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"model": "hash"} x', b"[]", b"{}", b'{"model": 7, "messages": []}'])
+@pytest.mark.parametrize("body", [b"", b"{", b'{"model": "hash"} x', b"[]", b'{"model": 7, "messages": []}'])
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
 def test_what_every_instance_refuses_is_refused_without_one_and_in_the_same_words(path: str, body: bytes) -> None:
     with pytest.raises(InvalidRequest) as refusal:
@@ -754,14 +754,29 @@ def test_status_shows_instances_and_the_last_resumes() -> None:
             status = (await router.get("/internal/status")).json
             shown = {one["id"]: one for one in status["instances"]}
             assert shown.keys() == {"a", "b"}
-            keys = {"id", "role", "state", "url", "incarnation", "load", "blocks", "streams", "pids", "oom_kills"}
-            assert status.keys() == {"instances", "resumes"}
+            keys = {
+                "id",
+                "name",
+                "node",
+                "role",
+                "model",
+                "model_aliases",
+                "state",
+                "url",
+                "incarnation",
+                "load",
+                "blocks",
+                "streams",
+                "pids",
+                "oom_kills",
+            }
+            assert status.keys() == {"instances", "resumes", "waiting"}
             assert shown["a"].keys() == keys and shown["a"]["url"] == a.url
             assert [one["cause"] for one in status["resumes"]] == ["lost"]
             metrics = (await router.get("/metrics")).body.decode()
             assert 'onward_router_resumes_total{cause="lost",outcome="exact"} 1.0' in metrics
             assert f'onward_router_requests_total{{path="{CHAT}",status="200"}} 1.0' in metrics
-            assert 'onward_router_instances{role="mixed",state=' in metrics
+            assert 'onward_router_instances{model_name="hash",role="mixed",state=' in metrics
             assert (await router.get("/v1/models")).json["data"][0]["id"] == "hash"
             assert (await router.get("/nowhere")).status == 404
 

@@ -28,7 +28,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def moving(number: int) -> str:
-    """Of a request that is queued, or computed, and has no token yet."""
+    """Returns the events of a request that is queued, or computed, and has no token yet."""
     return f"e {number} 0 3"
 
 

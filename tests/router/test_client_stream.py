@@ -136,6 +136,44 @@ def test_an_answer_that_is_not_streamed_is_resumed_from_the_tokens_so_far() -> N
     ]
 
 
+def test_readers_see_the_end_of_a_whole_answer_when_its_body_has_arrived() -> None:
+    """The body says when a response was completed. A reader that saw the end earlier would find no time."""
+    stream = new_stream(streams=False)
+    *before, body, _ = wire_events(begin(stream))
+    play(stream, before)
+    assert [len(choice.token_ids) for choice in stream.build_attempt(0.0, []).choices] == [LENGTH]
+    [choice] = stream.readable_choices()
+    assert (len(choice.token_ids), choice.finish_reason) == (LENGTH - 1, None)
+    play(stream, [body])
+    [choice] = stream.readable_choices()
+    assert (len(choice.token_ids), choice.finish_reason) == (LENGTH, "length")
+
+
+def test_an_answer_whose_body_is_lost_is_completed_when_its_stream_ends() -> None:
+    stream = new_stream(streams=False)
+    events = wire_events(begin(stream))
+    play(stream, events[:-3])
+    stream.note_completion(2000.9)
+    assert stream.completed_s is None, "the last token is missing"
+    play(stream, events[-3:-2])
+    stream.note_completion(2001.9)
+    stream.note_completion(2002.9)
+    assert begin_again(stream).completed_s == 2001
+
+
+def begin_again(stream: ClientStream) -> Attempt:
+    stream.fail_lost(FailureCause.LOST, "cut")
+    stream.end_attempt()
+    return begin(stream)
+
+
+def test_readers_see_the_end_of_a_stream_with_its_last_token() -> None:
+    stream = new_stream()
+    play(stream, wire_events(begin(stream))[:-1])
+    [choice] = stream.readable_choices()
+    assert (len(choice.token_ids), choice.finish_reason) == (LENGTH, "length")
+
+
 def test_an_attempt_repeats_all_that_was_fixed_and_only_the_epoch_grows() -> None:
     stream = new_stream()
     first = begin(stream)
@@ -149,6 +187,19 @@ def test_an_attempt_repeats_all_that_was_fixed_and_only_the_epoch_grows() -> Non
     assert (first.choices, first.num_cached_tokens) == ([], None)
     assert second.num_cached_tokens == 2
     assert [choice.token_ids for choice in second.choices] == [[token(SEED, 0, 0)]]
+
+
+def test_every_attempt_cuts_the_prompt_as_the_first_one_has_cut_it() -> None:
+    stream = new_stream()
+    assert begin(stream).max_prompt_tokens is None
+    stream.on_event(PromptUsage(5, 2, 1, max_prompt_tokens=5), 0.0)
+    stream.fail_lost(FailureCause.LOST, "cut")
+    stream.end_attempt()
+    assert begin(stream).max_prompt_tokens == 5
+    stream.on_event(PromptUsage(4, 2, 1, max_prompt_tokens=4), 0.0)
+    stream.fail_lost(FailureCause.LOST, "cut")
+    stream.end_attempt()
+    assert begin(stream).max_prompt_tokens == 5
 
 
 def test_the_cached_tokens_of_the_first_admission_stay() -> None:

@@ -16,6 +16,7 @@ from onward.proto.engine import ErrorInfo
 from onward.proto.router import Registration, StreamProgress
 from onward.router.client_stream import ClientRequest, FailureCause
 from onward.router.core import ABORTED, MAX_INSTANCE_WAIT_S, Dispatch, Finish, GiveUp, RouterCore, Wait
+from onward.router.instance_registry import InstanceState
 from onward.router.stream_routing_state import StreamRoutingState
 from onward.router.upstream_events import CompleteBody, TokenEvent, UpstreamErrorEvent
 
@@ -27,11 +28,13 @@ LIVING = ErrorInfo("internal_error", "something went wrong", 500, True)
 class World:
     """A router core with instances that register when told, and a clock."""
 
-    def __init__(self, *instances: str, **config: Any) -> None:
+    def __init__(self, *instances: str, models: dict[str, str] | None = None, **config: Any) -> None:
         self.core = RouterCore(RouterConfig(**config), "router-1", Registry(), lambda n: 0)
         self.now_s = 100.0
         self.states = dict.fromkeys(instances, "ready")
         self.fingerprints = dict.fromkeys(instances, "fp")
+        self.models = dict.fromkeys(instances, "m")
+        self.models |= models or {}
         self._ids: Iterator[str] = (f"{number:032x}" for number in range(10**6))
         self.register()
 
@@ -46,7 +49,7 @@ class World:
             url=f"http://{name}",
             role="mixed",
             state=state,
-            model="m",
+            model=self.models[name],
             fingerprint=self.fingerprints[name],
             kv_layout=None,
         )
@@ -58,8 +61,7 @@ class World:
             created_s=1,
             arrived_at_s=1.0,
             path="/v1/completions",
-            body=b"{}",
-            **({"is_streaming": True} | fields),
+            **({"is_streaming": True, "body": b"{}"} | fields),
         )
         return self.core.open_stream(origin, self.now_s)
 
@@ -121,6 +123,16 @@ def test_a_lost_stream_goes_to_another_instance_with_its_tokens() -> None:
     assert [choice.token_ids for choice in second.attempt.choices] == [[1, 2, 3]]
 
 
+def test_the_size_of_a_kept_stream_includes_the_body_that_names_its_model() -> None:
+    sizes: list[int] = []
+    for name in ("m", "alias"):
+        world = World("a", route=("alias=m",))
+        route = world.open(model=name, body=b'{"model": "%s", "prompt": "%s"}' % (name.encode(), b"x" * 1000))
+        world.start(route, tokens=2)
+        sizes.append(route.stream.size_bytes())
+    assert sizes[1] >= sizes[0] + 1000
+
+
 def test_all_attempts_since_the_last_token_are_bounded() -> None:
     world = World("a", "b", preempt_retry_count=2)
     route = world.open()
@@ -140,6 +152,19 @@ def test_progress_gives_a_stream_its_attempts_back() -> None:
         world.start(route, tokens=1)
         world.fail(route)
     assert isinstance(world.dispatch(route), Dispatch)
+
+
+@pytest.mark.parametrize("code", ["no_token_allowed", "grammar_failed"])
+def test_what_the_request_itself_makes_impossible_does_not_count_against_the_instance(code: str) -> None:
+    world = World("a")
+    routes = [world.open() for _ in range(10)]
+    for route in routes:
+        world.start(route)
+    for route in routes:
+        world.fail(route, FailureCause.ERROR, ErrorInfo(code, "why", 400))
+        assert isinstance(world.step(route), GiveUp), "it is not retried"
+    [instance] = world.core.instances.list_instances(world.now_s)
+    assert (instance.state, instance.circuit_open_until_s) == (InstanceState.READY, 0.0)
 
 
 def test_attempts_without_progress_are_bounded_for_all_streams_together() -> None:
@@ -319,6 +344,19 @@ def test_too_many_waiting_requests_are_told_to_come_back() -> None:
     assert isinstance(step, GiveUp) and (step.info.status, step.info.retry_after_s) == (429, 1.0)
     world.core.close_stream(waiting[0], world.now_s, keep=False)
     assert isinstance(world.step(world.open()), Wait), "one place is free again"
+
+
+def test_the_status_counts_the_requests_that_wait_by_model() -> None:
+    world = World("a", route=("alias=m",))
+    waiting = [world.open(model="m"), world.open(model="alias")]
+    world.states["a"] = "starting"
+    world.register()
+    assert all(isinstance(world.step(route), Wait) for route in waiting)
+    assert world.core.status(world.now_s)["waiting"] == {"m": 2}
+    world.states["a"] = "ready"
+    world.register()
+    world.start(waiting[0])
+    assert world.core.status(world.now_s)["waiting"] == {"m": 1}
 
 
 def test_a_new_request_is_not_retried_where_all_are_overloaded() -> None:
@@ -666,3 +704,89 @@ def test_a_stream_that_lacks_only_its_end_needs_no_instance() -> None:
     route.stream.on_event(TokenEvent(b"x", cursor, True), world.now_s)
     world.fail(route)
     assert world.step(route) == Finish()
+
+
+def two_versions(**config: Any) -> World:
+    return World("a", "b", models={"a": "v1", "b": "v2"}, route=("m=v1:0.5,v2:0.5",), **config)
+
+
+def test_a_stream_waits_for_its_version_and_then_its_error_names_it_and_may_be_tried_again() -> None:
+    world = two_versions(preempt_retry_count=1000)
+    route = world.open(model="m")
+    owner = world.start(route, tokens=3)
+    world.fail(route)
+    world.states[owner] = "draining"
+    world.register()
+    waited_s = 0.0
+    step = world.step(route)
+    while isinstance(step, Wait):
+        world.pass_time(step.seconds)
+        waited_s += step.seconds
+        assert waited_s < 2 * MAX_INSTANCE_WAIT_S
+        step = world.step(route)
+    assert isinstance(step, GiveUp)
+    assert (step.info.code, step.info.retryable) == ("unavailable", True)
+    assert f"no instance of {world.models[owner]!r} could take the request" in step.info.message
+
+
+def test_a_stream_without_a_token_goes_to_another_version_when_no_instance_of_its_own_is_alive() -> None:
+    world = two_versions()
+    route = world.open(model="m")
+    owner = world.start(route)
+    world.fail(route)
+    world.states[owner] = "draining"
+    world.register()
+    other = world.dispatch(route)
+    assert other.instance_id != owner
+    assert other.attempt.body == f'{{"model":"{world.models[other.instance_id]}"}}'.encode()
+
+
+def test_retries_at_one_version_use_up_none_of_the_other() -> None:
+    world = two_versions(retry_budget=0.0, preempt_retry_count=1000)
+    spent = 0
+    route = world.open(model="v1")
+    while route.budget_refused_error is None:
+        world.start(route)
+        world.fail(route, FailureCause.ERROR, LIVING)
+        spent += 1
+        assert spent < 100
+    assert spent > 1
+    other = world.open(model="v2")
+    world.start(other)
+    world.fail(other, FailureCause.ERROR, LIVING)
+    assert other.budget_refused_error is None
+
+
+def test_resumes_of_one_model_hold_back_no_new_request_for_another() -> None:
+    world = two_versions()
+    routes = [world.open(model="v1") for _ in range(60)]
+    for route in routes:
+        world.start(route, tokens=1)
+    for route in routes:
+        world.fail(route)
+    world.states["a"] = "ready"
+    assert isinstance(world.step(world.open(model="v1")), Wait)
+    assert isinstance(world.step(world.open(model="v2")), Dispatch)
+
+
+def test_the_only_model_is_chosen_once_every_instance_has_had_time_to_register() -> None:
+    core = RouterCore(RouterConfig(), "router-1", Registry(), lambda n: 0, settled_at_s=104.0)
+    world = World("a")
+    assert not core.register(world.registration("a", "ready"), 100.0).error
+    route = core.open_stream(ClientRequest("1", 1, 1, 1.0, "/v1/completions", b"{}", is_streaming=True), 100.0)
+    assert isinstance(core.next_action(route, 103.0), Wait), "a second model may appear"
+    step = core.next_action(route, 104.0)
+    assert isinstance(step, Dispatch)
+    assert msgspec.json.decode(step.attempt.body) == {"model": world.registration("a", "ready").model}
+
+
+def test_an_unknown_model_is_refused_once_every_instance_has_had_time_to_register() -> None:
+    core = RouterCore(RouterConfig(), "router-1", Registry(), lambda n: 0, settled_at_s=104.0)
+    world = World("a")
+    assert not core.register(world.registration("a", "ready"), 100.0).error
+    route = core.open_stream(
+        ClientRequest("1", 1, 1, 1.0, "/v1/completions", b"{}", is_streaming=True, model="later"), 100.0
+    )
+    assert isinstance(core.next_action(route, 103.0), Wait)
+    step = core.next_action(route, 104.0)
+    assert isinstance(step, GiveUp) and (step.info.code, step.info.param) == ("model_not_found", "model")

@@ -10,7 +10,7 @@ NO_ROOM = ErrorInfo("pd_no_decode_blocks", "PD Error: no free blocks", 503, True
 
 
 def turn_away(world: World, route: StreamRoutingState) -> str:
-    """Whoever it is sent to has begun, and finds no room."""
+    """The selected instance accepts the request, and then has no room for it."""
     instance = world.start(route)
     route.stream.on_event(UpstreamErrorEvent(NO_ROOM), world.now_s)
     world.core.on_attempt_ended(route, world.now_s)

@@ -23,7 +23,7 @@ PATIENCE_S = 20.0
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """A stream that nobody ends fails its test."""
+    """Runs the scenario. A stream that does not end fails its test."""
     uvloop.run(asyncio.wait_for(scenario, PATIENCE_S))
 
 

@@ -217,7 +217,12 @@ def test_what_a_router_says_itself_is_only_how_to_continue() -> None:
         },
     }
     assert build_partial(stream_of({"n": 1, "best_of": 3}, *choices)) is None, "that cannot be continued from tokens"
+    assert build_partial(stream_of({"echo": True, "max_tokens": 0}, *choices)) is None, "nor can this"
     assert build_partial(stream_of({}, DeliveredChoice())) is None
+    cut = stream_of({"truncate_prompt_tokens": -1}, DeliveredChoice([1]))
+    cut.max_prompt_tokens = 5
+    partial = build_partial(cut)
+    assert partial is not None and partial["resume"]["truncate_prompt_tokens"] == 5
 
 
 @pytest.mark.parametrize(("reason", "num_kept"), [("abort", 0), (None, 1)])

@@ -1,4 +1,4 @@
-"""Who is there: leases, suspicion, probes, refusals, breakers and bookings."""
+"""The known instances: leases, suspicion, probes, refusals, breakers and reservations."""
 
 import msgspec
 import pytest
@@ -100,12 +100,35 @@ class TestRegistering:
         assert replicas.register(registration("a", **changes), 0.0).error.startswith(f"{named} is ")
         assert replicas.list_instances(0.0) == []
 
-    def test_another_model_is_refused_until_none_of_the_first_is_left(self) -> None:
+    def test_another_model_is_taken_and_its_layout_is_its_own(self) -> None:
+        replicas = of()
+        replicas.register(registration("a", role="decode"), 0.0)
+        layout = msgspec.structs.replace(LAYOUT, block_size=32, fingerprint="another")
+        other = registration("b", model="another", role="decode", kv_layout=layout)
+        assert not replicas.register(other, 1.0).error
+        assert replicas.known_models() == {"a-model": frozenset(), "another": frozenset()}
+
+    def test_a_model_is_known_for_a_minute_after_its_last_instance(self) -> None:
         replicas = of("a")
-        other = registration("b", model="another")
-        assert replicas.register(other, 1.0).error == "model is 'a-model' here and 'another' there"
-        replicas.register(registration("a", state="leaving"), 2.0)
-        assert not replicas.register(other, 2.0).error
+        replicas.register(registration("b", model="another", model_aliases=["alias"]), 0.0)
+        replicas.register(registration("b", model="another", state="leaving"), 10.0)
+        replicas.register(registration("a"), 69.0)
+        replicas.tick(69.0)
+        assert replicas.known_models() == {"a-model": frozenset(), "another": frozenset({"alias"})}
+        replicas.register(registration("a"), 70.0)
+        replicas.tick(70.0)
+        assert replicas.known_models() == {"a-model": frozenset()}
+
+    def test_only_instances_of_the_same_model_can_take_its_streams(self) -> None:
+        replicas = of("a")
+        assert replicas.register(registration("b", model="another"), 0.0).num_other_instances == 0
+        assert replicas.register(registration("c", model="another"), 0.0).num_other_instances == 1
+        assert replicas.num_ready_others("http://nowhere") == -1
+
+    @pytest.mark.parametrize("changes", [{"model": ""}, {"model": "x" * 257}, {"model_aliases": [""]}])
+    def test_a_name_that_no_client_can_ask_for_is_refused(self, changes: dict[str, object]) -> None:
+        error = of().register(registration("a", **changes), 0.0).error
+        assert error.startswith(f"{next(iter(changes))} is ")
 
     def test_an_upgrade_of_the_only_instance_may_change_the_model(self) -> None:
         replicas = of("a")
@@ -233,8 +256,10 @@ class TestProbes:
     def test_a_static_instance_that_does_not_fit_is_named_with_the_difference(self) -> None:
         replicas = of("a")
         replicas.add_static("http://b")
-        error = replicas.on_probe_result("http://b", registration("b", model="another"), 0.0)
-        assert error == "model is 'a-model' here and 'another' there"
+        replicas.register(registration("a", role="decode"), 0.0)
+        layout = msgspec.structs.replace(LAYOUT, block_size=32)
+        error = replicas.on_probe_result("http://b", registration("b", role="decode", kv_layout=layout), 0.0)
+        assert error == "block_size is 16 here and 32 there"
 
 
 class TestUnreachable:

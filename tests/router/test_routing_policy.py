@@ -1,4 +1,4 @@
-"""Who is chosen: the rules that hold whatever the policy, and what each policy promises."""
+"""The selected instance: the rules of all policies, and what each policy promises."""
 
 from collections import Counter
 from dataclasses import replace
@@ -210,6 +210,16 @@ class TestPairs:
     def test_peers_that_cannot_pass_kv_are_not_paired(self) -> None:
         peers = [prefiller("p", fingerprint="other"), prefiller("q", block_size=32), prefiller("r", handoff_address="")]
         assert prefills(RoutingCriteria(), replica("d", role="decode"), *peers) == []
+
+    def test_prefill_instances_of_another_model_are_not_paired(self) -> None:
+        """Whatever their numerics are called: a name of the numerics does not say which weights."""
+        peers = [prefiller("p", model="m-v2"), prefiller("q", model="m-v1")]
+        assert prefills(RoutingCriteria(model="m-v1"), replica("d", role="decode", model="m-v1"), *peers) == ["q"]
+        assert prefills(RoutingCriteria(), replica("d", role="decode", model="m-v1"), *peers) == ["q"]
+
+    def test_an_instance_of_another_model_takes_no_request(self) -> None:
+        assert chosen(RoutingCriteria(model="m-v1"), replica("a", model="m-v2")) is None
+        assert chosen(RoutingCriteria(model="m-v1"), replica("a", model="m-v2"), replica("b", model="m-v1")) == "b"
 
     def test_a_decode_instance_is_chosen_although_it_must_prefill_by_itself(self) -> None:
         assert chosen(RoutingCriteria(), replica("d", role="decode")) == "d"

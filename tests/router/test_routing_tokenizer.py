@@ -126,8 +126,8 @@ def test_where_instances_have_different_tokenizers_the_text_is_passed_on(caplog:
     with caplog.at_level(logging.WARNING, "onward.router.tokenizer_fetcher"):
         uvloop.run(scenario())
     assert [record.getMessage() for record in caplog.records] == [
-        'texts are not tokenized here, and are sent by load cause="the instances have different tokenizers or chat '
-        'templates"'
+        'texts are not tokenized here, and are sent by load model=hash cause="the instances have different tokenizers '
+        'or chat templates"'
     ]
 
 
@@ -168,7 +168,7 @@ def test_when_all_instances_have_a_new_tokenizer_it_is_the_one_that_counts() -> 
     ("path", "body"),
     [
         (CHAT, CHAT_BODY | {"messages": "hi"}),
-        (CHAT, CHAT_BODY | {"messages": [{"role": "nobody", "content": "hi"}]}),
+        (CHAT, CHAT_BODY | {"messages": [{"role": 5, "content": "hi"}]}),
         (CHAT, {"model": "hash", "stream": True}),
         (COMPLETIONS, TEXT_BODY | {"prompt": ""}),
         (COMPLETIONS, TEXT_BODY | {"prompt": 7}),
@@ -253,6 +253,27 @@ def test_when_too_many_long_prompts_of_a_caller_wait_the_instances_share_the_wor
             uvloop.run(scenario(threads, gate))
         finally:
             gate.set()
+
+
+@pytest.mark.parametrize(
+    ("fields", "ids"),
+    [
+        ({"truncate_prompt_tokens": 50}, [*(b"1" * 47 + b"end")]),
+        ({"truncate_prompt_tokens": 50, "truncation_side": "right"}, [*(b"is" + b"1" * 48)]),
+        ({"truncate_prompt_tokens": -1}, None),
+    ],
+)
+def test_a_prompt_is_cut_as_its_request_says_also_where_it_is_longer_than_any_context(
+    fields: dict[str, Any], ids: list[int] | None
+) -> None:
+    async def scenario() -> None:
+        a = TextInstance("a")
+        a.max_tokens = 100
+        async with running_router(a, policy="prefix") as router:
+            await router.post(TEXT_BODY | {"prompt": "is" + "1" * 10_000 + "end"} | fields, path=COMPLETIONS)
+            assert [attempt.prompt_token_ids for attempt in a.attempts] == [ids]
+
+    uvloop.run(scenario())
 
 
 def test_a_text_that_no_instance_can_hold_is_passed_on_as_it_came() -> None:

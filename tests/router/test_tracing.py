@@ -188,7 +188,7 @@ def test_a_refused_request_is_a_trace_too() -> None:
 
         async def scenario() -> None:
             async with running_router(StandInInstance("a"), otlp_endpoint=receiver.url) as router:
-                refused = await router.post({"nonsense": 1}, headers=TRACEPARENT)
+                refused = await router.post({"model": 5}, headers=TRACEPARENT)
                 assert refused.status == 400
                 assert (await router.get("/v1/models")).status == 200
 

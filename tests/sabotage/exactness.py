@@ -15,6 +15,7 @@ import numpy as np
 from tests.sabotage.patches import Patches, Sabotage
 
 LOGITS = "tests/worker/test_exact_int8.py::test_no_element_of_the_logits_differs_"
+TILE = "tests/kernels/test_int8_tile.py::test_a_product_has_the_bits_of_its_reference_in_any_company"
 ANY_PATH = LOGITS + "on_any_path_for_any_shape_of_head"
 WHOLE_CONTEXT = LOGITS + "up_to_the_end_of_the_context"
 LEVELS = "tests/kernels/test_cpu_exactness.py::test_no_element_that_any_kernel_gives_differs_on_a_forced_level[plain]"
@@ -84,32 +85,42 @@ def _blocks_of_a_decoding_row_in_another_order(patch: Patches) -> None:
     patch.put(int8_attention, "_add_values", inlined_kernel_function(swapped))
 
 
-def _a_lone_row_s_product_in_two_parts(patch: Patches) -> None:
-    from onward.kernels.cpu import int8_forward, simd
-    from onward.kernels.cpu.int8_matmul_tile import int8_tile
-    from onward.kernels.cpu.jit import kernel_function
-    from onward.kernels.weight_packing import BYTES_RECORD, GROUP
+def _a_lone_row_s_product_in_another_order(patch: Patches) -> None:
+    from onward.kernels.cpu import int8_matmul_tile, weight_kernels
 
-    multiply, level = int8_forward.multiply, int8_forward._LEVEL
-
-    def split(product, pair, row, num_rows, out, out_at):
-        if num_rows > 1 or product.is_nibbles:
-            multiply(product, pair, row, num_rows, out, out_at)
+    def in_tile_order(original: Callable, e: Any, rows: Any, headers: Any, groups: Any, group: Any, sums: dict) -> None:
+        """A single row's scales are multiplied with each other first."""
+        if e.num_rows > 1:
+            original(e, rows, headers, groups, group, sums)
             return
-        groups = product.num_groups
-        half, stride = groups // 2, groups * BYTES_RECORD
-        weights, at = simd.uint8s(product.address), 2 * pair * stride
-        x, s, t, c = product.source
-        int8_tile(
-            level, False, 1, weights, at, stride, half, x, row * groups * GROUP, s, t, c, row * groups, out, out_at
-        )
-        int8_tile(level, False, 1, weights, at + half * BYTES_RECORD, stride, groups - half, x,
-                  (row * groups + half) * GROUP, s, t, c, row * groups + half, out, out_at + 32)  # fmt: skip
-        for i in range(0, 32, 16):
-            simd.store(out, out_at + i, simd.load(out, out_at + i) + simd.load(out, out_at + 32 + i))
+        starts = [e.centered(correction) for correction in rows.values("corrections", group)]
+        integers = e.group_sums(groups, rows.inputs(group), starts, list(range(8)))
+        (input_scale,), (total,) = rows.values("scales", group), rows.values("totals", group)
+        for cell, integer in integers.items():
+            scale, offset = e.scale_and_offset(headers[cell[1]], groups[cell[1]])
+            both = e.b.fmul(scale, int8_matmul_tile.splat_value(e.b, input_scale))
+            value = e.b.fmul(e.b.sitofp(integer, int8_matmul_tile.F32X16), both)
+            result = e.b.fadd(e.b.load(sums[cell]), value)
+            if offset is not None:
+                result = e.b.fadd(result, e.b.fmul(offset, int8_matmul_tile.splat_value(e.b, total)))
+            e.b.store(result, sums[cell])
 
     compile_anew(patch)
-    patch.put(int8_forward, "multiply", kernel_function(split))
+    patch.around(int8_matmul_tile, "_add_group", in_tile_order)
+    weight_kernels.multiply_kernel.cache_clear()
+
+
+def _halves_of_a_group_in_another_order(patch: Patches) -> None:
+    from onward.kernels.cpu import int8_matmul_tile, weight_kernels
+
+    def without_small_scales(original: Callable, e: Any, group: Any) -> Any:
+        """A single row's small scales are those of the first half."""
+        scales = original(e, group)
+        return [scales[0], scales[0]] if e.num_rows == 1 else scales
+
+    compile_anew(patch)
+    patch.around(int8_matmul_tile._Emitter, "half_scales", without_small_scales)
+    weight_kernels.multiply_kernel.cache_clear()
 
 
 def _the_first_row_s_norm_in_another_order(patch: Patches) -> None:
@@ -332,10 +343,16 @@ TABLE = [
         [ANY_PATH + f"[{shape}]" for shape in ("32-1", "64-3", "128-7")] + [WHOLE_CONTEXT + "[64-3]"],
     ),
     Sabotage(
-        "product-in-two-parts",
-        "the product of a single row is added up in two parts, that of several rows in one",
-        _a_lone_row_s_product_in_two_parts,
-        [ANY_PATH + "[64-3]", ANY_PATH + "[96-2]", WHOLE_CONTEXT + "[64-3]"],
+        "product-in-another-order",
+        "the scales of a single row's product are multiplied in another order than those of several rows",
+        _a_lone_row_s_product_in_another_order,
+        [ANY_PATH + "[64-3]", ANY_PATH + "[96-2]", WHOLE_CONTEXT + "[64-3]", TILE + "[avx2-Q5_1]"],
+    ),
+    Sabotage(
+        "halves-of-a-group",
+        "a single row's product takes the scale of a group's first half for both halves",
+        _halves_of_a_group_in_another_order,
+        [TILE + "[avx2-Q6_K]", TILE + "[avx2-Q2_K]"],
     ),
     Sabotage(
         "norm-order-by-row",

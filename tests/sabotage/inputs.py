@@ -9,10 +9,11 @@ import msgspec
 from rich.measure import Measurement
 
 from onward import log
-from onward.api.endpoints import attempts
+from onward.api.endpoints import attempts, chat, completions
 from onward.api.lifecycle import generation_runner, request_builder
+from onward.api.lifecycle.request_builder import RequestBuilder
 from onward.api.requests import structured_outputs, unsupported_fields, validation
-from onward.api.requests.schemas import GenerationRequest, ValidationContext
+from onward.api.requests.schemas import GenerationRequest, TextGenerationRequest, ValidationContext
 from onward.cli import flag_groups, serve
 from onward.cli import main as command_line
 from onward.engine import main as engine_main
@@ -20,16 +21,22 @@ from onward.engine.core import EngineCore
 from onward.engine.recording import replayer, token_anonymizer
 from onward.engine.recording.recorder import RecordingEngineCore
 from onward.engine.recording.recording_file import RecordingWriter
-from onward.grammar import llguidance_source
+from onward.grammar import structural_format
 from onward.obs import tables
+from onward.proto.router import Attempt
+from onward.proto.sampling_params import SamplingParams
 from onward.router import client_request
 from onward.router.endpoints import generation as router_generation
 from onward.supervisor import supervisor
 from onward.supervisor.children import Child
 from onward.supervisor.supervisor import Supervisor
+from onward.text import prompt_tokenizer
+from onward.text.stop_patterns import StopPatternMatcher
+from onward.text.truncation import Truncation
 from onward.transport import api_sockets
 from onward.web.auth import api_key_file
 from onward.worker.logits_processors import constraint_factory
+from onward.worker.logits_processors.penalties import LogitsProcessor
 from tests.sabotage.patches import Patches, Sabotage
 
 TAG_FAULT = "test_an_end_tag_that_min_tokens_forbids_is_a_fault_of_the_request_and_not_of_the_model"
@@ -39,6 +46,7 @@ RECORDING = "tests/engine/test_recording.py::"
 LOG = "tests/test_log.py::"
 FLAGS = "tests/cli/test_flags.py::"
 TABLES = "tests/obs/test_tables.py::"
+CLIENT_FIELDS = "tests/api/test_client_fields.py::"
 KEYS = "tests/web/test_keys.py::"
 ALIAS = "tests/api/test_completion_token_ids.py::"
 FIELDS = "tests/api/test_unknown_fields.py::"
@@ -149,7 +157,7 @@ def _let_min_tokens_forbid_the_end_tag(patch: Patches) -> None:
 
 
 def _write_delete_as_it_is(patch: Patches) -> None:
-    patch.put(llguidance_source, "_without_delete", lambda source: source)
+    patch.put(structural_format, "_without_delete", lambda source: source)
 
 
 def _record_true_vectors(patch: Patches) -> None:
@@ -180,6 +188,49 @@ def _let_a_message_of_a_child_end_the_supervisor(patch: Patches) -> None:
         return message is not None
 
     patch.put(Supervisor, "_read_one", read_one)
+
+
+def _use_the_whole_prompt(patch: Patches) -> None:
+    patch.put(TextGenerationRequest, "truncation", None)
+
+
+def _keep_the_last_tokens(patch: Patches) -> None:
+    patch.put(Truncation, "cut", lambda truncation, token_ids: token_ids[-truncation.max_tokens :])
+
+
+def _allow_every_token_when_resumed(patch: Patches) -> None:
+    def initialize(
+        original: Callable, self: LogitsProcessor, sampling: SamplingParams, prompt: Any, output: Any, vocab_size: int
+    ) -> None:
+        known = msgspec.structs.replace(sampling, allowed_token_ids=()) if len(output) else sampling
+        original(self, known, prompt, output, vocab_size)
+
+    patch.around(LogitsProcessor, "__init__", initialize)
+
+
+def _hold_nothing_of_a_pattern(patch: Patches) -> None:
+    def scan(original: Callable, self: StopPatternMatcher, text: str, *, ignore_matches: bool) -> str:
+        released = original(self, text, ignore_matches=ignore_matches)
+        held, self._held = self._held, ""
+        return released + held
+
+    patch.around(StopPatternMatcher, "_scan", scan)
+
+
+def _accept_roles_that_are_left_out(patch: Patches) -> None:
+    patch.put(prompt_tokenizer, "_check_custom_roles", lambda messages, options, renderer: None)
+
+
+def _cut_to_this_instances_context(patch: Patches) -> None:
+    def prepare(original: Callable, self: RequestBuilder, attempt: Attempt, *rest: Any, **flags: Any) -> Any:
+        return original(self, msgspec.structs.replace(attempt, max_prompt_tokens=None), *rest, **flags)
+
+    patch.around(RequestBuilder, "_prepare", prepare)
+
+
+def _name_every_end(patch: Patches) -> None:
+    for module in (chat, completions):
+        patch.around(module, "matched_stop_fields", lambda original, update, _: original(update, {update.matched_stop}))
 
 
 TABLE = [
@@ -351,5 +402,53 @@ TABLE = [
         "a router does not count the tokens that a client sent as completion_token_ids",
         _router_ignores_the_alias,
         [ROUTER + "test_tokens_that_the_client_brought_are_kept_when_their_instance_fails[completion_token_ids]"],
+    ),
+    Sabotage(
+        "prompt-not-cut",
+        "truncate_prompt_tokens is accepted, and the whole prompt is used",
+        _use_the_whole_prompt,
+        [CLIENT_FIELDS + f"test_a_prompt_may_be_cut_to_its_last_tokens[{is_routed}]" for is_routed in (False, True)],
+    ),
+    Sabotage(
+        "other-tokens-after-a-resume",
+        "a resumed request may have tokens that it does not allow",
+        _allow_every_token_when_resumed,
+        [
+            "tests/worker/test_step_sampler.py::"
+            "test_a_resumed_request_draws_the_same_tokens_and_logprobs_wherever_it_was_cut[sampling1]"
+        ],
+    ),
+    Sabotage(
+        "beginning-of-a-match-is-sent",
+        "text is sent that turns out to begin a match of stop_regex",
+        _hold_nothing_of_a_pattern,
+        ["tests/text/test_stop_patterns.py::test_the_result_is_the_definitions_however_the_text_is_cut"],
+    ),
+    Sabotage(
+        "role-left-out",
+        "a message is accepted whose role the chat template leaves out",
+        _accept_roles_that_are_left_out,
+        ["tests/api/test_tools.py::test_a_role_that_the_template_leaves_out_is_refused"],
+    ),
+    Sabotage(
+        "prompt-cut-anew",
+        "an instance with another context cuts the prompt of a stream that continues to another length",
+        _cut_to_this_instances_context,
+        [CLIENT_FIELDS + "test_a_prompt_may_be_cut_to_what_fits_and_stays_so_in_every_attempt[True]"],
+    ),
+    Sabotage(
+        "truncation-side-ignored",
+        "truncation_side: right is accepted, and the prompt's last tokens are kept",
+        _keep_the_last_tokens,
+        [CLIENT_FIELDS + f"test_a_prompt_may_be_cut_to_its_first_tokens[{is_routed}]" for is_routed in (False, True)],
+    ),
+    Sabotage(
+        "every-end-matches",
+        "an output that ended by itself says which stop token of the request ended it",
+        _name_every_end,
+        [
+            CLIENT_FIELDS + f"test_the_stop_string_or_token_that_ended_an_output_is_named[{is_chat}]"
+            for is_chat in (True, False)
+        ],
     ),
 ]

@@ -1,21 +1,31 @@
 """Deliberate bugs of KV memory that outlives workers and engines: which deaths keep it, and what is found in it."""
 
+import mmap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from onward.engine.core import EngineCore
+from onward.engine.handoff.remote_prefill import RemotePrefillClient
 from onward.engine.request import Request
 from onward.engine.scheduling import persisted_block_hashes
 from onward.engine.scheduling.block_pool import BlockPool
+from onward.engine.scheduling.outgoing_handoffs import OutgoingHandoffs
+from onward.engine.scheduling.peer_write_leases import PeerWriteLeases
 from onward.engine.scheduling.persisted_block_hashes import PersistedBlockHashes
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.scheduling.slot_and_block_allocator import SlotAndBlockAllocator, SlotPool
+from onward.pd.transfer import shm_backend
+from onward.pd.transfer.backend import RemoteMemoryInfo
+from onward.pd.transfer.shm_backend import ShmSenderBackend
 from onward.proto.block_hash import BLOCK_HASH_BYTES, BlockHash
 from onward.proto.step import WorkerHello
-from onward.supervisor import core
+from onward.supervisor import core, supervisor
+from onward.supervisor.child_process import ChildProcess
 from onward.supervisor.children import Child, ChildState, ProcessRole
 from onward.supervisor.core import SupervisorCore
 from onward.supervisor.kv_memory_owner import KvMemoryOwner
+from onward.supervisor.pd_config import PdConfig
 from onward.supervisor.worker_deaths import WorkerDeath, keeps_memory
 from onward.worker import kv_pool
 from onward.worker.cpu_device import CpuDevice
@@ -48,21 +58,21 @@ def _flip_row(death: WorkerDeath) -> Sabotage:
 
 
 def _ignore_why_the_supervisor_killed(patch: Patches) -> None:
-    def classify(original: Callable, return_code: int, kill_reason: object, *, has_engine: bool) -> WorkerDeath:
-        return original(return_code, None, has_engine=has_engine)
+    def classify(original: Callable, return_code: int, kill_reason: object, **circumstances: bool) -> WorkerDeath:
+        return original(return_code, None, **circumstances)
 
     patch.around(core, "classify_death", classify)
 
 
 def _do_not_look_how_the_worker_of_a_dead_engine_ended(patch: Patches) -> None:
-    patch.put(SupervisorCore, "on_removed", lambda self, child, return_code: None)
+    patch.put(SupervisorCore, "on_removed", lambda self, child, return_code, *, peer_may_write=False: None)
 
 
 def _keep_the_memory_of_an_engine_that_died_while_starting(patch: Patches) -> None:
-    def on_exit(original: Callable, self: SupervisorCore, child: Child, *args: Any) -> list:
+    def on_exit(original: Callable, self: SupervisorCore, child: Child, *args: Any, **named: bool) -> list:
         if child.role is ProcessRole.ENGINE:
             child.state = ChildState.READY
-        return original(self, child, *args)
+        return original(self, child, *args, **named)
 
     patch.around(SupervisorCore, "on_exit", on_exit)
 
@@ -233,7 +243,141 @@ def _attach_one_memory_for_ever(patch: Patches) -> None:
     patch.around(KvMemoryOwner, "fds_of", fds_of)
 
 
+def _keep_memory_that_a_peer_may_write(patch: Patches) -> None:
+    def classify(original: Callable, *args: Any, peer_may_write: bool = False, **named: bool) -> WorkerDeath:
+        return original(*args, **named)
+
+    patch.around(core, "classify_death", classify)
+
+
+def _forget_peers_of_a_dead_engine_s_worker(patch: Patches) -> None:
+    def on_removed(
+        original: Callable, self: SupervisorCore, child: Child, return_code: int, *, peer_may_write: bool = False
+    ) -> None:
+        original(self, child, return_code)
+
+    patch.around(SupervisorCore, "on_removed", on_removed)
+
+
+def _hand_over_memory_that_a_peer_may_write(patch: Patches) -> None:
+    def on_exit(original: Callable, self: SupervisorCore, *args: Any, peer_may_write: bool = False) -> object:
+        return original(self, *args, peer_may_write=peer_may_write and self.is_running)
+
+    patch.around(SupervisorCore, "on_exit", on_exit)
+
+
+def _leave_quarantined_blocks(patch: Patches) -> None:
+    patch.put(PeerWriteLeases, "release_revoked", PeerWriteLeases.reset)
+
+
+def _leave_blocks_of_stopping_pushes(patch: Patches) -> None:
+    patch.put(OutgoingHandoffs, "release_stopping", OutgoingHandoffs.reset)
+
+
+def _go_on_with_handoffs(patch: Patches) -> None:
+    def on_worker_lost(original: Callable, self: RemotePrefillClient, now_s: float) -> None:
+        pass
+
+    patch.around(RemotePrefillClient, "on_worker_lost", on_worker_lost)
+
+
+def _close_the_token_at_once(patch: Patches) -> None:
+    def init(original: Callable, self: ShmSenderBackend, *args: Any) -> None:
+        original(self, *args)
+        self._close_writer_token()
+
+    patch.around(ShmSenderBackend, "__init__", init)
+
+
+def _never_close_the_token(patch: Patches) -> None:
+    patch.put(ShmSenderBackend, "_close_writer_token", lambda self: None)
+
+
+def _map_memory_without_its_token(patch: Patches) -> None:
+    def map_remote(original: Callable, invitation: RemoteMemoryInfo) -> mmap.mmap:
+        return original(invitation._replace(fds=(invitation.fds * 2)[:2]))
+
+    patch.around(shm_backend, "_map_remote", map_remote)
+
+
+def _give_peers_no_token(patch: Patches) -> None:
+    def spawn_worker(original: Callable, role: ProcessRole, start: object, fds: tuple, pd: PdConfig) -> ChildProcess:
+        return original(role, start, fds, replace(pd, kv_backend=None))
+
+    patch.around(supervisor, "spawn_worker", spawn_worker)
+
+
+LATE_WRITES = "tests/pd/transfer/test_late_writes.py::"
+PEERS = "tests/engine/test_kept_memory_of_peers.py::"
+PEERS_E2E = "tests/e2e/test_kept_memory_of_peers.py::"
+
 TABLE = [
+    Sabotage(
+        "late-writes-reach-kept-memory",
+        "memory that a peer may still write is kept",
+        _keep_memory_that_a_peer_may_write,
+        [DEATHS + "test_the_next_worker_gets_the_memory_if_this_death_keeps_it[peer_may_write]"],
+    ),
+    Sabotage(
+        "late-writes-behind-an-engine",
+        "memory of a worker whose engine died is kept although a peer may still write it",
+        _forget_peers_of_a_dead_engine_s_worker,
+        [DEATHS + "test_memory_ends_if_a_peer_may_still_write_that_of_the_worker_of_a_dead_engine"],
+    ),
+    Sabotage(
+        "late-writes-behind-a-new-server",
+        "memory is handed over to a new server although a peer may still write it",
+        _hand_over_memory_that_a_peer_may_write,
+        ["tests/supervisor/test_adoption_of_core.py::test_memory_that_a_peer_may_still_write_is_not_handed_over"],
+    ),
+    Sabotage(
+        "quarantine-outlives-worker",
+        "quarantined blocks stay so when their worker is dead and its writers are quiet",
+        _leave_quarantined_blocks,
+        [PEERS + "test_blocks_of_a_revoked_lease_are_free_again_when_the_worker_is_dead_and_its_writers_are_quiet"],
+    ),
+    Sabotage(
+        "sending-outlives-worker",
+        "blocks of a push stay in its hands when the worker that pushed is dead",
+        _leave_blocks_of_stopping_pushes,
+        [PEERS + "test_a_stopping_push_is_over_with_its_worker"],
+    ),
+    Sabotage(
+        "leases-outlive-worker",
+        "a decode engine goes on with leases of a dead worker whose memory is kept",
+        _go_on_with_handoffs,
+        [
+            PEERS + "test_a_decode_worker_s_death_costs_running_streams_the_steps_in_flight_and_ends_every_lease",
+            PEERS + "test_the_request_whose_lease_ended_asks_its_peer_again",
+        ],
+    ),
+    Sabotage(
+        "token-closed-early",
+        "a writer gives its token back while it has the memory mapped",
+        _close_the_token_at_once,
+        [LATE_WRITES + "test_a_writer_keeps_its_token_until_it_has_unmapped_the_memory"],
+    ),
+    Sabotage(
+        "token-never-closed",
+        "a writer keeps its token for ever",
+        _never_close_the_token,
+        [
+            LATE_WRITES + "test_a_writer_keeps_its_token_until_it_has_unmapped_the_memory",
+            LATE_WRITES + "test_a_writer_that_cannot_map_the_memory_gives_its_token_back",
+        ],
+    ),
+    Sabotage(
+        "token-not-needed",
+        "a writer maps memory although its token has not come",
+        _map_memory_without_its_token,
+        [LATE_WRITES + "test_a_writer_that_got_the_memory_without_the_token_does_not_map_it"],
+    ),
+    Sabotage(
+        "no-token-for-peers",
+        "peers of a decode worker get no token, so a late one is not noticed",
+        _give_peers_no_token,
+        [PEERS_E2E + "test_memory_that_a_stopped_peer_has_mapped_is_given_up_and_its_late_write_changes_nothing"],
+    ),
     *map(_flip_row, WorkerDeath),
     Sabotage(
         "kill-reason-ignored",

@@ -13,7 +13,7 @@ from onward.models import device_support
 from onward.models.families import registry
 from onward.models.families.config_fields import ConfigFields
 from onward.models.head_padding import PaddedTensors
-from onward.proto.model import LongRope, ModelConfig, RopeScaling
+from onward.proto.model import Experts, LayerKind, LongRope, ModelConfig, RopeScaling
 from tests.sabotage.exactness import compile_anew
 from tests.sabotage.patches import Patches, Sabotage
 
@@ -23,6 +23,10 @@ GREEDY = DECODERS + "greedy_tokens_are_those_of_transformers"
 CONFIGS = "tests/models/test_family_configs.py::test_"
 FREED = "tests/engine/test_attention_window.py::test_"
 KERNEL = "tests/kernels/test_attention.py::test_"
+EXPERTS = "tests/models/test_experts.py::test_"
+TIES = EXPERTS + "of_equal_scores_the_experts_with_the_lowest_index_are_chosen_and_the_others_do_not_count"
+STORED_EXPERTS = "tests/models/test_expert_checkpoints.py::test_"
+EXACT = "tests/worker/test_exact_int8.py::test_no_element_of_the_logits_differs_in_any_family_of_models"
 
 
 def _a_window_that_is_one_longer(patch: Patches) -> None:
@@ -88,7 +92,7 @@ def _padding_between_the_halves(patch: Patches) -> None:
         by_head = result.reshape(-1, self._head_dim, *result.shape[1:])
         return np.roll(by_head, self._head_dim - self._config.head_dim, axis=1).reshape(result.shape)
 
-    patch.around(PaddedTensors, "_padded", padded)
+    patch.around(PaddedTensors, "padded", padded)
 
 
 def _a_parallel_block_one_after_the_other(patch: Patches) -> None:
@@ -114,7 +118,196 @@ def _freed_blocks_released_again(patch: Patches) -> None:
     patch.put(Request, "held_block_ids", property(lambda self: self.block_ids))
 
 
+def _ties_to_the_highest_index(patch: Patches) -> None:
+    import torch
+
+    from onward.models.layers import float_mlp
+    from onward.models.layers.device import expert_layers
+
+    def choose(
+        original: Callable, scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen, shares = original(scores.flip(-1), experts, None if bias is None else bias.flip(-1))
+        return scores.shape[1] - 1 - chosen, shares
+
+    for module in (float_mlp, expert_layers):
+        patch.around(module, "choose_experts", choose)
+
+
+def _ties_to_the_highest_index_in_int8(patch: Patches) -> None:
+    from onward.kernels.cpu import int8_experts, simd
+    from onward.kernels.cpu.jit import inlined_kernel_function
+
+    def flip(scores, at, count):
+        """Scores that grow with the index by the last bit."""
+        for expert in range(count):
+            scores[at + expert] = scores[at + expert] + np.float32(expert) * np.float32(1e-6)
+
+    flipped, choose = inlined_kernel_function(flip), int8_experts._choose_experts
+
+    def choose_experts(c, row):
+        flipped(simd.floats(c.scores), row * c.score_stride, c.num_experts)
+        choose(c, row)
+
+    compile_anew(patch)
+    patch.put(int8_experts, "_choose_experts", inlined_kernel_function(choose_experts))
+
+
+def _a_sum_in_the_order_of_the_batch(patch: Patches) -> None:
+    from onward.kernels.cpu import int8_experts, simd
+    from onward.kernels.cpu.jit import inlined_kernel_function
+
+    choose = int8_experts._choose_experts
+
+    def choose_experts(c, row):
+        """The first two experts of rows with an odd index change places."""
+        choose(c, row)
+        chosen, shares, first = simd.int32s(c.chosen), simd.floats(c.shares), row * c.top_k
+        if row % 2 == 1:
+            chosen[first], chosen[first + 1] = chosen[first + 1], chosen[first]
+            shares[first], shares[first + 1] = shares[first + 1], shares[first]
+
+    compile_anew(patch)
+    patch.put(int8_experts, "_choose_experts", inlined_kernel_function(choose_experts))
+
+
+def _weights_of_experts_not_renormalized(patch: Patches) -> None:
+    from onward.models.layers import float_mlp
+
+    def choose(original: Callable, scores: Any, experts: Experts, bias: Any) -> Any:
+        return original(scores, Experts(experts.num_experts, experts.top_k, experts.intermediate_size), bias)
+
+    patch.around(float_mlp, "choose_experts", choose)
+
+
+def _dense_layers_with_experts(patch: Patches) -> None:
+    from onward.models.families import qwen_moe
+
+    def ignore(fields: ConfigFields, kinds: tuple[LayerKind, ...], num_layers: int) -> tuple[LayerKind, ...]:
+        fields.ignore("mlp_only_layers", "decoder_sparse_step")
+        return kinds
+
+    patch.put(qwen_moe, "_with_dense_layers", ignore)
+
+
+def _halves_of_a_byte_swapped(patch: Patches) -> None:
+    from onward.models.families import gpt_oss
+
+    def swapped(original: Callable, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        return original(blocks << 4 | blocks >> 4, scales)
+
+    patch.around(gpt_oss, "dequantize", swapped)
+
+
+def _experts_of_a_file_in_the_wrong_order(patch: Patches) -> None:
+    from onward.models.loader import gguf_file
+
+    def tensors(original: Callable, info: Any, num_bytes: int, num_experts: int) -> Any:
+        found = list(original(info, num_bytes, num_experts))
+        return [(name, location) for (name, _), (_, location) in zip(found, reversed(found), strict=True)]
+
+    patch.around(gguf_file, "canonical_tensors", tensors)
+
+
+def _blocks_of_mxfp4_in_the_stored_order(patch: Patches) -> None:
+    from onward.models.families import gpt_oss
+
+    def blocks(blocks: np.ndarray, scales: np.ndarray) -> tuple[str, np.ndarray]:
+        rows = np.concatenate([scales[..., None], blocks], axis=-1)
+        return "MXFP4", rows.reshape(len(rows), -1)
+
+    patch.put(gpt_oss, "kernel_blocks", blocks)
+
+
+def _experts_of_every_group(patch: Patches) -> None:
+    from onward.models.layers import expert_routing
+
+    patch.put(expert_routing, "_in_best_groups", lambda ranks, experts: ranks)
+
+
+def _a_selection_bias_in_the_weights(patch: Patches) -> None:
+    from onward.models.layers import expert_routing
+
+    def choose(original: Callable, scores: Any, experts: Experts, bias: Any) -> Any:
+        return original(scores if bias is None else scores + bias, experts, None)
+
+    patch.around(expert_routing, "_choose_by_sigmoid", choose)
+
+
+def _experts_on_cuda(patch: Patches) -> None:
+    patch.put(device_support, "IMPLEMENTED", device_support.IMPLEMENTED | {"cuda": device_support.IMPLEMENTED["torch"]})
+
+
 TABLE = [
+    Sabotage(
+        "experts-ties-to-the-last",
+        "of experts with equal scores, those with the highest index are chosen",
+        _ties_to_the_highest_index,
+        [f"{TIES}[cpu float]", f"{TIES}[torch]"],
+    ),
+    Sabotage(
+        "experts-ties-to-the-last-in-int8",
+        "of experts with equal scores, int8 kernels choose those with the highest index",
+        _ties_to_the_highest_index_in_int8,
+        [f"{TIES}[cpu int8]"],
+    ),
+    Sabotage(
+        "expert-sum-by-batch",
+        "a row's expert outputs are added in an order that follows from its place in the batch",
+        _a_sum_in_the_order_of_the_batch,
+        [f"{EXACT}[experts]"],
+    ),
+    Sabotage(
+        "experts-not-renormalized",
+        "the weights of the chosen experts are those of the softmax over all",
+        _weights_of_experts_not_renormalized,
+        [LOGITS + "[mixtral]", LOGITS + "[qwen3moe]"],
+    ),
+    Sabotage(
+        "experts-in-dense-layers",
+        "mlp_only_layers and decoder_sparse_step are passed over",
+        _dense_layers_with_experts,
+        [
+            CONFIGS + f"a_config_becomes_the_data_that_its_family_stands_for[{name}]"
+            for name in ("qwen2moe", "qwen3moe-step")
+        ],
+    ),
+    Sabotage(
+        "mxfp4-halves-swapped",
+        "the two values of a byte of MXFP4 are swapped",
+        _halves_of_a_byte_swapped,
+        [STORED_EXPERTS + "a_checkpoint_in_mxfp4_has_the_logits_of_transformers"],
+    ),
+    Sabotage(
+        "gguf-experts-reversed",
+        "the experts of a GGUF file's fused tensor are read in reverse order",
+        _experts_of_a_file_in_the_wrong_order,
+        ["tests/models/test_gguf_experts.py::test_every_tensor_and_field_of_each_architecture_comes_back[qwen3moe]"],
+    ),
+    Sabotage(
+        "mxfp4-blocks-as-stored",
+        "the codes of gpt-oss's MXFP4 get to the kernels in the order in which they are stored",
+        _blocks_of_mxfp4_in_the_stored_order,
+        [STORED_EXPERTS + "experts_in_mxfp4_keep_their_bits_on_the_cpu"],
+    ),
+    Sabotage(
+        "experts-of-every-group",
+        "experts are chosen from all groups",
+        _experts_of_every_group,
+        [LOGITS + "[glm4moe]"],
+    ),
+    Sabotage(
+        "selection-bias-in-weights",
+        "the selection bias of experts is a part of their weights",
+        _a_selection_bias_in_the_weights,
+        [LOGITS + "[glm4moe]", LOGITS + "[glm4moe-plain]"],
+    ),
+    Sabotage(
+        "experts-on-cuda",
+        "a CUDA device takes models with experts, whose operations cannot be captured in a graph",
+        _experts_on_cuda,
+        [EXPERTS + "what_a_device_does_not_compute_is_refused_by_name[cuda-change0-experts]"],
+    ),
     Sabotage(
         "window-blocks-freed-early",
         "blocks that a window still reaches are given to other requests",

@@ -6,8 +6,23 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
+
 from onward.cli import serve, start_summary
-from onward.models.loader import cached_models, cuda_probe, hf_hub, model_store, text_metadata, tokenizer_files
+from onward.models import checkpoint_quantization
+from onward.models.loader import (
+    cached_models,
+    cuda_probe,
+    gguf_file,
+    hf_hub,
+    model_store,
+    quantized_layout,
+    quantized_tensors,
+    text_metadata,
+    tokenizer_files,
+    weight_conversion,
+    weights,
+)
 from onward.models.loader.hf_hub import EarlyChecks
 from onward.text import byte_level_bpe, sentencepiece_tokenizer
 from onward.text.sentencepiece_model import PieceType
@@ -15,6 +30,12 @@ from onward.text.tokenizer import Tokenizer
 from onward.text.tokenizer_config import AddedTokenConfig
 from tests.sabotage.patches import Patches, Sabotage
 
+PUBLISHED = "tests/models/test_published_checkpoints.py::test_"
+SYMMETRIC = PUBLISHED + ("a_symmetric_gptq_checkpoint_has_its_zero_points_in_the_middle_whatever_its_layout_is_called")
+DAMAGED = (
+    "tests/models/test_damaged_quantization.py::test_tensors_that_do_not_fit_each_other_are_refused_by_file_and_name"
+)
+INT8_ARRAYS = "tests/models/test_loading.py::test_an_int8_array_of_another_size_is_refused_by_file_and_name"
 HUB = "tests/models/test_hub.py::"
 MODELS = "tests/cli/test_models.py::"
 REFERENCES = "tests/text/test_tokenizer_references.py::"
@@ -57,6 +78,60 @@ def _tokenizer_built_at_every_start(patch: Patches) -> None:
     patch.put(tokenizer_files, "_key", lambda source: uuid4().hex)
 
 
+def _high_bits_lost(patch: Patches) -> None:
+    from onward.kernels import block_packing
+
+    patch.around(block_packing, "_bits", lambda original, h: original(h) * 0)
+
+
+def _blocks_quantized_anew(patch: Patches) -> None:
+    patch.put(gguf_file.GgufFile, "blocks", {})
+
+
+def _tables_dequantized(patch: Patches) -> None:
+    patch.put(gguf_file, "_UNSUPPORTED_PREFIXES", ("no such type",))
+
+
+def _zero_points_as_stored(patch: Patches) -> None:
+    def without_offset(original: Callable, fields: Any) -> Any:
+        return msgspec.structs.replace(original(fields), zeros_minus_one=False)
+
+    patch.around(checkpoint_quantization, "_gptq", without_offset)
+
+
+def _parts_unchecked(patch: Patches) -> None:
+    patch.put(quantized_layout, "_check", lambda location, name, types, shape: None)
+
+
+def _arrays_unchecked(patch: Patches) -> None:
+    patch.put(weights, "check_int8_arrays", lambda found, config, source: None)
+
+
+def _values_unchecked(patch: Patches) -> None:
+    patch.put(weight_conversion, "_FiniteTensors", lambda tensors, source: tensors)
+
+
+def _symmetry_ignored(patch: Patches) -> None:
+    def without_symmetry(original: Callable, fields: Any) -> Any:
+        return msgspec.structs.replace(original(fields), is_symmetric=False)
+
+    patch.around(checkpoint_quantization, "_gptq", without_symmetry)
+
+
+def _awq_in_order(patch: Patches) -> None:
+    patch.put(quantized_tensors, "_AWQ_ORDER", tuple(range(8)))
+
+
+def _cuda_takes_all(patch: Patches) -> None:
+    patch.put(model_store, "_check_scheme", lambda scheme, device: None)
+
+
+def _scales_unchecked(patch: Patches) -> None:
+    from onward.kernels import block_packing
+
+    patch.put(block_packing, "_check_finite", lambda scales, tensor: None)
+
+
 def _device_unasked(patch: Patches) -> None:
     patch.put(cuda_probe, "require_cuda_device", lambda: None)
 
@@ -78,7 +153,7 @@ def _no_lock_of_servers(patch: Patches) -> None:
 
 
 def _hub_models_pruned_unasked(patch: Patches) -> None:
-    patch.put(cached_models.CachedModel, "is_pruned_by_default", True)
+    patch.put(cached_models.ModelCacheEntry, "is_pruned_by_default", True)
 
 
 def _chat_disabled_unsaid(patch: Patches) -> None:
@@ -171,6 +246,78 @@ TABLE = [
         "a start with a complete cache writes into it, and fails where it is read-only",
         _tokenizer_built_at_every_start,
         [HUB + "test_a_complete_read_only_cache_is_enough[none]"],
+    ),
+    Sabotage(
+        "high-bits-lost",
+        "the highest bit of weights of five bits is lost",
+        _high_bits_lost,
+        [
+            f"tests/kernels/test_packing.py::test_blocks_stand_for_the_weights_that_the_package_reads_in_them[{name}]"
+            for name in ("Q5_0", "Q5_1")
+        ],
+    ),
+    Sabotage(
+        "blocks-quantized-anew",
+        "the blocks of a GGUF file are dequantized and quantized again",
+        _blocks_quantized_anew,
+        ["tests/models/test_store.py::test_a_quantized_gguf_is_served_in_int8_with_the_bits_of_its_blocks"],
+    ),
+    Sabotage(
+        "tables-dequantized",
+        "a GGUF file with IQ2 and IQ3 types is converted instead of refused",
+        _tables_dequantized,
+        [
+            f"tests/models/test_gguf_file.py::test_types_whose_blocks_are_indices_into_tables_are_refused_by_name[{name}]"
+            for name in ("IQ3_XXS", "IQ2_XXS")
+        ],
+    ),
+    Sabotage(
+        "block-scales-unchecked",
+        "a block with an infinite scale is served",
+        _scales_unchecked,
+        ["tests/models/test_store.py::test_a_block_whose_scale_is_not_finite_is_refused_by_the_name_of_its_tensor"],
+    ),
+    Sabotage(
+        "gptq-zero-points",
+        "zero points of a GPTQ checkpoint are taken as they are stored",
+        _zero_points_as_stored,
+        [PUBLISHED + "floats_of_a_published_checkpoint_are_those_that_its_layout_defines[gptq-4-asymmetric]"],
+    ),
+    Sabotage(
+        "gptq-symmetry",
+        "zero points of a symmetric GPTQ checkpoint depend on the name of its layout",
+        _symmetry_ignored,
+        [f"{SYMMETRIC}[{name}]" for name in ("4 bits", "v2", "8 bits")],
+    ),
+    Sabotage(
+        "quantized-parts-unchecked",
+        "types and shapes of scales and integers are not compared",
+        _parts_unchecked,
+        [f"{DAMAGED}[{name}-auto]" for name in ("awq: fewer outputs", "gptq: order as floats", "int4: fewer outputs")],
+    ),
+    Sabotage(
+        "values-unchecked",
+        "a model with a weight that is not a number is converted",
+        _values_unchecked,
+        [DAMAGED + "[norm that is no number-auto]", DAMAGED + "[fp8: weight that is no number-none]"],
+    ),
+    Sabotage(
+        "int8-arrays-unchecked",
+        "an array of a converted model may be smaller than its config says",
+        _arrays_unchecked,
+        [f"{INT8_ARRAYS}[{name}]" for name in ("layers.1.down-half_outputs", "norm-other_type")],
+    ),
+    Sabotage(
+        "awq-order",
+        "the outputs in a word of an AWQ checkpoint are read one after the other",
+        _awq_in_order,
+        [PUBLISHED + "floats_of_a_published_checkpoint_are_those_that_its_layout_defines[awq]"],
+    ),
+    Sabotage(
+        "quantized-checkpoint-on-cuda",
+        "a quantized checkpoint is fetched for a CUDA device, which cannot serve it",
+        _cuda_takes_all,
+        [PUBLISHED + "a_quantized_checkpoint_is_refused_on_a_cuda_device_by_its_config"],
     ),
     Sabotage(
         "device-unasked",

@@ -10,6 +10,7 @@ from onward.api.endpoints import attempts
 from onward.api.engine_link.request_tracker import ABORTED
 from onward.api.lifecycle import generation_runner, request_builder, stream_registry
 from onward.api.lifecycle.stream_registry import LiveStream, StreamRegistry
+from onward.api.responses import chat_request as response_chat_request
 from onward.api.responses import event_builder, response_formatters, response_store
 from onward.api.responses.create_endpoint import CreateResponseEndpoint
 from onward.api.responses.response_formatters import ResponseFormatter
@@ -24,6 +25,7 @@ from onward.router.stream_routing_state import StreamRoutingState
 from onward.stream_store import entries as store_entries
 from onward.stream_store.core import StreamStoreCore
 from onward.stream_store.entries import EntryTable
+from onward.text.tool_calls.custom_input import CustomCallConverter
 from onward.web import task_pool
 from onward.web.auth.api_key_table import Caller
 from onward.web.openai_api import response_endpoint
@@ -47,6 +49,21 @@ _ENDS = ("complete", "cancelled")
 _ENDED_FOR_GOOD = ("cancelled", "deleted")
 
 
+AGENTS = "tests/api/responses/test_agent_tools.py::"
+
+
+def _name_no_dropped_tools(patch: Patches) -> None:
+    patch.put(response_chat_request, "ignored_tool_fields", lambda tools: ())
+
+
+def _forget_namespaces(patch: Patches) -> None:
+    patch.put(event_builder, "namespaced_names", lambda tools: {})
+
+
+def _leave_custom_inputs_encoded(patch: Patches) -> None:
+    patch.put(CustomCallConverter, "convert", lambda self, events: events)
+
+
 def _show_it_and_let_it_run(patch: Patches) -> None:
     async def take_away(original: Callable, self: StreamRegistry, record: StreamRecord) -> StreamRecord:
         return record if record.attempt.request_id in self._live else await original(self, record)
@@ -57,7 +74,7 @@ def _show_it_and_let_it_run(patch: Patches) -> None:
 def _count_events_from_the_break(patch: Patches) -> None:
     def opening(original: Callable, self: ResponseFormatter) -> list[bytes]:
         events = original(self)
-        if self._active.prepared.is_resumed:
+        if self.active.prepared.is_resumed:
             self._event_builder.num_events -= 1
         return events
 
@@ -527,5 +544,29 @@ TABLE = [
         "a router that has just started answers 404 for a response, before any instance has registered",
         _say_unknown_too_soon,
         [ROUTED + "test_a_router_that_has_just_started_waits_for_instances_before_it_says_unknown"],
+    ),
+    Sabotage(
+        "dropped-tools-unnamed",
+        "tools that the model does not see are dropped silently",
+        _name_no_dropped_tools,
+        [
+            AGENTS + "test_tools_of_the_server_are_dropped_and_named",
+            AGENTS + "test_a_strict_server_refuses_what_it_would_drop",
+        ],
+    ),
+    Sabotage(
+        "call-without-its-namespace",
+        "a call of a tool in a namespace has the name of the prompt, which the client does not know",
+        _forget_namespaces,
+        [AGENTS + "test_a_call_names_its_namespace_and_can_be_sent_back"],
+    ),
+    Sabotage(
+        "custom-input-as-json",
+        "the call of a custom tool has JSON arguments in place of its input",
+        _leave_custom_inputs_encoded,
+        [
+            AGENTS + "test_a_custom_call_is_answered_and_the_talk_goes_on",
+            AGENTS + "test_a_chat_has_custom_calls_and_takes_them_back",
+        ],
     ),
 ]

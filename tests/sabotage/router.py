@@ -19,12 +19,13 @@ from onward.api.requests.text_processor import TextProcessor
 from onward.api.router_registration import OtherInstanceCounts
 from onward.proto.engine import ErrorInfo, Submit
 from onward.proto.router import Attempt, ChoiceSnapshot, Registration, RegistrationReply, StreamProgress
-from onward.router import instance_registry
+from onward.router import instance_registry, routing_policy
 from onward.router.client_stream import AttemptFailure, ClientStream, FailureCause
 from onward.router.client_writer import ClientWriter
 from onward.router.core import AbortResult, Finish, RouterCore, StreamAction
 from onward.router.endpoints import admin as router_admin
-from onward.router.instance_registry import InstanceRegistry, Reservation
+from onward.router.instance_registry import InstanceInfo, InstanceRegistry, Reservation
+from onward.router.model_routing import ModelSelector
 from onward.router.retry_budget import RetryBudget
 from onward.router.retry_policy import RetryPolicy
 from onward.router.stream_routing_state import StreamRoutingState
@@ -38,7 +39,9 @@ from onward.transport.http_urls import ServerUrl
 from tests.sabotage.patches import Patches, Sabotage
 
 ROWS = "tests/router/test_failures.py::"
+SEVERAL_MODELS = "tests/router/test_several_models.py::"
 REPLICAS = "tests/router/test_replicas.py::"
+GENERATIONS = "tests/router/test_generations.py::"
 ATTEMPTS = "tests/api/test_attempts.py::"
 DRAINING = "tests/api/test_draining.py::"
 UNUSABLE = "tests/router/test_app.py::test_an_unusable_address_is_not_taken_and_disturbs_no_request"
@@ -420,6 +423,52 @@ F47_429 = ROWS + "test_f47_a_429_is_not_retried_against_the_same_instance_and_re
 F48 = ROWS + "test_f48_an_abort_by_id_reaches_the_instance_that_has_it_now_and_both_sides_stop"
 F50_CROSSING = ROWS + "test_f50_an_abort_that_crosses_another_end_stays_an_abort"
 
+
+def _a_stream_goes_where_a_new_request_would(patch: Patches) -> None:
+    def for_stream(_: Callable, self: ModelSelector, stream: ClientStream, now_s: float) -> str | None:
+        return self.for_name(stream.request.model, stream.request_id, now_s)
+
+    def set_model(_: Callable, self: RouterCore, stream: ClientStream, model: str, now_s: float) -> None:
+        stream.model = model
+
+    patch.around(ModelSelector, "for_stream", for_stream)
+    patch.around(RouterCore, "_set_model", set_model)
+
+
+def _the_first_model_is_the_only_one(patch: Patches) -> None:
+    def for_name(original: Callable, self: ModelSelector, name: str, request_id: str, now_s: float) -> str | None:
+        return original(self, name, request_id, now_s if name else self.settled_at_s)
+
+    patch.around(ModelSelector, "for_name", for_name)
+
+
+def _cursors_name_no_model(patch: Patches) -> None:
+    patch.put(ClientStream, "model_tag", "")
+
+
+def _prompts_are_computed_by_any_model(patch: Patches) -> None:
+    def can_transfer(_: Callable, prefill: InstanceInfo, decode: InstanceInfo) -> bool:
+        return (prefill.fingerprint, prefill.block_size) == (decode.fingerprint, decode.block_size)
+
+    patch.around(routing_policy, "can_transfer_kv", can_transfer)
+
+
+def _all_models_share_a_budget(patch: Patches) -> None:
+    patch.put(ClientStream, "budget_key", ("", ""))
+
+
+def _a_model_is_forgotten_with_its_last_instance(patch: Patches) -> None:
+    patch.put(InstanceRegistry, "_remember_model", lambda self, registration: None)
+
+
+def _keep_earlier_starts(patch: Patches) -> None:
+    patch.put(InstanceRegistry, "_store_generation", lambda self, registration: None)
+
+
+def _forget_generations(patch: Patches) -> None:
+    patch.put(InstanceRegistry, "_generation_error", lambda self, new: None)
+
+
 TABLE = [
     Sabotage(
         "tail-only",
@@ -651,5 +700,60 @@ TABLE = [
         "a stream never returns to an instance that was drained, also after it was taken back into service",
         _never_return_to_a_drained_instance,
         ["tests/router/test_core.py::test_a_stream_may_return_to_an_instance_that_was_taken_back_into_service"],
+    ),
+    Sabotage(
+        "stream-crosses-versions",
+        "a stream whose client has tokens goes on with another version where no instance of its own is alive",
+        _a_stream_goes_where_a_new_request_would,
+        [
+            SEVERAL_MODELS + "test_after_the_first_token_no_other_version_goes_on_and_the_error_names_its_own",
+            "tests/router/test_core.py::"
+            "test_a_stream_waits_for_its_version_and_then_its_error_names_it_and_may_be_tried_again",
+        ],
+    ),
+    Sabotage(
+        "version-lost-with-the-router",
+        "cursors do not say which version made the tokens",
+        _cursors_name_no_model,
+        [
+            SEVERAL_MODELS + "test_a_client_comes_back_to_another_router_and_gets_its_version",
+            SEVERAL_MODELS + "test_a_stream_without_a_model_keeps_its_model_where_another_one_is_served_later",
+        ],
+    ),
+    Sabotage(
+        "model-chosen-too-early",
+        "a router that has just started takes the first model that registers for the only one",
+        _the_first_model_is_the_only_one,
+        ["tests/router/test_core.py::test_the_only_model_is_chosen_once_every_instance_has_had_time_to_register"],
+    ),
+    Sabotage(
+        "kv-of-another-model",
+        "a prefill instance of another model computes prompts, where its numerics go by the same name",
+        _prompts_are_computed_by_any_model,
+        ["tests/router/test_routing_policy.py::TestPairs::test_prefill_instances_of_another_model_are_not_paired"],
+    ),
+    Sabotage(
+        "one-budget-for-all-versions",
+        "a version that fails uses up the retries of the other one",
+        _all_models_share_a_budget,
+        ["tests/router/test_core.py::test_retries_at_one_version_use_up_none_of_the_other"],
+    ),
+    Sabotage(
+        "lost-model-is-unknown",
+        "a model is not served any more as soon as its last instance has gone",
+        _a_model_is_forgotten_with_its_last_instance,
+        [SEVERAL_MODELS + "test_a_model_whose_instances_are_gone_is_waited_for_and_not_unknown"],
+    ),
+    Sabotage(
+        "two-under-one-name",
+        "an instance that was started anew on another machine is registered beside its old start",
+        _keep_earlier_starts,
+        [GENERATIONS + "test_a_new_start_replaces_the_old_one_at_once"],
+    ),
+    Sabotage(
+        "old-start-comes-back",
+        "an old start of an instance is registered again after the new one has gone",
+        _forget_generations,
+        [GENERATIONS + "test_an_old_start_stays_refused_after_the_new_one_has_gone"],
     ),
 ]

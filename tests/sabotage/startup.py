@@ -8,16 +8,16 @@ from numba.core.caching import UserProvidedCacheLocator
 
 from onward import optional_packages
 from onward.api.requests.schemas import ChatCompletionRequest, GenerationRequest
-from onward.cli import serve, start_summary
+from onward.cli import doctor, machine_facts, serve, start_summary
 from onward.kernels.cpu import compile_progress
 from onward.kernels.cpu.cache_locator import KernelCacheLocator
 from onward.models import fingerprint
 from onward.models.loader import file_property_cache
-from onward.obs import cgroup_memory
+from onward.obs import cgroup_cpu, cgroup_memory
 from onward.proto.router import Attempt
 from onward.router import client_request
 from onward.router.client_stream import ClientStream
-from onward.supervisor import oom
+from onward.supervisor import oom, secret_file
 from onward.supervisor.child_process import ChildProcess
 from onward.supervisor.oom import OomEvidence, OomWatch
 from tests.sabotage.patches import Patches, Sabotage
@@ -26,7 +26,24 @@ DEFAULT = "tests/api/test_default_max_tokens.py::"
 ROUTED_DEFAULT = "tests/router/test_default_max_tokens.py::"
 SUMMARY = "tests/cli/test_start_summary.py::"
 OOM = "tests/supervisor/test_oom.py::"
+DOCTOR = "tests/cli/test_doctor.py::"
 TORCHLESS = "tests/e2e/test_without_torch.py::"
+
+
+def _quota_of_the_nearest_group(patch: Patches) -> None:
+    patch.shadow(cgroup_cpu, "min", lambda quotas, default: quotas[0] if quotas else default)
+
+
+def _a_doctor_that_is_never_worried(patch: Patches) -> None:
+    patch.put(doctor, "can_serve", lambda checks: True)
+
+
+def _ports_are_not_bound(patch: Patches) -> None:
+    patch.put(machine_facts, "_port_error", lambda host, port: None)
+
+
+def _groups_read_any_secret(patch: Patches) -> None:
+    patch.put(secret_file, "ROOT_UID", 1000)
 
 
 def _look_for_no_package(patch: Patches) -> None:
@@ -100,6 +117,33 @@ def _compile_in_silence(patch: Patches) -> None:
 
 
 TABLE = [
+    Sabotage(
+        "secret-of-a-group",
+        "a group may read a secret although its owner is not root",
+        _groups_read_any_secret,
+        ["tests/supervisor/test_secret_file.py::test_only_root_may_open_a_secret_to_a_group[33056-1000-False]"],
+    ),
+    Sabotage(
+        "cpu-quota-above",
+        "a quota that a group above the own one has is not seen",
+        _quota_of_the_nearest_group,
+        [
+            "tests/obs/test_cgroup_cpu.py::test_the_tightest_quota_of_all_groups_above_counts"
+            "[400000 100000-50000 100000-0.5]"
+        ],
+    ),
+    Sabotage(
+        "doctor-never-worried",
+        "the exit status of `onward doctor` does not say that a server would not start",
+        _a_doctor_that_is_never_worried,
+        [DOCTOR + "test_a_script_reads_json_and_the_exit_status"],
+    ),
+    Sabotage(
+        "doctor-ports",
+        "`onward doctor` does not notice that a port is in use",
+        _ports_are_not_bound,
+        [DOCTOR + "test_a_script_reads_json_and_the_exit_status"],
+    ),
     Sabotage(
         "small-pool-unsaid",
         "a start says nothing about a KV pool that holds no request of the context's length",

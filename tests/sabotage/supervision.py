@@ -1,14 +1,19 @@
 """Deliberate bugs of the supervisor's rules: which process is started, killed and informed, and when."""
 
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
 from onward.proto.control import ApiGone, EngineGone, EngineUp, StreamStoreUp, WorkerGone
+from onward.proto.worker_wire_address import ShmWireAddress
 from onward.supervisor import core
+from onward.supervisor.child_process import ChildProcess
 from onward.supervisor.children import Child, ProcessRole
 from onward.supervisor.core import Phase, RemoveProcess, SendMessage, SupervisorCore
 from onward.supervisor.restart_policy import RestartPolicy
 from onward.supervisor.supervisor import Supervisor
+from onward.transport import shm_wire
 from tests.sabotage.patches import Patches, Sabotage
 
 CORE = "tests/supervisor/test_core.py::"
@@ -19,16 +24,16 @@ RESTARTS = "tests/supervisor/test_restarts.py::"
 def _without_messages(patch: Patches, name: str, kind: type) -> None:
     """The method `name` of the core sends no message of this kind."""
 
-    def filtered(original: Callable, *args: Any) -> list:
-        return [a for a in original(*args) if not (isinstance(a, SendMessage) and isinstance(a.message, kind))]
+    def filtered(original: Callable, *args: Any, **named: Any) -> list:
+        return [a for a in original(*args, **named) if not (isinstance(a, SendMessage) and isinstance(a.message, kind))]
 
     patch.around(SupervisorCore, name, filtered)
 
 
 def _keep_a_dead_engine_s_worker(patch: Patches) -> None:
-    def announce(original: Callable, self: SupervisorCore, child: Child, *args: Any) -> list:
+    def announce(original: Callable, self: SupervisorCore, child: Child, *args: Any, **named: Any) -> list:
         workers = self.children_of(ProcessRole.WORKER) if child.role is ProcessRole.ENGINE else []
-        actions = original(self, child, *args)
+        actions = original(self, child, *args, **named)
         self.children.update((worker.incarnation, worker) for worker in workers)
         return [action for action in actions if not isinstance(action, RemoveProcess)]
 
@@ -132,7 +137,38 @@ def _wait_for_processes_that_start(patch: Patches) -> None:
     patch.around(SupervisorCore, "_stop_role", stop_role)
 
 
+def _leave_a_worker_that_could_not_be_told_to_start(patch: Patches) -> None:
+    def discard(original: Callable, self: ChildProcess) -> None:
+        self.close()
+        self.process.returncode = 0  # no warning that it still runs
+
+    patch.around(ChildProcess, "discard", discard)
+
+
+def _leave_memory_of_a_wire_that_failed(patch: Patches) -> None:
+    def create_ring(original: Callable, address: ShmWireAddress) -> tuple[int, socket.socket, socket.socket]:
+        fd = os.memfd_create("onward", os.MFD_CLOEXEC)
+        os.ftruncate(fd, shm_wire.ring_layout(address).memory_bytes)
+        return fd, *socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    patch.around(shm_wire, "create_ring", create_ring)
+
+
+NO_START = "tests/supervisor/test_no_start.py::"
+
 TABLE = [
+    Sabotage(
+        "worker-left-unwatched",
+        "a worker that could not be told to start is left running",
+        _leave_a_worker_that_could_not_be_told_to_start,
+        [NO_START + "test_a_worker_that_cannot_be_told_to_start_is_ended_and_leaves_nothing"],
+    ),
+    Sabotage(
+        "wire-memory-leaks",
+        "the memory of a wire stays open if its sockets are refused",
+        _leave_memory_of_a_wire_that_failed,
+        [NO_START + "test_a_wire_that_the_system_does_not_allow_leaves_nothing[1]"],
+    ),
     Sabotage(
         "worker-outlives-its-engine",
         "the worker of a dead engine goes on beside the next one",

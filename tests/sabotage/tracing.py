@@ -7,11 +7,14 @@ import msgspec
 
 from onward.api.lifecycle import stream_formatters
 from onward.engine.core import EngineCore
+from onward.engine.handoff.prefill_service import PrefillService
 from onward.engine.request_phases import PhaseLog
 from onward.obs.request_trace import EnginePhaseSpans, RequestTrace
 from onward.obs.span_exporter import SpanExportThread
 from onward.obs.trace_context import TraceSampler
 from onward.obs.tracer import Tracer
+from onward.pd.decode_handoff_protocol import DecodeHandoffProtocol
+from onward.proto.handoff import PrefillRequest
 from onward.proto.router import Attempt
 from onward.proto.trace import RequestPhases
 from onward.router.client_stream import ClientStream
@@ -98,6 +101,17 @@ def _dead_engines_leave_phases_open(patch: Patches) -> None:
     patch.put(EnginePhaseSpans, "engine_lost", lambda self, now_s, cause: None)
 
 
+def _prefill_instances_report_no_phases(patch: Patches) -> None:
+    patch.put(PrefillService, "_report_phases", lambda self, task, now_s, cause="": None)
+
+
+def _prefill_instances_are_not_sent_the_label(patch: Patches) -> None:
+    def request_prefill(original: Callable, self: Any, peer: str, prefill: PrefillRequest, now_s: float) -> None:
+        original(self, peer, msgspec.structs.replace(prefill, client_request_id=""), now_s)
+
+    patch.around(DecodeHandoffProtocol, "request_prefill", request_prefill)
+
+
 TABLE = [
     Sabotage(
         "attempts-not-linked",
@@ -177,5 +191,20 @@ TABLE = [
         "a dead engine does not appear in the traces of its requests",
         _dead_engines_leave_phases_open,
         [SPANS + "test_a_dead_worker_and_a_dead_engine_end_phases_with_an_error"],
+    ),
+    Sabotage(
+        "prefill-instances-not-in-traces",
+        "what a prefill instance does for a request is not in the request's trace",
+        _prefill_instances_report_no_phases,
+        [
+            PHASES + "test_a_prefill_instance_reports_its_share_of_a_traced_request_to_the_decode_instance",
+            PHASES + "test_a_prefill_instance_whose_worker_dies_reports_the_phases_so_far",
+        ],
+    ),
+    Sabotage(
+        "labels-not-sent-to-prefill-instances",
+        "a prefill instance's log does not have the client's label",
+        _prefill_instances_are_not_sent_the_label,
+        [PHASES + "test_both_instances_log_the_client_s_label_when_a_handoff_fails"],
     ),
 ]

@@ -62,3 +62,15 @@ def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, content: bytes) -> N
 def test_the_code_is_known_by_its_contents() -> None:
     assert batch_state.code_digest() == batch_state.code_digest()
     assert len(batch_state.code_digest()) == 16
+
+
+def test_prose_does_not_change_the_digest_of_a_module_and_code_does() -> None:
+    before = (
+        b'"""Says."""\nclass A:\n    """Is."""\n    x: int = 1\n    """Counts."""\n    def f(self): return 1  # why\n'
+    )
+    reworded = (
+        b'class A:\n\n    """Is another."""\n    x: int = 1\n    def f(self):\n        """Is."""\n        return 1\n'
+    )
+    assert batch_state.syntax_of(before) == batch_state.syntax_of(reworded)
+    assert batch_state.syntax_of(before) != batch_state.syntax_of(before.replace(b"return 1", b"return 2"))
+    assert batch_state.syntax_of(before) != batch_state.syntax_of(before.replace(b"x: int = 1", b'x: str = "1"'))

@@ -9,12 +9,13 @@ from onward.sim.simulation import run_scenario
 from tests.failures.test_named_tests_exist import is_there
 
 NUMBERS = [*range(1, 19), *range(20, 38), *range(40, 52)]
+SEVERAL_MODELS = ["two-versions"]
 UNDER_LOAD = ["wrong-clock", "suspect-under-load", "preemption-in-vain", "engine-deaths", "hung-worker"]
 RUNNABLE = [name for name, entry in SCENARIOS.items() if entry.scenario is not None]
 
 
 def test_every_failure_has_an_entry() -> None:
-    assert list(SCENARIOS) == [*(f"F{number:02d}" for number in NUMBERS), *UNDER_LOAD]
+    assert list(SCENARIOS) == [*(f"F{number:02d}" for number in NUMBERS), *SEVERAL_MODELS, *UNDER_LOAD]
 
 
 def test_nearly_all_can_be_simulated() -> None:

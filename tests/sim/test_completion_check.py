@@ -10,7 +10,7 @@ def ended(*reasons: str | None) -> CompletionChecker:
     answer = CompletionChecker(SimRequest("q", 0.0, n=len(reasons), seed=7, abort_at_s=1.0), [1, 2, 3])
     for index, reason in enumerate(reasons):
         told = {"index": index, "text": "", "finish_reason": reason, "completion_token_ids": [], "num_text_tokens": 0}
-        answer.take_event(None, {"id": "a", "created": 0, "choices": [told]})
+        answer.take_event(None, {"id": "a", "created": 0, "model": "hash", "choices": [told]})
     return answer
 
 

@@ -1,4 +1,4 @@
-"""Responses over many seeds: made though nobody waits, told from any number on, cancelled, kept for a while only."""
+"""Responses over many seeds: made without a waiting client, read from any number on, cancelled, kept for a limited time."""
 
 import msgspec
 import pytest
@@ -65,7 +65,7 @@ def test_a_response_in_the_background_outlives_the_process_that_runs_it() -> Non
             "q0",
             2.0,
             "/v1/responses",
-            "the sea",
+            prompt="the sea",
             is_streaming=False,
             max_tokens=30,
             seed=1,

@@ -20,7 +20,7 @@ def unknown(outcome: RunResult) -> list[str]:
 
 
 def asked_again(outcome: RunResult) -> list[str]:
-    """For responses, while nobody could say whether they are kept."""
+    """Returns the queries for responses during which the store could not be reached."""
     return [line for line in outcome.trace if "503 unavailable" in line]
 
 

@@ -1,4 +1,4 @@
-"""Callers with keys under faults: each gets its own streams to the end, and nobody gets at another's."""
+"""Callers with keys under faults: each gets its own streams to the end, and none can read another's."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ def with_tenants(scenario: Scenario, max_in_flight: int | None = None) -> Scenar
         for number, ask in enumerate(scenario.requests)
     ]
     machines = [msgspec.structs.replace(machine, num_api_processes=2) for machine in scenario.instances]
-    # Where nobody may see an error, nobody has a limit.
+    # If no client may see an error, no caller has a limit.
     limit = None if scenario.expects_no_errors else max_in_flight
     return msgspec.structs.replace(
         scenario, requests=asks, instances=machines, callers=list(names), max_in_flight=limit

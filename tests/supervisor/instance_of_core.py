@@ -31,11 +31,19 @@ class InstanceOfCore:
         allows_kills: bool = False,
         owns_kv_memory: bool = False,
         has_standby: bool = False,
+        awaits_release: bool = False,
     ) -> None:
         self.now_s = 1000.0
         self.core = SupervisorCore(
             SupervisorSettings(
-                num_apis, stall_timeout_s, drain_s, serves_handoffs, allows_kills, owns_kv_memory, has_standby
+                num_apis,
+                stall_timeout_s,
+                drain_s,
+                serves_handoffs,
+                allows_kills,
+                owns_kv_memory,
+                has_standby,
+                awaits_release,
             ),
             self.now_s,
         )
@@ -46,7 +54,7 @@ class InstanceOfCore:
 
     def make_ready(self) -> None:
         """All processes run, and nothing is left to read."""
-        self._carry_out(self.core.start())
+        self.start()
         self.ready(ProcessRole.ENGINE)
         self.ready(ProcessRole.STREAM_STORE)
         for api in self.core.children_of(ProcessRole.API):
@@ -54,6 +62,24 @@ class InstanceOfCore:
         assert self.core.was_ready
         self.take()
         self.starts.clear()
+
+    def start(self) -> None:
+        self._carry_out(self.core.start())
+
+    def begin_serving(self, *, keeps_memory: bool) -> None:
+        """As a new server whose old one has ended."""
+        self._carry_out(self.core.begin_serving(keeps_memory=keeps_memory))
+
+    def start_again(self, *, keeps_memory: bool) -> None:
+        """As an old server whose new one has failed."""
+        self._carry_out(self.core.start_again(self.now_s, keeps_memory=keeps_memory))
+
+    def replace_stopped(self, *children: Child) -> None:
+        """A signal has stopped them for too long."""
+        self._carry_out(self.core.replace_stopped(children))
+
+    def stop_for_successor(self) -> None:
+        self._carry_out(self.core.stop_for_successor(self.now_s))
 
     def child(self, role: ProcessRole) -> Child:
         return self.core.children_of(role)[0]
@@ -70,10 +96,11 @@ class InstanceOfCore:
         if not self.core.is_stopped:
             self._carry_out(self.core.tick(self.now_s))
 
-    def die(self, role: ProcessRole, return_code: int = -signal.SIGKILL) -> Child:
+    def die(self, role: ProcessRole, return_code: int = -signal.SIGKILL, *, peer_may_write: bool = False) -> Child:
         """Its first process; restarts that are due happen."""
         child = self.child(role)
-        self._carry_out(self.core.on_exit(child, return_code, "killed", self.now_s))
+        exited = self.core.on_exit(child, return_code, "killed", self.now_s, peer_may_write=peer_may_write)
+        self._carry_out(exited)
         self.advance(0.0)
         return child
 

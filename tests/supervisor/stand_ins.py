@@ -13,6 +13,7 @@ from onward.supervisor.child_process import ChildProcess
 from onward.supervisor.children import Child, ChildState, ProcessRole
 from onward.supervisor.oom import OomWatch
 from onward.supervisor.pd_config import PdConfig
+from onward.supervisor.predecessor import Predecessor
 from onward.supervisor.registration_config import resolve_registration
 from onward.supervisor.supervisor import Supervisor
 from onward.transport.control_channel import ControlChannel, control_pair
@@ -31,6 +32,7 @@ def supervisor_of(
     clock: Clock | None = None,
     oom_watch: OomWatch | None = None,
     pd: PdConfig = PD,
+    predecessor: Predecessor | None = None,
 ) -> Iterator[Supervisor]:
     with socket.socket() as listening, socket.socket() as handoff:
         made = Supervisor(
@@ -45,6 +47,7 @@ def supervisor_of(
             on_ready=lambda worker: None,
             key_source=key_source,
             oom_watch=oom_watch,
+            predecessor=predecessor,
         )
         try:
             yield made

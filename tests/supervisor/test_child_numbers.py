@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from onward.config import ServeConfig
-from onward.obs.metrics import render
+from onward.obs.prometheus_text import render
 from onward.proto.control import MetricsSnapshot, QueryInstance, StartupProgress
 from onward.proto.stats import EngineStats, MetricFamily, MetricSeries
 from onward.supervisor.children import Child, ProcessRole

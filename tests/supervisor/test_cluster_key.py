@@ -59,7 +59,7 @@ def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
         read_key(str(tmp_path))
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o620])
 def test_a_key_that_others_can_touch_is_refused_with_the_command_that_mends_it(tmp_path: Path, mode: int) -> None:
     file = tmp_path / "key"
     write_key(file)

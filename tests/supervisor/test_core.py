@@ -227,7 +227,7 @@ def test_a_worker_is_killed_for_its_own_stall_and_not_for_that_of_the_one_before
         instance.receive(API, MetricsSnapshot(1, []))
         instance.take()
         instance.receive(ENGINE, snapshot(7, stalled_s=5.5))
-    assert instance.take_killed() == [], "it is too young to have stalled for so long"
+    assert instance.take_killed() == [], "it is younger than the stall timeout"
     instance.advance(1.0)
     assert instance.take_killed() == [instance.child(WORKER)]
 

@@ -62,7 +62,7 @@ def test_the_next_worker_gets_weights_and_pool_of_the_last_one() -> None:
         first = supervisor._worker_start_message("worker-1")
         assert (first.kv_memory, first.kv_memory_fd, first.weights) == ("memory-1", -1, None)
         assert supervisor._memory_fds() == ()
-        hand_over(supervisor, worker, channel, DeviceWeightsLoaded(7, "abc"), b"weights")
+        hand_over(supervisor, worker, channel, DeviceWeightsLoaded(7, "abc", "layout"), b"weights")
         hand_over(supervisor, worker, channel, DeviceKvAllocated("memory-1", 1 << 40, True), b"pool")
         kill_and_reap(supervisor, worker)
         start = supervisor._worker_start_message("worker-2")
@@ -85,7 +85,7 @@ def test_what_a_worker_sends_last_is_taken_although_it_is_dead() -> None:
 
 def test_a_worker_that_failed_leaves_its_weights_and_no_pool() -> None:
     with with_worker() as (supervisor, worker, channel):
-        hand_over(supervisor, worker, channel, DeviceWeightsLoaded(7, "abc"), b"weights")
+        hand_over(supervisor, worker, channel, DeviceWeightsLoaded(7, "abc", "layout"), b"weights")
         hand_over(supervisor, worker, channel, DeviceKvAllocated("memory-1", 4096, True), b"pool")
         supervisor._processes[worker].process.terminate()  # no SIGKILL: it has died of itself
         supervisor._processes[worker].process.wait()
@@ -120,11 +120,27 @@ def test_there_is_no_standby_where_the_device_has_no_room() -> None:
         assert not supervisor._core._settings.has_standby
 
 
+def test_removing_a_standby_of_memory_that_was_given_up_leaves_the_present_memory_alone() -> None:
+    """The engine writes block hashes into the table that it was given with the present memory."""
+    with with_worker(ServeConfig(device="cuda", standby_worker="on")) as (supervisor, worker, channel):
+        hand_over(supervisor, worker, channel, DeviceKvAllocated("memory-1", 4096, True), b"pool")
+        standby, standby_channel = child_of(supervisor, ProcessRole.STANDBY, "worker-2")
+        standby_channel.close()
+        standby.kv_memory = "memory-1"
+        end_with(supervisor, worker, -11)
+        present = supervisor._kv_memory.fds_of("memory-2")
+        assert present is not None
+        table = os.fstat(present.hashes).st_ino
+        supervisor._execute([RemoveProcess(standby)])
+        after = supervisor._kv_memory.fds_of("memory-2")
+        assert after is not None and os.fstat(after.hashes).st_ino == table
+
+
 @pytest.mark.parametrize(("status", "are_kept"), [(1, False), (0, True)])
 def test_weights_that_a_worker_cannot_start_with_are_loaded_again(status: int, are_kept: bool) -> None:
     """A failed start that was reported, and ends with 0, has another cause."""
     with with_worker() as (supervisor, worker, channel):
-        hand_over(supervisor, worker, channel, DeviceWeightsLoaded(7, "abc"), b"weights")
+        hand_over(supervisor, worker, channel, DeviceWeightsLoaded(7, "abc", "layout"), b"weights")
         worker.state = ChildState.STARTING
         end_with(supervisor, worker, status)
         assert (supervisor._worker_start_message("worker-2").weights is not None) is are_kept
@@ -133,7 +149,7 @@ def test_weights_that_a_worker_cannot_start_with_are_loaded_again(status: int, a
 def test_weights_of_a_worker_that_has_served_are_kept_whatever_it_died_of() -> None:
     """The next worker compares their checksum."""
     with with_worker() as (supervisor, worker, channel):
-        hand_over(supervisor, worker, channel, DeviceWeightsLoaded(7, "abc"), b"weights")
+        hand_over(supervisor, worker, channel, DeviceWeightsLoaded(7, "abc", "layout"), b"weights")
         end_with(supervisor, worker, 1)
         assert supervisor._worker_start_message("worker-2").weights is not None
 

@@ -8,9 +8,6 @@ import pytest
 from onward.config import ServeConfig
 from onward.proto.control import DeviceKvAllocated, DeviceWeightsLoaded, KeptWeights
 from onward.supervisor.kv_memory_owner import KvMemoryOwner, can_keep_kv_memory
-from onward.supervisor.pd_config import PdConfig
-
-NO_PD, DECODE = PdConfig(), PdConfig(kv_backend="shm")
 
 
 def identity(fd: int) -> tuple[int, int]:
@@ -95,20 +92,19 @@ def test_a_child_does_not_inherit_memory_that_it_was_not_given(index: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("flags", "pd", "is_kept"),
+    ("flags", "is_kept"),
     [
-        ({}, NO_PD, True),
-        ({"speculative": "ngram:4"}, NO_PD, True),
-        ({"speculative": "draft:/models/small:4"}, NO_PD, True),
-        ({"speculative": "eagle:/models/layer:1"}, NO_PD, False),
-        ({"device": "cuda"}, NO_PD, True),
-        ({"role": "decode"}, DECODE, False),
+        ({}, True),
+        ({"speculative": "ngram:4"}, True),
+        ({"speculative": "draft:/models/small:4"}, True),
+        ({"speculative": "eagle:/models/layer:1"}, False),
+        ({"device": "cuda"}, True),
+        ({"role": "decode"}, True),
+        ({"role": "prefill"}, True),
     ],
 )
-def test_memory_is_kept_where_nothing_else_writes_it_or_depends_on_it(
-    flags: dict[str, str], pd: PdConfig, is_kept: bool
-) -> None:
-    assert can_keep_kv_memory(ServeConfig(**flags), pd) is is_kept  # type: ignore[arg-type]
+def test_memory_is_kept_where_nothing_else_depends_on_it(flags: dict[str, str], is_kept: bool) -> None:
+    assert can_keep_kv_memory(ServeConfig(**flags)) is is_kept  # type: ignore[arg-type]
 
 
 def new_fd(content: bytes) -> int:
@@ -161,11 +157,11 @@ def test_weights_stay_when_kv_memory_is_given_up_and_newer_ones_replace_them() -
     owner.fds_of("memory-1")
     fd = new_fd(b"weights")
     first = identity(fd)
-    owner.take_weights(DeviceWeightsLoaded(7, "a"), fd)
+    owner.take_weights(DeviceWeightsLoaded(7, "a", "layout"), fd)
     owner.fds_of("memory-2")
-    assert owner.weights == KeptWeights(fd, 7, "a")
+    assert owner.weights == KeptWeights(fd, 7, "a", "layout")
     assert first in open_files()
-    owner.take_weights(DeviceWeightsLoaded(8, "b"), new_fd(b"newer"))
+    owner.take_weights(DeviceWeightsLoaded(8, "b", "layout"), new_fd(b"newer"))
     assert owner.weights is not None and os.pread(owner.weights.fd, 10, 0) == b"newer"
     assert first not in open_files()
     owner.close()

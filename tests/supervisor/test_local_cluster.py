@@ -1,19 +1,24 @@
 """A cluster's processes, with small scripts in the place of instances: started, read, restarted, ended."""
 
+import errno
+import logging
 import os
 import select
+import selectors
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from onward.clock import SystemClock
 from onward.errors import StartupError
-from onward.supervisor.local_cluster import KILL_AFTER_S, LocalCluster, MemberSpec
+from onward.supervisor.cluster_member import ClusterMember, MemberSpec
+from onward.supervisor.local_cluster import KILL_AFTER_S, LocalCluster
 
 READY = "print('  Onward serves', flush=True)"
 WAIT = "import signal; signal.pause()"
@@ -37,6 +42,7 @@ def cluster_of(
     on_line: Callable[[str, str], None] = lambda name, line: None,
     on_ready: Callable[[LocalCluster], None],
     drain_s: float = 0.0,
+    control_port: int | None = None,
 ) -> LocalCluster:
     return LocalCluster(
         plans,
@@ -46,6 +52,7 @@ def cluster_of(
         drain_s=drain_s,
         on_line=on_line,
         on_ready=on_ready,
+        control_port=control_port,
     )
 
 
@@ -138,6 +145,65 @@ def test_an_instance_that_dies_is_started_again_by_the_same_command() -> None:
     assert lines == ["up", "up"]
 
 
+def test_a_restart_that_the_system_refuses_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    program, moved = tmp_path / "instance", tmp_path / "moved"
+    program.write_text(f"#!{sys.executable}\nimport sys\nprint('up', file=sys.stderr, flush=True); {READY}; {WAIT}\n")
+    program.chmod(0o700)
+    lines: list[str] = []
+
+    class RestoreProgram(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("cannot start instance=mixed-0"):
+                moved.rename(program)
+
+    def on_line(_name: str, line: str) -> None:
+        lines.append(line)
+        if len(lines) == 2:
+            stop(cluster)
+
+    def on_ready(made: LocalCluster) -> None:
+        program.rename(moved)
+        process = made.members[0].process
+        assert process is not None
+        process.kill()
+
+    spec = replace(instance("mixed-0", ""), command=(str(program),))
+    cluster = cluster_of(spec, on_line=on_line, on_ready=on_ready)
+    handler = RestoreProgram()
+    logging.getLogger("onward.supervisor.local_cluster").addHandler(handler)
+    try:
+        cluster.run()
+    finally:
+        logging.getLogger("onward.supervisor.local_cluster").removeHandler(handler)
+    assert lines == ["up", "up"]
+
+
+class FullSelector(selectors.DefaultSelector):
+    """A selector for which the operating system watches no more files."""
+
+    def __init__(self, member: ClusterMember) -> None:
+        super().__init__()
+        self._member = member
+        self.processes: list[subprocess.Popen[bytes] | None] = []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        self.processes.append(self._member.process)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_process_whose_output_cannot_be_read_does_not_run_beside_the_next_one() -> None:
+    cluster = cluster_of(instance("mixed-0", WAIT), on_ready=stop)
+    [member] = cluster.members
+    cluster._selector.close()
+    with FullSelector(member) as selector:
+        cluster._selector = selector
+        cluster._restart(member, 100.0)
+        [process] = selector.processes
+        assert process is not None and process.returncode == -signal.SIGKILL
+        assert member.process is None
+        assert member.restart_at_s == 101.0
+
+
 def test_a_second_signal_does_not_wait_for_an_instance_that_will_not_leave() -> None:
     say_no = "lambda *_: print('no', file=sys.stderr, flush=True)"
     stubborn = f"import signal, sys; signal.signal(signal.SIGTERM, {say_no}); {READY}\nwhile True: signal.pause()"
@@ -150,7 +216,7 @@ def test_a_second_signal_does_not_wait_for_an_instance_that_will_not_leave() -> 
 
 
 def test_the_router_leaves_first_and_prefill_instances_last() -> None:
-    """Each says so when it is asked to leave, and takes its time: nobody is asked before the others are gone."""
+    """Each says so when it is asked to leave, and takes its time: no instance is asked before the others are gone."""
     lines: list[str] = []
     leave = "lambda *_: (print('asked', file=sys.stderr, flush=True), time.sleep(0.2), sys.exit('left'))"
     script = f"import signal, sys, time; signal.signal(signal.SIGTERM, {leave}); {READY}; {WAIT}"

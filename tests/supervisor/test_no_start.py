@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from onward.config import ServeConfig
+from onward.proto.worker_wire_address import ShmWireAddress
 from onward.supervisor.children import ProcessRole
 from onward.supervisor.core import START_RETRY_S, StartProcess
+from onward.supervisor.pd_config import PdConfig
 from onward.supervisor.supervisor import Supervisor
-from tests.supervisor.stand_ins import supervisor_of
+from onward.transport import shm_wire
+from onward.transport.control_channel import MAX_INLINE_BYTES
+from tests.supervisor.stand_ins import kill_and_reap, supervisor_of
 
 
 def open_files() -> set[int]:
@@ -94,3 +98,47 @@ def test_an_engine_that_could_be_started_without_its_worker_gets_one_later_and_s
 def test_a_first_start_that_the_system_does_not_allow_is_an_error() -> None:
     with supervisor_of(ServeConfig()) as supervisor, files_left(0), pytest.raises(OSError):
         supervisor._execute(supervisor._core.start())
+
+
+def child_pids() -> set[int]:
+    """Child processes that run, or that were not reaped."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+
+
+@contextmanager
+def files_of(num_bytes: int) -> Iterator[None]:
+    """No file may be longer meanwhile, memory included."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_worker_that_cannot_be_told_to_start_is_ended_and_leaves_nothing() -> None:
+    """A long message goes through memory, which the system may refuse after the process has started."""
+    clock, others = HandClock(), child_pids()
+    pd = PdConfig(kv_backend="shm", cluster_key="ab" * MAX_INLINE_BYTES)
+    with supervisor_of(ServeConfig(role="decode", transport="zmq"), clock=clock, pd=pd) as supervisor:
+        supervisor._core.was_ready = True
+        supervisor._execute([StartProcess(ProcessRole.ENGINE, 0)])
+        [worker] = supervisor._core.children_of(ProcessRole.WORKER)
+        kill_and_reap(supervisor, worker)
+        before = open_files()
+        with files_of(0):
+            tick(supervisor, clock, clock.at_s + START_RETRY_S)
+        assert roles(supervisor) == [ProcessRole.ENGINE]
+        assert child_pids() - others == {process.process.pid for process in supervisor._processes.values()}
+        assert open_files() == before
+        tick(supervisor, clock, clock.at_s + START_RETRY_S)
+        assert roles(supervisor) == [ProcessRole.ENGINE, ProcessRole.WORKER]
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_a_wire_that_the_system_does_not_allow_leaves_nothing(room: int) -> None:
+    before = open_files()
+    with files_left(room), pytest.raises(OSError):
+        shm_wire.create_ring(ShmWireAddress("worker", 1, 1, 100, 100))
+    assert open_files() == before

@@ -1,4 +1,4 @@
-"""A process that the kernel killed for memory is told apart from one that somebody killed."""
+"""A process that the kernel killed for memory is told apart from one that a signal killed."""
 
 import logging
 from contextlib import closing

@@ -89,7 +89,7 @@ def test_kv_is_taken_in_where_peers_can_reach_it() -> None:
     [
         ("http://127.0.0.1:8080", "127.0.0.1", "", "", "shm"),
         ("http://127.0.0.1:8080", "127.0.0.1", "", KEY, "shm"),
-        ("http://127.0.0.1:8080", "0.0.0.0", "", KEY, "tcp"),  # whoever others may reach, they may
+        ("http://127.0.0.1:8080", "0.0.0.0", "", KEY, "tcp"),  # peers may be on other machines, as clients may
         ("http://127.0.0.1:8080,http://192.0.2.7:8080", "0.0.0.0", "", KEY, "tcp"),
         ("http://192.0.2.7:8080", "0.0.0.0", HERE, KEY, "tcp"),
         ("http://127.0.0.1:8080", "127.0.0.1", THERE, KEY, "tcp"),

@@ -45,6 +45,14 @@ def test_a_url_that_was_named_is_meant() -> None:
     assert resolve_registration(config, 1).own_url == "https://gpu7:443"
 
 
+@pytest.mark.parametrize("url", ["http://2001:db8::7:8000", "http://[2001:db8::7]:8000/"])
+def test_an_ipv6_address_may_be_advertised_without_brackets(url: str) -> None:
+    """As a pod template writes it: http://$(POD_IP):8000."""
+    config = ServeConfig(router=THERE, host="::", advertise_url=url, cluster_key_file="key")
+    check_routers(config)
+    assert resolve_registration(config, 1).own_url == "http://[2001:db8::7]:8000"
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [

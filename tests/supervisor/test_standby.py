@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from onward.proto.control import ChildReady, WorkerGone
+from onward.proto.control import ChildReady, ReplaceWorker, WorkerGone
 from onward.supervisor.children import Child, ChildState, ProcessRole
 from onward.supervisor.core import (
     ACTIVATION_TIMEOUT_S,
@@ -40,6 +40,17 @@ def test_a_standby_starts_when_the_instance_has_served_for_a_moment() -> None:
     assert instance.core.was_ready and not instance.core.children_of(STANDBY)
     instance.advance(STANDBY_DELAY_S)
     assert instance.starts == [STANDBY]
+
+
+def test_the_first_reason_for_which_a_worker_is_killed_decides_about_its_memory() -> None:
+    """A peer may still write the memory. That the worker is found stopped as well changes nothing."""
+    instance = InstanceOfCore(owns_kv_memory=True)
+    instance.make_ready()
+    memory, worker = instance.core.kv_memory, instance.child(WORKER)
+    instance.receive(ENGINE, ReplaceWorker(worker.incarnation, "blocks are quarantined for too long"))
+    instance.replace_stopped(worker)
+    instance.die(WORKER)
+    assert instance.core.kv_memory != memory
 
 
 def test_without_the_setting_there_is_none() -> None:

@@ -60,6 +60,13 @@ def be_silent(instance: InstanceOfCore) -> None:
     instance.die(ProcessRole.WORKER, KILLED)
 
 
+def stop_by_signal(instance: InstanceOfCore) -> None:
+    worker = instance.child(ProcessRole.WORKER)
+    instance.replace_stopped(worker)
+    assert instance.take_killed() == [worker]
+    instance.die(ProcessRole.WORKER, KILLED)
+
+
 def replace_worker(instance: InstanceOfCore) -> None:
     instance.receive(ProcessRole.ENGINE, ReplaceWorker(instance.child(ProcessRole.WORKER).incarnation, "quarantine"))
     assert [child.role for child in instance.take_killed()] == [ProcessRole.WORKER]
@@ -74,14 +81,20 @@ def exit_by_itself(instance: InstanceOfCore) -> None:
     instance.die(ProcessRole.WORKER, 1)
 
 
+def kill_worker_with_a_late_peer(instance: InstanceOfCore) -> None:
+    instance.die(ProcessRole.WORKER, KILLED, peer_may_write=True)
+
+
 CASES: dict[WorkerDeath, tuple[Callable[[InstanceOfCore], None], bool]] = {
     WorkerDeath.KILLED_FROM_OUTSIDE: (kill_worker, True),
     WorkerDeath.KILLED_FOR_DEMO: (kill_for_demo, True),
     WorkerDeath.ENGINE_DIED: (kill_engine, True),
+    WorkerDeath.STOPPED: (stop_by_signal, True),
     WorkerDeath.SILENT: (be_silent, False),
     WorkerDeath.REPLACED: (replace_worker, False),
     WorkerDeath.CRASHED: (crash, False),
     WorkerDeath.EXITED: (exit_by_itself, False),
+    WorkerDeath.PEER_MAY_WRITE: (kill_worker_with_a_late_peer, False),
 }
 """How each death comes about, and whether its memory is kept."""
 
@@ -126,6 +139,7 @@ def test_no_death_keeps_memory_that_the_supervisor_does_not_own(death: WorkerDea
     [
         (KILLED, None, True, WorkerDeath.KILLED_FROM_OUTSIDE),
         (KILLED, None, False, WorkerDeath.ENGINE_DIED),
+        (KILLED, KillReason.STOPPED, True, WorkerDeath.STOPPED),
         (KILLED, KillReason.SILENCE, True, WorkerDeath.SILENT),
         (KILLED, KillReason.SILENCE, False, WorkerDeath.SILENT),
         (KILLED, KillReason.REPLACEMENT, True, WorkerDeath.REPLACED),
@@ -148,6 +162,13 @@ def test_the_reason_of_a_kill_decides_and_after_it_the_signal(
     return_code: int, kill_reason: KillReason | None, has_engine: bool, death: WorkerDeath
 ) -> None:
     assert classify_death(return_code, kill_reason, has_engine=has_engine) is death
+
+
+@pytest.mark.parametrize("return_code", [KILLED, -signal.SIGSEGV, 1])
+@pytest.mark.parametrize("has_engine", [True, False])
+def test_a_peer_that_may_still_write_decides_before_all_else(return_code: int, has_engine: bool) -> None:
+    death = classify_death(return_code, None, has_engine=has_engine, peer_may_write=True)
+    assert death is WorkerDeath.PEER_MAY_WRITE
 
 
 def test_every_death_has_a_row_in_the_table() -> None:
@@ -173,6 +194,14 @@ def test_memory_ends_if_the_worker_of_a_dead_engine_was_to_be_killed_for_its_sil
     instance = make_instance()
     instance.child(ProcessRole.WORKER).kill_reason = KillReason.SILENCE
     kill_engine(instance)
+    assert instance.core.kv_memory != FIRST_MEMORY
+
+
+def test_memory_ends_if_a_peer_may_still_write_that_of_the_worker_of_a_dead_engine() -> None:
+    instance = make_instance()
+    worker = instance.child(ProcessRole.WORKER)
+    instance.core.on_exit(instance.child(ProcessRole.ENGINE), KILLED, "killed", instance.now_s)
+    instance.core.on_removed(worker, KILLED, peer_may_write=True)
     assert instance.core.kv_memory != FIRST_MEMORY
 
 

@@ -7,7 +7,13 @@ from onward.config import ServeConfig
 from onward.proto.kv_transfer import KvEndpoint, KvPush
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.reasoning_params import ReasoningParams
-from onward.proto.sampling_params import MAX_BAD_WORD_TOKENS, MAX_GRAMMAR_BYTES, Grammar, SamplingParams
+from onward.proto.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_GRAMMAR_BYTES,
+    Grammar,
+    SamplingParams,
+)
 from onward.proto.step import AssignSlot, RunSlot, StepPlan
 from onward.supervisor.worker_wire import shm_wire_for
 from onward.text.bad_words import MAX_BAD_WORDS
@@ -28,6 +34,7 @@ def largest_assignment(slot: int) -> AssignSlot:
         logit_bias=((LARGE, 1.1),) * MAX_LOGIT_BIASES,
         bad_words=((LARGE,) * per_word,) * (2 * MAX_BAD_WORDS),
         grammar=Grammar("grammar", "x" * MAX_GRAMMAR_BYTES),
+        allowed_token_ids=(LARGE,) * MAX_ALLOWED_TOKEN_IDS,
         reasoning=ReasoningParams((LARGE,), (LARGE,), True, LARGE, (LARGE,) * 16),
     )
     push = KvPush("x" * 64, KvEndpoint("tcp", "x" * 64, "x" * 64), 0, [LARGE] * num_blocks, True)

@@ -120,7 +120,7 @@ def _string(chance: random.Random, special_tokens: Sequence[str], repeated: str)
 
 
 def _character(chance: random.Random) -> str:
-    """Of any plane, assigned or not; half of them from the first."""
+    """Returns a character of any plane, assigned or not; half of them from the first."""
     while True:
         plane = chance.choice((0, chance.randint(0, 16)))
         code = (plane << 16) + chance.randint(0, 0xFFFF)

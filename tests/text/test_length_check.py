@@ -10,9 +10,10 @@ from tokenizers import normalizers
 from onward.errors import InvalidRequest
 from onward.proto.model import TokenizerFiles
 from onward.text.gguf_tokenizer import build_tokenizer
-from onward.text.length_check import PIECE_CHARS, check_text_length
+from onward.text.length_check import PIECE_CHARS, check_text_length, kept_text
 from onward.text.prompt_tokenizer import ChatMessage, PromptTokenizer
 from onward.text.tokenizer import Tokenizer
+from onward.text.truncation import Side, Truncation
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -81,3 +82,34 @@ def test_a_text_that_a_normalizer_makes_shorter_is_not_refused(byte_level_metada
     fitting = Tokenizer(build_tokenizer(byte_level_metadata).to_str()).max_bytes_per_token
     assert tokenizer.max_bytes_per_token == 4 * fitting
     assert tokenizer.encode(text, max_tokens=400) == tokenizer.encode("A" * 400)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_side_of_a_long_text_costs_no_more_than_the_tokens_that_are_kept(side: Side) -> None:
+    for num_pieces in (5, 50):
+        count = Counted(PIECE_CHARS)
+        text = "2" + "1" * (num_pieces * PIECE_CHARS) + "3"
+        kept = kept_text(text, Truncation(PIECE_CHARS, side), count)
+        assert count.num_chars == len(kept) == 3 * PIECE_CHARS
+        assert kept.endswith("13") if side == "left" else kept.startswith("21")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_part_of_a_text_that_is_tokenized_does_not_depend_on_the_context(
+    byte_level_tokenizer: Tokenizer, side: Side
+) -> None:
+    """An instance with another context, or a router that knows none, makes the same tokens."""
+    text, truncation = "one two " * 50_000, Truncation(10, side)
+    contexts = (10, 1_000, 1_000_000, None)
+    sizes = {len(byte_level_tokenizer.encode(text, max_tokens=size, truncation=truncation)) for size in contexts}
+    assert len(sizes) == 1 and max(sizes) < PIECE_CHARS
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.text(min_size=1, max_size=40), st.integers(1, 300), st.sampled_from(["left", "right"]))
+def test_the_kept_tokens_of_a_text_do_not_depend_on_where_it_was_cut(
+    byte_level_tokenizer: Tokenizer, text: str, num_tokens: int, side: Side
+) -> None:
+    long, truncation = text * (200_000 // len(text)), Truncation(num_tokens, side)
+    expected = truncation.cut(byte_level_tokenizer.encode(long))
+    assert truncation.cut(byte_level_tokenizer.encode(long, max_tokens=300, truncation=truncation)) == expected

@@ -31,6 +31,16 @@ def test_a_chat_is_the_rendered_template_and_what_was_not_sent_is_not_there(mode
     assert tokens.tokenize_chat(messages, 0) == tokens.tokenizer.encode_chat(rendered)
 
 
+def test_special_tokens_are_added_to_a_chat_only_where_asked_for(byte_level_metadata: dict[str, Any]) -> None:
+    with_bos = build_tokenizer(byte_level_metadata | {"tokenizer.ggml.add_bos_token": True}).to_str()
+    tokens = PromptTokenizer(TokenizerFiles(with_bos, "{{ messages[0].content }}", "<|begin|>", "<|end|>"))
+    assert tokens.tokenizer is not None
+    bos, messages = tokens.tokenizer.token_id("<|begin|>"), [ChatMessage("user", "fox")]
+    plain = tokens.tokenize_chat(messages, 0)
+    assert plain and bos not in plain
+    assert tokens.tokenize_chat(messages, 0, add_special_tokens=True) == [bos, *plain]
+
+
 def test_a_template_that_does_not_know_tools_gets_them_in_words(model_text: TokenizerFiles) -> None:
     tool = {"type": "function", "function": {"name": "fox"}}
     asked = TemplateOptions(tools=[tool])

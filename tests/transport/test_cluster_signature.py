@@ -1,4 +1,4 @@
-"""Who shows that it holds the cluster's key, and who only says so."""
+"""A peer proves that it has the cluster's key; a peer that only claims it is refused."""
 
 import pytest
 

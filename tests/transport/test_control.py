@@ -9,7 +9,7 @@ from onward.transport.control_channel import ChannelClosed, ControlChannel, cont
 from onward.web.auth.api_key_table import MAX_KEYS, MAX_LIMIT, MAX_NAME_LENGTH
 
 KERNEL_DEFAULT_BYTES = 212_992
-"""What Linux grants a socket's buffer at most, unless somebody has raised `wmem_max`."""
+"""What Linux grants a socket's buffer at most, unless `wmem_max` was raised."""
 
 
 def test_messages_arrive_whole_and_in_order() -> None:

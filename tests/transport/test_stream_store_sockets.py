@@ -57,9 +57,9 @@ def test_messages_survive_both_ways_and_each_process_is_known_by_its_name() -> N
     async def scenario() -> None:
         wires = SocketPoller()
         port = wires.stream_store_server(to_bind)
+        assert not port.send("api-1", FROM_SHELF[0]), "it has not connected yet"
         socket = StreamStoreClientSocket(to_connect, "api-1")
         try:
-            assert not port.send("api-1", FROM_SHELF[0]), "it has not spoken yet"
             assert [socket.send(message) for message in TO_SHELF] == [True] * len(TO_SHELF)
             received: list[tuple[str, ToStreamStore]] = []
             while len(received) < len(TO_SHELF):

@@ -1,4 +1,4 @@
-"""A certificate for 127.0.0.1 that nobody but the test trusts."""
+"""A certificate for 127.0.0.1 that only the test trusts."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Asks every route of a server for every method, as nobody, as a user and as an admin. Knows neither server."""
+"""Asks every route of a server for every method, without a key, as a user and as an admin. Knows neither server."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from onward.web.auth.authenticator import GuardedRoute, RouteAccess
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 KEYS = {"user": "ow-key-of-a-user", "other": "ow-key-of-another", "admin": "ow-key-of-an-admin"}
 REFUSED = (401, 403)
+OLLAMA_PATHS = tuple(f"/api/{name}" for name in ("chat", "generate", "embed", "tags", "show", "ps", "version"))
 
 
 def entries() -> list[ApiKeyEntry]:

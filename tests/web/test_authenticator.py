@@ -1,4 +1,4 @@
-"""Who may use which route, by the key that an exchange shows."""
+"""The routes that each key may use."""
 
 import asyncio
 from collections.abc import Sequence
@@ -74,6 +74,14 @@ def test_each_route_asks_for_what_it_says() -> None:
     assert statuses(app, USER, PATHS) == [200, 200, 403, 403, 403, 404]
     assert statuses(app, ADMIN, PATHS) == [200, 200, 200, 200, 200, 404]
     assert ask(app, "/user", USER).body == b"user" and ask(app, "/user", ADMIN).body == b"admin"
+
+
+def test_a_key_may_come_as_x_api_key_too() -> None:
+    app = guarded_app(ActiveKeys(keys_of()))
+    assert statuses(app, {"x-api-key": "user-key"}, PATHS) == [200, 200, 403, 403, 403, 404]
+    assert statuses(app, {"x-api-key": "user-kez"}, PATHS) == [200, 401, 401, 401, 401, 401]
+    both = {"x-api-key": "admin-key", **USER}
+    assert ask(app, "/user", both).body == b"user", "a bearer token counts first"
 
 
 @pytest.mark.parametrize(

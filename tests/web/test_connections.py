@@ -1,4 +1,4 @@
-"""Connections over real sockets that take too much: of bytes, of time, of places. Bounds are small: nobody waits long."""
+"""Connections over real sockets that take too much: of bytes, of time, of places. Bounds are small here."""
 
 import asyncio
 import json
@@ -191,7 +191,7 @@ SMALL = ConnectionLimits(
         (get("/" + "u" * 100), 414, "url_too_long", "URL: is longer than 100 bytes"),
         (b"GET /" + b"u" * 100, 414, "url_too_long", "URL: is longer than 100 bytes"),
         (b"\r\n" * 600, 431, "headers_too_large", "headers: are larger than 1000 bytes"),
-        (b"\x16\x03\x01 hello\r\n\r\n", 400, "invalid_http", "no request of HTTP/1.1"),
+        (b"\x16\x03\x01 hello\r\n\r\n", 400, "invalid_http", "not an HTTP/1.1 request"),
     ],
     ids=["a header", "a header without an end", "headers", "a URL", "a URL without an end", "empty lines", "no HTTP"],
 )

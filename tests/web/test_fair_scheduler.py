@@ -1,4 +1,4 @@
-"""Callers share threads fairly: nobody waits for another caller's queue, however long or slow that is."""
+"""Callers share threads fairly: no caller waits for another caller's queue, however long or slow that is."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Whose an id is can be told from the id alone, by whoever knows the name."""
+"""The owner of an id can be checked from the id and the owner's name alone."""
 
 import secrets
 

@@ -15,6 +15,7 @@ from onward.sim.loop import VirtualLoop
 from onward.web import asgi
 from onward.web.auth import authenticator
 from onward.web.auth.api_key_table import Caller
+from onward.web.auth.cross_site import FILES_PATH
 from onward.web.caller_pacer import (
     BODY_BYTE_RATE,
     MAX_BUFFERED_BODY_BYTES,
@@ -67,7 +68,9 @@ class World(Clock):
         self.run(0.0)
         self.loop.close()
 
-    async def ask(self, caller: str, body: "list[Message] | None" = None) -> Client:
+    async def ask(
+        self, caller: str, body: "list[Message] | None" = None, method: str = "GET", path: str = "/v1/completions"
+    ) -> Client:
         client = Client(body or [body_part(b"{}")])
 
         async def receive() -> Message:
@@ -75,7 +78,7 @@ class World(Clock):
             self.num_taken[caller] += len(message.get("body", b""))
             return message
 
-        scope = {**request_scope("/v1/completions"), authenticator._CALLER: Caller(caller, "user")}
+        scope = {**request_scope(path), "method": method, authenticator._CALLER: Caller(caller, "user")}
         await self.app(scope, receive, client.send)
         return client
 
@@ -83,7 +86,11 @@ class World(Clock):
         caller = authenticator.get_caller(scope).name
         self.looked_at[caller] += 1
         try:
-            await asgi.read_body(receive, LARGE)
+            if scope["path"] == FILES_PATH:
+                while (await receive()).get("more_body"):
+                    pass
+            else:
+                await asgi.read_body(receive, LARGE)
         except asgi.ClientDisconnected:
             return
         if caller in self.refusals:
@@ -200,3 +207,16 @@ def test_a_client_that_leaves_within_its_body_holds_nothing(world: World) -> Non
     late = world.begin(world.ask("a", large_body()))
     world.run(1.0)
     assert late.done()
+
+
+def test_uploads_that_go_to_disk_do_not_count_as_held_and_are_paced(world: World) -> None:
+    upload = large_body(MAX_BUFFERED_BODY_BYTES + 2 * LARGE)[:-1]
+    world.begin(world.ask("a", upload, "POST", FILES_PATH))
+    world.run(1.0)
+    free = BODY_BYTE_RATE.burst + UNPACED_BODY_BYTES + 2 * PART
+    assert world.num_taken["a"] <= BODY_BYTE_RATE.per_s + free
+    world.run(2 * MAX_BUFFERED_BODY_BYTES / BODY_BYTE_RATE.per_s)
+    assert world.num_taken["a"] > MAX_BUFFERED_BODY_BYTES
+    other = world.begin(world.ask("a", large_body()))
+    world.run(2.0)
+    assert other.done(), "the upload has not ended"

@@ -64,5 +64,5 @@ def test_files_that_cannot_be_used_are_named(files: tuple[str, str], tmp_path: P
         check_tls(TlsFiles(str(tmp_path / "nothing"), key))
     with pytest.raises(StartupError, match=r"--tls-key .*/nothing: No such file"):
         check_tls(TlsFiles(cert, str(tmp_path / "nothing")))
-    with pytest.raises(StartupError, match=r"--tls-cert .* no certificate"):
+    with pytest.raises(StartupError, match=r"--tls-cert .* and --tls-key .* are not a certificate and its key"):
         check_tls(TlsFiles(key, key))

@@ -45,6 +45,11 @@ def refused(**fields: Any) -> str | None:
 NAMED = {"type": "function", "function": {"name": "g"}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def test_tools_may_be_called_unless_the_request_says_otherwise() -> None:
     both = [tool("f"), tool("g")]
     assert plan() == ResolvedTools()
@@ -54,6 +59,16 @@ def test_tools_may_be_called_unless_the_request_says_otherwise() -> None:
     assert plan(tools=both, tool_choice="required").is_forced
     named = plan(tools=both, tool_choice=NAMED)
     assert (named.tool_choice, named.names, len(named.tools)) == ("named", {"g"}, 2)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_some_of_the_tools_may_be_allowed(mode: str) -> None:
+    some = plan(tools=[tool("f"), tool("g"), tool("h")], tool_choice=allowed(mode, "h", "f"))
+    assert (some.tool_choice, some.is_forced) == (mode, mode == "required")
+    assert some.names == {"f", "h"}
+    assert [one["function"]["name"] for one in some.for_template() or []] == ["f", "g", "h"], (
+        "the prompt stays the same"
+    )
 
 
 def test_a_model_that_must_not_call_is_not_told_of_tools() -> None:
@@ -94,7 +109,7 @@ def nested(depth: int) -> dict[str, Any]:
     [
         ({"tools": [{"type": "web", "function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [tool(), tool("a b")]}, "tools[1].function.name"),
-        ({"tools": [tool("x" * 65)]}, "tools[0].function.name"),
+        ({"tools": [tool("x" * 129)]}, "tools[0].function.name"),
         ({"tools": [tool(""), tool()]}, "tools[0].function.name"),
         ({"tools": [tool(), tool()]}, "tools[1].function.name"),
         ({"tools": [tool(str(index)) for index in range(MAX_TOOLS + 1)]}, "tools"),
@@ -110,7 +125,16 @@ def nested(depth: int) -> dict[str, Any]:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": NAMED}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": NAMED}, "tool_choice.function.name"),
-        ({"tools": [tool()], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tools": [tool()], "tool_choice": {"type": "hosted"}}, "tool_choice.type"),
+        ({"tools": [tool()], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tools": [tool()], "tool_choice": allowed("some", "f")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": [tool()], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        ({"tools": [tool()], "tool_choice": allowed("auto", "g")}, "tool_choice.allowed_tools.tools[0].function.name"),
+        ({"tool_choice": allowed("required", "f")}, "tool_choice"),
+        (
+            {"tools": [tool()], "tool_choice": NAMED | allowed("auto", "f") | {"type": "function"}},
+            "tool_choice.allowed_tools",
+        ),
         ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice.function"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",

@@ -28,12 +28,12 @@ class Driver:
 
     def __init__(
         self, model: PreparedModel, weights: Mapping[str, Any], masks: MaskExecutor | None = None,
-        drafter: Any = None, **settings: Any,
+        drafter: Any = None, ranks: Any = None, **settings: Any,
     ) -> None:  # fmt: skip
         self.config = WorkerConfig(**({"num_kv_blocks": 256, "max_num_seqs": 64, "max_model_len": 512} | settings))
         from onward.worker.cpu_device import CpuDevice  # not there where only a CUDA device is driven
 
-        self._open(ModelRunner(model, self.config, CpuDevice(model, self.config, weights, drafter), masks))
+        self._open(ModelRunner(model, self.config, CpuDevice(model, self.config, weights, drafter, ranks=ranks), masks))
 
     def _open(self, runner: ModelRunner) -> None:
         self.runner = runner

@@ -41,7 +41,7 @@ class InThreads:
 
 
 class Held:
-    """No mask is there before somebody says so."""
+    """Masks that are not ready before the test releases them."""
 
     def __init__(self) -> None:
         self._held: list[tuple[Future[TokenBitmask], Callable[[], TokenBitmask]]] = []

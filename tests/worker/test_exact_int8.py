@@ -6,7 +6,7 @@ What is counted is elements that differ, and the count must be zero.
 import numpy as np
 import pytest
 
-from onward.proto.model import ModelConfig
+from onward.proto.model import Experts, ModelConfig
 from tests.kernels.exact_bits import differing
 from tests.worker.exact_int8 import (
     GROUP_SIZES,
@@ -43,8 +43,11 @@ def test_no_element_of_the_logits_differs_on_any_path_for_any_shape_of_head(head
         ({"architecture": "qwen3", "qk_norm": True}, False),
         ({"architecture": "qwen2", "qkv_bias": True}, False),
         ({"tie_word_embeddings": False}, True),
+        ({"experts": Experts(num_experts=6, top_k=3, intermediate_size=96, shared_intermediate_size=64)}, False),
+        ({"experts": Experts(8, 3, 64, scores="sigmoid", selection_bias=True, num_groups=4, top_groups=2)}, False),
+        ({"experts": Experts(num_experts=17, top_k=4, intermediate_size=64, renormalize=True)}, True),
     ],
-    ids=["qwen3", "qwen2-float-kv", "four-bit-weights"],
+    ids=["qwen3", "qwen2-float-kv", "four-bit-weights", "experts", "grouped-experts", "four-bit-experts"],
 )
 def test_no_element_of_the_logits_differs_in_any_family_of_models(changes: dict, is_grid: bool) -> None:
     config = shape(64, 3, **changes)

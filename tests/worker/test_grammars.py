@@ -123,7 +123,7 @@ def test_bad_words_that_leave_nothing_are_told(new_driver: NewDriver) -> None:
     driver.step(assign=[request])
     [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 7)])
     assert isinstance(event, SlotFailed)
-    assert (event.code, "no token to draw" in event.message) == ("grammar_failed", True)
+    assert (event.code, "no token to sample" in event.message) == ("grammar_failed", True)
 
 
 def test_a_model_without_a_tokenizer_has_no_grammars(new_driver: NewDriver) -> None:

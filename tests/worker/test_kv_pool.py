@@ -53,7 +53,7 @@ def test_private_memory_has_no_file_descriptor_and_the_same_size() -> None:
 
 @pytest.fixture
 def memory_fd() -> Iterator[int]:
-    """Of memory that a supervisor keeps. Workers get duplicates, as over a process boundary."""
+    """A file descriptor of memory that a supervisor keeps. Workers get duplicates, as over a process boundary."""
     fd = os.memfd_create("onward-kv-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     yield fd
     os.close(fd)

@@ -1,4 +1,4 @@
-"""Whoever watches a forward pass from another thread never takes a layer for written before it is."""
+"""A thread that watches a forward pass never takes a layer for written before it is."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Who makes a mask: the thread that asks, or another one."""
+"""Masks are made by the thread that asks, or by another one."""
 
 import math
 import threading
@@ -20,7 +20,7 @@ MASK = TokenBitmask(b"\x01", may_end=False)
 
 
 class Workshop:
-    """A maker whose masks take as long as somebody says."""
+    """A maker whose masks take as long as the test says."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -107,7 +107,7 @@ def test_blocks_that_were_asked_for_must_fit_on_the_device() -> None:
 
 
 def pool(**settings: Any) -> tuple[int, bool]:
-    """Of a device of 100 GiB with 20 GiB of weights; the worker has 2 GiB of buffers."""
+    """Returns the pool of a device of 100 GiB with 20 GiB of weights; the worker has 2 GiB of buffers."""
     config = WorkerConfig(max_num_seqs=1 << 20, **settings)
     return choose_device_pool(config, DEVICE_BLOCK, 4096, free=78 * GIB, total=100 * GIB, buffers=2 * GIB)
 

@@ -24,6 +24,13 @@ def test_a_request_without_rules_needs_none() -> None:
     assert LogitsProcessor.is_needed(SamplingParams(seed=1, repetition_penalty=1.1))
     assert LogitsProcessor.is_needed(SamplingParams(seed=1, bad_words=((3,),)))
     assert LogitsProcessor.is_needed(SamplingParams(seed=1, logit_bias=((3, 1.0),)))
+    assert LogitsProcessor.is_needed(SamplingParams(seed=1, allowed_token_ids=(3,)))
+
+
+def test_only_allowed_tokens_are_left_and_bad_words_among_them_are_not() -> None:
+    sampling = SamplingParams(seed=1, allowed_token_ids=(2, 5, 7, VOCAB + 1), bad_words=((7,),), logit_bias=((3, 9.0),))
+    row = processed(sampling, prompt=[1], output=[])
+    assert np.flatnonzero(np.isfinite(row)).tolist() == [2, 5]
 
 
 def test_presence_and_frequency_count_the_output_and_not_the_prompt() -> None:

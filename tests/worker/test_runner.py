@@ -181,6 +181,17 @@ def test_logits_that_are_no_numbers_fail_their_own_request_only(new_driver: NewD
     )
 
 
+def test_a_request_that_forbids_every_token_fails_as_its_own_fault(new_driver: NewDriver) -> None:
+    driver = new_driver()
+    sampling = SamplingParams(seed=1, temperature=0.0, allowed_token_ids=(5,), bad_words=((5,),))
+    bad, good = driver.assign(0, PROMPT, room=1, sampling=sampling), driver.assign(1, PROMPT, room=1)
+    runs = [RunSlot(0, bad.slot_epoch, 7), RunSlot(1, good.slot_epoch, 7)]
+    failed, other = sorted(driver.step(assign=[bad, good], run=runs), key=lambda event: event.slot)
+    assert isinstance(failed, SlotFailed) and isinstance(other, SlotTokens)
+    assert failed.code == "no_token_allowed"
+    assert "allowed_token_ids" in failed.message and "grammar" not in failed.message
+
+
 def test_sampling_is_the_same_after_a_resume_as_without_one(new_driver: NewDriver) -> None:
     sampling = SamplingParams(seed=1234, choice_index=2, temperature=3.0, top_p=0.95)
     driver = new_driver()

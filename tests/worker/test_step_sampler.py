@@ -77,12 +77,17 @@ SAMPLING = SamplingParams(
 )
 
 
-def test_a_resumed_request_draws_the_same_tokens_and_logprobs_wherever_it_was_cut() -> None:
-    whole = run(small_int8.driver(), SAMPLING, PROMPT, [7] + [1] * 9)
+ALLOWED = SamplingParams(seed=11, temperature=1.2, allowed_token_ids=(3, 5, 8, 13, 21), logprobs=2)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLING, ALLOWED])
+def test_a_resumed_request_draws_the_same_tokens_and_logprobs_wherever_it_was_cut(sampling: SamplingParams) -> None:
+    whole = run(small_int8.driver(), sampling, PROMPT, [7] + [1] * 9)
     tokens = [event.token_ids[0] for event in whole]
     assert 4 not in tokens
+    assert sampling is SAMPLING or {*tokens} <= {*sampling.allowed_token_ids}
     for cut in range(1, 10):
-        rest = run(small_int8.driver(), SAMPLING, PROMPT + tokens[:cut], [7 + cut] + [1] * (9 - cut))
+        rest = run(small_int8.driver(), sampling, PROMPT + tokens[:cut], [7 + cut] + [1] * (9 - cut))
         assert [event.token_ids[0] for event in rest] == tokens[cut:]
         assert [event.logprobs for event in rest] == [event.logprobs for event in whole[cut:]]
         assert rest[0].position == cut

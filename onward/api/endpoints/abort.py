@@ -1,9 +1,9 @@
-"""`POST /v1/abort`: ends requests by name (see `web.openai_api.abort_request`), whichever api process serves them.
+"""`POST /v1/abort`: aborts requests by name (see `web.openai_api.abort_request`), whichever api process serves them.
 
-An aborted request is answered by what was generated of it, and each choice that was open ends with `abort`; a response is
-`cancelled`. The record of a stream whose client has gone is dropped, and that of a stored response is cancelled. Asking
-again is harmless, and finds the names unknown. To a caller that is no admin the names of other callers are unknown too, and
-it may not end all requests; a router names the caller for which it asks.
+An aborted request returns its output so far, and each unfinished choice ends with `abort`; a response is `cancelled`. The
+record of a detached stream is dropped, and that of a stored response is cancelled. An abort may be repeated; the names are
+then unknown. For a caller that is not an admin, names of other callers are unknown too, and it may not abort all requests.
+A router names the caller on whose behalf it aborts.
 """
 
 import msgspec
@@ -39,8 +39,9 @@ class AbortEndpoints:
         return abort_response(aborted, unknown)
 
     async def abort_for_router(self, request: Request) -> Response:
-        """Which has asked whoever wants it for a key, and has noted it. A response that nothing runs here is left as it is:
-        another instance may have more of it, and only the router can ask them all."""
+        """Aborts requests for a router, which has authenticated the caller and written the audit log. A response that no
+        process runs here is left unchanged: another instance may have more of it, and only the router can query them
+        all."""
         ids, caller = decode_routed_abort(await self._cluster_auth.authenticated_body(request, self._max_body_bytes))
         outcome = await self._abort(ids, caller, leaves_idle=True)
         aborted, _ = _split_known_names(ids, outcome.names)
@@ -48,8 +49,8 @@ class AbortEndpoints:
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
     async def _abort(self, ids: list[str] | None, caller: str | None, *, leaves_idle: bool = False) -> AbortOutcome:
-        """Among the requests of this caller; None: of everybody. What runs before what is kept: a stream that is left
-        meanwhile has put its record by then."""
+        """Aborts requests of this caller; None: of all callers. Running requests are aborted before stored records are
+        dropped: a stream that is detached meanwhile has stored its record by then."""
         abort_all = ids is None
         names = list({name for requested_id in ids or () for name in (requested_id, without_id_prefix(requested_id))})
         if not names and not abort_all:
@@ -63,7 +64,7 @@ class AbortEndpoints:
 
 
 def _split_known_names(ids: list[str] | None, aborted_names: set[str]) -> tuple[list[str], list[str]]:
-    """Which of the names that were asked for were known, and which were not."""
+    """Splits the requested names into known and unknown ones."""
     if ids is None:
         return sorted(aborted_names), []
     ids = list(dict.fromkeys(ids))

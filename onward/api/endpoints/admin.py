@@ -1,6 +1,6 @@
-"""Routes about the server itself: which model, whether it is well, what it counts."""
+"""Routes about the server itself: models, health, version, metrics, configuration and drain."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
 
 from starlette.requests import Request
@@ -10,8 +10,9 @@ from onward.api.endpoints.cluster_auth import ClusterAuth
 from onward.api.engine_link.engine_client import EngineClient
 from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.lifecycle.stream_registry import StreamRegistry
+from onward.api.model_meta import model_meta
 from onward.api.supervisor_client import SupervisorClient
-from onward.errors import NotFound, Unavailable
+from onward.errors import Unavailable
 from onward.obs.metric_names import MetricsRelabeling
 from onward.proto.control import InstanceView
 from onward.proto.stats import MetricFamily
@@ -20,20 +21,23 @@ from onward.web.auth import audit_log
 from onward.web.auth.api_key_table import ANONYMOUS
 from onward.web.auth.authenticator import CLUSTER, GuardedRoute, RouteAccess, get_caller
 from onward.web.http_responses import health_response, json_response, metrics_response
+from onward.web.openai_api.model_names import model_not_found
 
 MAX_STALL_S = 30.0
-"""Work without a completed step for this long is no progress."""
+"""The instance is unhealthy if it has work and has completed no step for this long."""
 MAX_DRAIN_BYTES = 4096
-PROCESS_ROLES = ("supervisor", "stream_store", "api", "engine", "worker")
+PROCESS_ROLES = ("supervisor", "stream_store", "api", "engine", "worker", "worker_rank")
 
 
 class AdminEndpoints:
     def __init__(self, services: ApiServices, supervisor: SupervisorClient, streams: StreamRegistry) -> None:
         self._config, self._model, self._client = services.config, services.model, services.engine_client
+        self._text_processor = services.text_processor
         self._supervisor, self._streams = supervisor, streams
+        self._names = (self._model.name, *self._model.aliases)
 
     def routes(self, cluster_auth: ClusterAuth) -> list[GuardedRoute]:
-        """`cluster_auth`: who may take the instance out of service where there are no keys."""
+        """Returns the routes. Without API keys, `cluster_auth` decides which requests may drain the instance."""
 
         async def check_operator(request: Request, action: str) -> None:
             caller = get_caller(request.scope)
@@ -68,17 +72,21 @@ class AdminEndpoints:
         ]
 
     async def models(self, _: Request) -> Response:
-        return json_response({"object": "list", "data": [self._model_card()]})
+        return json_response({"object": "list", "data": await self.model_cards()})
+
+    def served_names(self) -> Collection[str]:
+        """Returns every name by which requests may address the model."""
+        return self._names
+
+    async def model_cards(self) -> list[dict[str, Any]]:
+        """Returns a model card for each of these names."""
+        return [self._model_card(name) for name in self._names]
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        if name != self._model.name:
-            raise NotFound(
-                f"model: {name[:80]!r} is not served here; {self._model.name!r} is",
-                code="model_not_found",
-                param="model",
-            )
-        return json_response(self._model_card())
+        if name not in self._names:
+            raise model_not_found(name, self._names)
+        return json_response(self._model_card(name))
 
     async def health(self, request: Request) -> Response:
         if self._streams.is_draining:
@@ -87,7 +95,7 @@ class AdminEndpoints:
         return health_response(request, "ok" if problem is None else "unavailable", problem)
 
     def drain(self) -> Response:
-        """Of the whole instance. Asking again changes nothing."""
+        """Drains the whole instance. Idempotent."""
         self._supervisor.request_drain()
         self._streams.drain()
         return json_response({"status": "draining"})
@@ -114,8 +122,14 @@ class AdminEndpoints:
         return json_response(
             {
                 "version": __version__,
-                "model": self._model_card()
-                | {"fingerprint": self._model.fingerprint, "architecture": self._model.config.architecture},
+                "model": self._model_card(self._model.name)
+                | {
+                    "aliases": self._model.aliases,
+                    "fingerprint": self._model.fingerprint,
+                    "architecture": self._model.config.architecture,
+                    "precision": self._model.precision,
+                    "weight_formats": self._model.weight_formats,
+                },
                 "resume": {"is_exact": self._model.is_exact, "guarantee": self._model.resume_guarantee},
                 "role": self._config.role,
                 "state": instance_state(
@@ -135,9 +149,9 @@ class AdminEndpoints:
         )
 
     async def _problem(self) -> str | None:
-        """Why requests would not be served now, if they would not."""
+        """Returns the reason why requests cannot be served now, or None."""
         if self._client.engine is None:
-            return "there is no engine"
+            return "no engine is running"
         try:
             engine = (await self._supervisor.query_instance()).engine
         except Unavailable as fault:
@@ -150,14 +164,16 @@ class AdminEndpoints:
             return f"no step was completed for {engine.stalled_s:.0f} s although there is work"
         return None
 
-    def _model_card(self) -> dict[str, Any]:
+    def _model_card(self, name: str) -> dict[str, Any]:
         worker = self._client.worker
         return {
-            "id": self._model.name,
+            "id": name,
             "object": "model",
             "created": self._model.created_s,
             "owned_by": "onward",
+            "root": self._model.name,
             "max_model_len": worker.max_model_len if worker else self._model.config.max_position_embeddings,
+            "meta": model_meta(self._model, self._text_processor),
         }
 
 
@@ -166,7 +182,8 @@ def pids_by_role(view: InstanceView) -> dict[str, list[int]]:
 
 
 def live_stream_counts(families: Iterable[MetricFamily]) -> dict[str, Any]:
-    """Live streams of all api processes, and whether a router could move its own: None if no router has said."""
+    """Returns the live streams of all api processes by origin, and whether every router could move its own to another
+    instance (`can_move`; None if no router has reported)."""
     found = {family.name: family.series for family in families}
     counts = {series.labels["origin"]: int(series.value) for series in found.get("onward_live_streams", [])}
     others = [series.value for series in found.get("onward_other_instances", [])]
@@ -178,8 +195,8 @@ def live_stream_counts(families: Iterable[MetricFamily]) -> dict[str, Any]:
 
 
 def instance_state(client: EngineClient, streams: StreamRegistry, has_worker: bool) -> str:
-    """Of the whole instance, as routers and people are told: `starting`, `ready`, `restarting` or `draining`.
-    `has_worker`: the engine answers, and has a worker."""
+    """Returns the state of the whole instance for routers and operators: `starting`, `ready`, `restarting` or `draining`.
+    `has_worker`: the engine replies and has a worker."""
     if streams.is_draining:
         return "draining"
     if client.worker is None:

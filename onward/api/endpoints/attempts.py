@@ -1,4 +1,4 @@
-"""What a router asks of an instance: attempts at its clients' requests, and records of streams whose client has gone."""
+"""Endpoints for routers: attempts at clients' requests, records of detached streams, and tokenizer files."""
 
 import contextlib
 from collections.abc import Mapping
@@ -34,7 +34,8 @@ WRONG_ROLE = InvalidRequest(
 
 
 class WrongRoleEndpoint:
-    """An ASGI application. The body is read and not kept, so that the connection can be used again."""
+    """An ASGI application that refuses requests which a prefill instance does not serve. It reads and discards the body, so
+    that the connection can be reused."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -48,7 +49,7 @@ class WrongRoleEndpoint:
 
 
 MAX_ATTEMPT_OVERHEAD_BYTES = 64 << 20
-"""Of an attempt beside the client's body: tokens."""
+"""Maximum size of an attempt without the client's body: its tokens."""
 MAX_QUERY_BYTES = 4096
 MSGPACK = "application/msgpack"
 
@@ -58,7 +59,8 @@ _attempt_decoder = msgspec.msgpack.Decoder(Attempt)
 
 
 class AttemptEndpoint:
-    """An ASGI application. `runners` by the path that the client's request has come to; empty: a prefill instance."""
+    """An ASGI application that runs a router's attempts. `runners`: by the path of the client's request; empty in a prefill
+    instance."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class AttemptEndpoint:
             lambda: runner.builder.prepare_attempt(attempt, started_at_s, is_routed=True),
         )
         if needs_prior_logprobs(prepared):
-            # A router has the tokens alone. An earlier attempt that ran here has left their logprobs.
+            # The router has only the tokens. The record of an earlier attempt that ran here has their logprobs.
             record = await self._streams.find(attempt.request_id, caller=attempt.caller)
             prepared = with_prior_logprobs(prepared, record)
         self._streams.check_not_draining()
@@ -128,7 +130,7 @@ class FindStreamEndpoint:
 
 
 async def read_cluster_message(request: Request, cluster_auth: ClusterAuth, decoder: "msgspec.msgpack.Decoder[T]") -> T:
-    """A router's question."""
+    """Reads, authenticates and decodes a router's query."""
     return decode_cluster_message(decoder, await cluster_auth.authenticated_body(request, MAX_QUERY_BYTES))
 
 

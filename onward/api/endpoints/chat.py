@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from onward.api.lifecycle import logprobs_json, resume_fields
-from onward.api.lifecycle.choice_update import ChoiceUpdate, OutputTextStream, shown_token_ids
+from onward.api.lifecycle.choice_update import ChoiceUpdate, OutputTextStream, matched_stop_fields, shown_token_ids
 from onward.api.lifecycle.endpoint_adapter import EndpointAdapter, ObjectHeader, OpeningChunk, OutputJsonWriter
 from onward.api.lifecycle.request_output import TokenUsage
 from onward.api.requests.decoding import decode_chat
@@ -16,16 +16,23 @@ from onward.api.requests.schemas import ChatCompletionRequest, ValidationContext
 from onward.api.requests.text_processor import TextProcessor
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.sampling_params import SamplingParams
-from onward.text.message_events import ContentText, MessageEvent, ReasoningText, ToolCallArguments, ToolCallStarted
+from onward.text.message_events import (
+    ContentText,
+    CustomToolInput,
+    MessageEvent,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallStarted,
+)
 from onward.text.parsed_text_stream import ParsedTextStream
 from onward.text.tool_calls.call_ids import IdStyle, tool_call_id
 
 CallId = Callable[[int], str]
-"""The id of the call with this index."""
+"""Returns the id of the call with this index."""
 
 
 def delta_fields(events: Iterable[MessageEvent], call_id: CallId) -> dict[str, Any]:
-    """Of one chunk. Empty if these events say nothing that a client is told."""
+    """Returns the fields of one chunk's `delta`. Empty if no event has text or calls for the client."""
     fields: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for event in events:
@@ -34,6 +41,9 @@ def delta_fields(events: Iterable[MessageEvent], call_id: CallId) -> dict[str, A
                 fields["reasoning_content"] = fields.get("reasoning_content", "") + text
             case ContentText(text):
                 fields["content"] = fields.get("content", "") + text
+            case ToolCallStarted(index, name, is_custom=True):
+                call = {"index": index, "id": call_id(index), "type": "custom"}
+                calls[index] = call | {"custom": {"name": name, "input": ""}}
             case ToolCallStarted(index, name):
                 calls[index] = {
                     "index": index,
@@ -44,6 +54,9 @@ def delta_fields(events: Iterable[MessageEvent], call_id: CallId) -> dict[str, A
             case ToolCallArguments(index, delta):
                 call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
                 call["function"]["arguments"] += delta
+            case CustomToolInput(index, delta) if delta:
+                call = calls.setdefault(index, {"index": index, "custom": {"input": ""}})
+                call["custom"]["input"] += delta
             case _:
                 pass
     if calls:
@@ -51,8 +64,14 @@ def delta_fields(events: Iterable[MessageEvent], call_id: CallId) -> dict[str, A
     return fields
 
 
+def legacy_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields with `function_call`, the older form, in the place of `tool_calls`. There is one call at most."""
+    calls = fields.pop("tool_calls", None)
+    return fields | {"function_call": calls[0]["function"]} if calls else fields
+
+
 def message_fields(events: Iterable[MessageEvent], call_id: CallId) -> dict[str, Any]:
-    """Of a whole answer's message. Content is null where there are calls and no words."""
+    """Returns the fields of the message in a body. `content` is null if there are calls and no text."""
     delta = delta_fields(events, call_id)
     calls = delta.pop("tool_calls", [])
     fields = {"role": "assistant", "content": delta.pop("content", None if calls else ""), "refusal": None} | delta
@@ -95,9 +114,9 @@ class ChatAdapter(EndpointAdapter):
         parser = self._text_processor.message_parsers.new_parser(prepared)
         include_stop = bool(request.include_stop_str_in_output)
         if parser is None:
-            return self._text_processor.new_text_stream(request.stop_strings(), sampling, include_stop)
+            return self._text_processor.new_text_stream(prepared, sampling, include_stop)
         return ParsedTextStream(
-            self._text_processor.new_text_stream_with_markers(request.stop_strings(), sampling, include_stop), parser
+            self._text_processor.new_text_stream_with_markers(prepared, sampling, include_stop), parser
         )
 
     def json_writer(self, prepared: PreparedRequest) -> OutputJsonWriter:
@@ -110,18 +129,21 @@ class ChatJsonWriter(OutputJsonWriter):
     def __init__(self, text_processor: TextProcessor, prepared: PreparedRequest, hides_end: bool) -> None:
         request = prepared.request
         assert isinstance(request, ChatCompletionRequest)
-        self._token_strings = text_processor.token_strings
+        self._token_strings = text_processor.token_strings_of(request)
+        self._stop_token_ids = frozenset(request.stop_token_ids or ())
         self._hides_end = hides_end
         self._tools = prepared.tools
         self._request_id = prepared.attempt.request_id
         self._id_style: IdStyle = text_processor.message_parsers.id_style
+        self._echoed = request.echoed_text()
         self.has_extra_choice_fields = bool(request.return_token_ids)
         self._prompt_fields = {"prompt_token_ids": prepared.prompt_token_ids[0]} if request.return_token_ids else {}
 
     def opening_chunk(self, choice: int) -> OpeningChunk:
         top_level_fields = self._prompt_fields if choice == 0 else {}
-        # An answer that only calls has no content, not an empty one.
-        content = b'""' if self._tools.tool_choice == "none" else b"null"
+        # A message with calls alone has null as its content, not an empty string.
+        has_text = bool(self._echoed) or self._tools.tool_choice == "none"
+        content = msgspec.json.encode(self._echoed) if has_text else b"null"
         return OpeningChunk(
             b'"delta":{"role":"assistant","content":%b}' % content, extra_top_level_fields=top_level_fields
         )
@@ -131,7 +153,8 @@ class ChatJsonWriter(OutputJsonWriter):
 
     def content_json(self, update: ChoiceUpdate) -> bytes:
         if update.events is not None:
-            return b'"delta":' + msgspec.json.encode(delta_fields(update.events, self._call_ids(update)))
+            fields = delta_fields(update.events, self._call_ids(update))
+            return b'"delta":' + msgspec.json.encode(legacy_fields(fields) if self._tools.is_legacy else fields)
         if not update.text and update.finish_reason is not None:
             return b'"delta":{}'
         return b'"delta":{"content":%b}' % msgspec.json.encode(update.text)
@@ -140,9 +163,10 @@ class ChatJsonWriter(OutputJsonWriter):
         return logprobs_json.chat_logprobs(self._token_strings, update.scored_token_ids, update.logprobs or [])
 
     def extra_choice_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
-        if not self.has_extra_choice_fields:
-            return {}
-        return {"token_ids": shown_token_ids(update, hides_end=self._hides_end)}
+        fields = matched_stop_fields(update, self._stop_token_ids)
+        if self.has_extra_choice_fields:
+            fields["token_ids"] = shown_token_ids(update, hides_end=self._hides_end)
+        return fields
 
     def extra_top_level_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
         if update.prompt_logprobs is None:
@@ -163,8 +187,11 @@ class ChatJsonWriter(OutputJsonWriter):
 
     def _message(self, update: ChoiceUpdate) -> dict[str, Any]:
         if update.events is None:
-            return {"role": "assistant", "content": update.text, "refusal": None}
-        return message_fields(update.events, self._call_ids(update))
+            return {"role": "assistant", "content": self._echoed + update.text, "refusal": None}
+        fields = message_fields(update.events, self._call_ids(update))
+        if self._echoed:
+            fields["content"] = self._echoed + (fields["content"] or "")
+        return legacy_fields(fields) if self._tools.is_legacy else fields
 
     def _choice(self, update: ChoiceUpdate) -> dict[str, Any]:
         return {

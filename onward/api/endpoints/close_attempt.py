@@ -1,8 +1,8 @@
-"""The end of a request that a router gives up, written in the form that its client reads.
+"""Writes the end of a request that a router gives up, in the client's format.
 
-A router knows the tokens of a request and not what they mean. It asks an instance for the last part of the answer: an
-aborted request's ends, or an error with what was generated so far. Nothing is generated, so the engine is not needed and
-nothing is kept here.
+A router has the tokens of a request but cannot turn them into text. It requests the last part of the response from an
+instance: the ends of an aborted request's choices, or an error with the output so far. Nothing is generated, so the engine
+is not needed and nothing is stored here.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from onward.api.engine_link.request_tracker import ABORTED, EngineOutput
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.generation_runner import GenerationRunner
 from onward.api.lifecycle.request_builder import ActiveRequest, ApiServices
-from onward.api.lifecycle.stream_formatters import BodyCollector, ChunkFormatter
+from onward.api.lifecycle.stream_formatters import BodyCollector, StreamFormatter
 from onward.errors import InvalidRequest
 from onward.proto.engine import ErrorInfo
 from onward.proto.finish_reasons import ABORT, INCOMPLETE_REASONS
@@ -26,7 +26,7 @@ from onward.web.error_format import error_body
 
 
 class CloseAttemptEndpoint:
-    """`runners` by the path that the client's request has come to."""
+    """Serves CloseAttempt messages of routers. `runners`: by the path of the client's request."""
 
     def __init__(
         self, runners: Mapping[str, GenerationRunner], services: ApiServices, cluster_auth: ClusterAuth
@@ -51,15 +51,17 @@ class CloseAttemptEndpoint:
             attempt.caller, attempt.body, lambda: runner.builder.prepare_attempt(attempt, now_s, is_routed=True)
         )
         active = runner.builder.replay_finished(prepared)
+        active.note_end(self._services.clock.wall_s())
         closed = (
-            close_stream(active, message.error) if prepared.request.stream else close_whole_body(active, message.error)
+            close_stream(active, runner.make_client_formatter(active), message.error)
+            if prepared.request.stream
+            else close_whole_body(active, message.error)
         )
         return Response(msgspec.msgpack.encode(closed), media_type=MSGPACK)
 
 
-def close_stream(active: ActiveRequest, error: ErrorInfo) -> ClosedAttempt:
-    """The events that are missing, but for `[DONE]`."""
-    formatter = ChunkFormatter(active)
+def close_stream(active: ActiveRequest, formatter: StreamFormatter, error: ErrorInfo) -> ClosedAttempt:
+    """Returns the missing events without `[DONE]`."""
     events = formatter.format_opening() + formatter.format_updates(active.pending_ends)
     if error.code == ABORTED.code:
         events += formatter.format_updates(_aborted_updates(active)) + formatter.format_end()
@@ -78,7 +80,8 @@ def close_whole_body(active: ActiveRequest, error: ErrorInfo) -> ClosedAttempt:
 
 
 def _seems_complete(active: ActiveRequest) -> bool:
-    """Whether an answer without logprobs that were asked for would say of every choice that it has ended by itself."""
+    """Returns whether every choice has ended by itself although logprobs were requested, which a replayed output lacks.
+    A body without them would look complete, so the error is returned instead."""
     request = active.prepared.request
     has_logprobs = request.engine_logprobs is not None or request.engine_prompt_logprobs is not None
     return has_logprobs and all(

@@ -1,5 +1,5 @@
-"""Who may use the routes between routers and instances, and take an instance out of service: those who hold the cluster's
-key, or, without one, this host.
+"""Authenticates requests between routers and instances, and drain requests without API keys: by the cluster signature, or,
+without a cluster key, by the client's loopback address.
 """
 
 import ipaddress
@@ -23,7 +23,7 @@ class ClusterAuth:
         self._clock = clock
 
     async def authenticated_body(self, request: Request, max_bytes: int) -> bytes:
-        """The authenticated body."""
+        """Reads the body and checks its cluster signature. Returns the body, or raises `RequestFailed` (403)."""
         message = await asgi.read_connected_body(request.receive, max_bytes)
         self.check(request.scope, message)
         return message
@@ -39,7 +39,8 @@ class ClusterAuth:
 
 
 def _is_local(scope: Scope) -> bool:
-    """A proxy on this machine passes on what others ask."""
+    """Returns whether the client is on this machine. A request with a proxy's headers counts as remote: a local proxy
+    forwards requests of other hosts."""
     if any(name in _OF_PROXIES for name, _ in scope["headers"]):
         return False
     host, _ = scope.get("client") or ("", 0)

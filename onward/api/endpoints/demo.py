@@ -1,6 +1,6 @@
-"""`--demo`: buttons that kill a process of this instance, or all of it, to show that streams are carried on.
+"""`--demo`: buttons that kill a process of this instance, or all of it, to show that streams continue.
 
-The routes exist with `--demo` only. They want an admin's key and our own page, or a router that proves the cluster's key.
+The routes exist only with `--demo`. They need an admin key and our own page, or the cluster signature of a router.
 """
 
 from starlette.requests import Request
@@ -19,7 +19,7 @@ from onward.web.ui.demo_guard import DEMO_PATHS, check_own_page
 MAX_BODY_BYTES = 4096
 
 
-class DemoEndpoints:
+class KillEndpoints:
     def __init__(self, config: ApiConfig, supervisor: SupervisorClient, cluster_auth: ClusterAuth) -> None:
         self._config, self._supervisor, self._cluster_auth = config, supervisor, cluster_auth
 
@@ -33,7 +33,7 @@ class DemoEndpoints:
         async def kill(request: Request) -> Response:
             caller = get_caller(request.scope)
             if caller is ANONYMOUS:
-                # Without keys there is a cluster key: `check_demo` wants one of the two.
+                # Without API keys there is a cluster key: `check_demo` requires one of the two.
                 await self._cluster_auth.authenticated_body(request, MAX_BODY_BYTES)
             elif caller is not CLUSTER:
                 check_own_page(request.scope, self._config.host)

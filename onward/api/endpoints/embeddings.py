@@ -1,30 +1,27 @@
-"""`/v1/embeddings`: texts in, a vector of each out.
+"""`/v1/embeddings`, `/pooling`, `/v1/rerank`, `/v1/score` and their other paths: texts in, a vector of each out, or what
+the vectors say.
 
-A vector is a function of its text alone, so there is nothing to go on with: what is lost is asked for again, by our own
-RequestTracker while an engine restarts, and by a router at another instance. A router asks at a path of its own, in the
-form of an attempt, which says for whom.
+A vector is a function of its text alone, so there is nothing to resume. Lost work is submitted again: by the RequestTracker
+after an engine restart, and by a router at another instance. A router uses a separate path and sends an attempt, which
+names the caller.
 """
 
-import base64
-import math
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
 from onward import log
 from onward.api.endpoints.attempts import read_attempt
 from onward.api.endpoints.cluster_auth import ClusterAuth
+from onward.api.endpoints.embedding_kinds import KINDS, TextsRequest
 from onward.api.engine_link.request_tracker import base_epoch
 from onward.api.lifecycle.generation_runner import check_open_requests
 from onward.api.lifecycle.request_builder import ApiServices, clamp_priority, new_attempt, validation_context
 from onward.api.lifecycle.stream_registry import StreamRegistry
-from onward.api.requests.embedding_request import EmbeddingRequest, decode_embedding
 from onward.api.requests.request_context import get_request_context
 from onward.api.requests.unsupported_fields import ignored_fields_header, reject_unknown_fields
-from onward.errors import InternalError
+from onward.errors import InternalError, InvalidRequest
 from onward.output_limits import check_fits
 from onward.proto.engine import Submit
 from onward.proto.router import Attempt
@@ -34,44 +31,47 @@ from onward.web.access_log import AccessRecord, access_record
 from onward.web.error_format import RequestFailed
 from onward.web.error_handlers import handle_errors
 
-PATH = "/v1/embeddings"
 MAX_AT_ONCE = 256
 MAX_TOKENS_AT_ONCE = 1 << 16
-"""Texts of one request that the engine has at a time: a long list must not fill the queue by itself, or be turned away
-for it."""
+"""Maximum numbers of texts and of tokens of one request that the engine has at a time. A long list must not fill the queue
+by itself, or be refused because it would."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedEmbedding:
-    """A request that has passed every check but those that need the engine."""
+    """A request that has passed all checks except those that need the engine."""
 
     attempt: Attempt
-    request: EmbeddingRequest
+    request: TextsRequest
     prompts: list[list[int]]
     arrived_at_s: float
-    """See `ChoiceSubmission`."""
+    """See `ChoiceSubmission.arrived_at_s`."""
     deadline_at_s: float | None
     is_routed: bool
     unknown_fields: tuple[str, ...]
 
 
 class EmbeddingService:
-    """Answers, whoever asks."""
+    """Serves embedding requests of clients and routers."""
 
     def __init__(self, services: ApiServices, streams: StreamRegistry) -> None:
         self._services, self._streams = services, streams
         self._validation_context = validation_context(services)
         self._num_open = 0
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send, cluster_auth: ClusterAuth | None) -> None:
-        """`cluster_auth`: a router asks, in the form of an attempt."""
+    async def serve(
+        self, scope: Scope, receive: Receive, send: Send, path: str, cluster_auth: ClusterAuth | None
+    ) -> None:
+        """Serves one request to `path`. With `cluster_auth` it is an attempt of a router, which names the path."""
         self._num_open += 1
         try:
-            await handle_errors(scope, send, self._serve(scope, receive, send, cluster_auth))
+            await handle_errors(scope, send, self._serve(scope, receive, send, path, cluster_auth))
         finally:
             self._num_open -= 1
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, cluster_auth: ClusterAuth | None) -> None:
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, path: str, cluster_auth: ClusterAuth | None
+    ) -> None:
         check_open_requests(self._num_open)
         self._services.load_shedder.check()
         if cluster_auth is None:
@@ -79,16 +79,18 @@ class EmbeddingService:
             context.access.begin_trace(context.request_id, is_attempt=True)
             started_at_s = context.started_at_s
             body = await asgi.read_body(receive, self._services.config.max_body_bytes)
-            attempt = new_attempt(context, PATH, body, seed=0)
+            attempt = new_attempt(context, path, body, seed=0)
         else:
             started_at_s = self._services.clock.now_s()
             attempt = await read_attempt(scope, receive, self._services.config.max_body_bytes, cluster_auth)
+            if attempt.path not in KINDS:
+                raise InvalidRequest(f"path: no vectors are made for {attempt.path[:200]!r}", param="path")
         access = access_record(scope)
         if cluster_auth is None:
             access.describe(attempt.request_id, attempt.client_request_id, attempt.caller)
         else:
             access.begin_routed_trace(attempt.request_id, attempt.trace)
-        access.describe_request(PATH, attempt.body)
+        access.describe_request(attempt.path, attempt.body)
         is_routed = cluster_auth is not None
         await asgi.run_until_disconnect(receive, self._respond(attempt, started_at_s, is_routed, access, send))
 
@@ -101,16 +103,18 @@ class EmbeddingService:
         prepared = await executor.run(
             caller, lambda: self._prepare(attempt, started_at_s, is_routed), len(attempt.body)
         )
-        self._services.unknown_fields.report(prepared.unknown_fields, PATH, request_fields)
+        self._services.unknown_fields.report(prepared.unknown_fields, attempt.path, request_fields)
         access.prompt_tokens = sum(map(len, prepared.prompts))
         vectors = await self._compute(prepared)
         headers = {**asgi.JSON_HEADERS, **ignored_fields_header(prepared.unknown_fields)}
-        await asgi.respond(send, 200, await executor.run(caller, lambda: _embeddings_body(prepared, vectors)), headers)
+        # In a thread, since the body of many texts is large.
+        await asgi.respond(send, 200, await executor.run(caller, lambda: _body(prepared, vectors)), headers)
 
     def _prepare(self, attempt: Attempt, started_at_s: float, is_routed: bool) -> PreparedEmbedding:
-        """Runs in a thread."""
+        """Decodes, checks and tokenizes a request. Runs in a thread."""
         services = self._services
-        request, unknown = decode_embedding(attempt.body, self._validation_context, services.model.config.hidden_size)
+        hidden_size = services.model.config.hidden_size
+        request, unknown = KINDS[attempt.path].decode(attempt.body, self._validation_context, hidden_size)
         if services.config.strict_fields or attempt.strict_fields:
             reject_unknown_fields(unknown)
         requested_s = services.config.default_deadline_s if request.deadline_ms is None else request.deadline_ms / 1000
@@ -176,7 +180,8 @@ class EmbeddingService:
 
 
 def split_batches(lengths: Sequence[int], max_texts: int, max_tokens: int) -> Iterator[range]:
-    """Neighbours that are within both bounds together. One that is too long by itself is a group of its own."""
+    """Yields ranges of consecutive texts that are within both limits. A text that exceeds `max_tokens` is a range of its
+    own."""
     first = num_tokens = 0
     for index, length in enumerate(lengths):
         if index > first and (index - first == max_texts or num_tokens + length > max_tokens):
@@ -187,34 +192,15 @@ def split_batches(lengths: Sequence[int], max_texts: int, max_tokens: int) -> It
 
 
 class EmbeddingsEndpoint:
-    """An ASGI application: for clients, or with `cluster_auth` for routers."""
+    """An ASGI application: for clients at `path`, or with `cluster_auth` for routers."""
 
-    def __init__(self, service: EmbeddingService, cluster_auth: ClusterAuth | None = None) -> None:
-        self._service, self._cluster_auth = service, cluster_auth
+    def __init__(self, service: EmbeddingService, path: str, cluster_auth: ClusterAuth | None = None) -> None:
+        self._service, self._path, self._cluster_auth = service, path, cluster_auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._service.serve(scope, receive, send, self._cluster_auth)
+        await self._service.serve(scope, receive, send, self._path, self._cluster_auth)
 
 
-def _embeddings_body(prepared: PreparedEmbedding, vectors: list[bytes]) -> bytes:
-    """Runs in a thread: of many texts it is a long answer."""
-    request, num_tokens = prepared.request, sum(map(len, prepared.prompts))
-    is_base64 = request.encoding_format == "base64"
-    client_vectors = [_client_vector(vector, request.dimensions, request.normalize is not False) for vector in vectors]
-    data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": base64.b64encode(values.tobytes()).decode() if is_base64 else values.tolist(),
-        }
-        for index, values in enumerate(client_vectors)
-    ]
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return msgspec.json.encode({"object": "list", "data": data, "model": request.model, "usage": usage})
-
-
-def _client_vector(vector: bytes, dimensions: int | None, is_normalized: bool) -> "array[float]":
-    """float32, as OpenAI's clients read it from base64: the machines that this runs on are little-endian."""
-    values = array("f", vector)[:dimensions]
-    norm = math.sqrt(math.fsum(value * value for value in values))
-    return array("f", [value / norm for value in values]) if is_normalized and norm else values
+def _body(prepared: PreparedEmbedding, vectors: list[bytes]) -> bytes:
+    num_tokens = sum(map(len, prepared.prompts))
+    return KINDS[prepared.attempt.path].body(prepared.attempt, prepared.request, num_tokens, vectors)

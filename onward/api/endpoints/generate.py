@@ -1,6 +1,6 @@
 """`/v1/generate`: token ids in, token ids out. No template, and no tokenizer unless a stop string or bad word needs one.
 
-With the internal adapter on, the token that ended the output is not shown (`pieces.shown_token_ids`), nor are its logprobs.
+With the internal adapter, the token that ended the output is not shown (`choice_update.shown_token_ids`), nor its logprobs.
 """
 
 from typing import Any
@@ -36,8 +36,8 @@ class GenerateAdapter(EndpointAdapter):
         return "prompt_token_ids"
 
     def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream:
-        stop = prepared.request.stop_strings()
-        return self._text_processor.new_text_stream(stop, sampling) if stop else NullTextStream()
+        needs_text = prepared.request.stop_strings() or prepared.stop_patterns
+        return self._text_processor.new_text_stream(prepared, sampling) if needs_text else NullTextStream()
 
     def json_writer(self, prepared: PreparedRequest) -> "GenerateJsonWriter":
         return GenerateJsonWriter(self._hides_end)

@@ -1,4 +1,4 @@
-"""One instance as the live view shows it: processes, slots, blocks and requests at one moment."""
+"""The live view of one instance: processes, slots, blocks and requests at one moment."""
 
 import msgspec
 
@@ -17,16 +17,17 @@ class InstanceLiveView:
     def __init__(
         self,
         config: ApiConfig,
+        model: str,
         client: EngineClient,
         supervisor: SupervisorClient,
         streams: StreamRegistry,
         clock: Clock,
     ) -> None:
-        self._config, self._client, self._supervisor = config, client, supervisor
+        self._config, self._model, self._client, self._supervisor = config, model, client, supervisor
         self._streams, self._clock = streams, clock
 
     async def look(self) -> bytes:
-        """JSON, in the form that routers have too: a list of instances, here of one."""
+        """Returns the snapshot as JSON, in the same form as a router: a list of instances, here with one entry."""
         view = await self._supervisor.query_live()
         return msgspec.json.encode(
             {"at_s": self._clock.now_s(), "role": "instance", "instances": [self._describe(view)]}
@@ -38,6 +39,7 @@ class InstanceLiveView:
         return {
             "id": view.incarnation,
             "role": self._config.role,
+            "model": self._model,
             "state": instance_state(self._client, self._streams, is_serving),
             "processes": view.processes,
             "restarts": view.restarts,

@@ -1,27 +1,22 @@
-"""`/tokenize` and `/detokenize`: what a text or a chat is in token ids, and the other way round. Nothing is generated.
+"""`/tokenize` and `/detokenize`: the token ids of a text or a chat, and the text of token ids. Nothing is generated.
 
-The shapes are vLLM's. A token's text is its bytes read as UTF-8 by themselves, as in logprobs. For a router the same is
-asked at paths of their own, by those who hold the cluster's key.
+The JSON has vLLM's form. A token's text is its bytes read as UTF-8 by themselves, as in logprobs. Routers use separate
+paths, authenticated by the cluster key.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward.api.endpoints.cluster_auth import ClusterAuth
+from onward.api.endpoints.question_runner import QuestionRunner
 from onward.api.lifecycle.request_builder import ApiServices, validation_context
 from onward.api.requests.decoding import check_model
 from onward.api.requests.preprocessing_executors import DeferredRender
 from onward.api.requests.validation import check_chat_template, check_messages, check_token_ids
-from onward.proto.router import CALLER_HEADER
 from onward.text.prompt_tokenizer import ChatMessage
-from onward.web import asgi
-from onward.web.auth.authenticator import CLUSTER, get_caller
 from onward.web.body_parts import check_parts
-from onward.web.http_responses import json_response
 from onward.web.json_body import decode, field_error
 from onward.web.openai_api.template_fields import ChatTemplateFields, template_options
 
@@ -30,7 +25,8 @@ class TokenizeRequest(ChatTemplateFields, frozen=True, kw_only=True, forbid_unkn
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    """By default those that the model begins a text with are added to a prompt. A chat's template writes its own."""
+    """Whether to add the special tokens that begin a text. Default: true for a prompt, and false for a chat, whose template
+    writes its own."""
     messages: list[ChatMessage] | None = None
     chat_template: str | None = None
     return_token_strs: bool | None = None
@@ -46,39 +42,22 @@ _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
 class TokenizeEndpoints:
-    def __init__(self, services: ApiServices, cluster_auth: ClusterAuth) -> None:
+    def __init__(self, services: ApiServices, runner: QuestionRunner) -> None:
         self._services = services
-        self._cluster_auth = cluster_auth
+        self._runner = runner
         self._validation_context = validation_context(services)
 
     async def tokenize(self, request: Request) -> Response:
-        return await self._run(request, self._handle_tokenize)
+        return await self._runner.run(request, self._handle_tokenize)
 
     async def detokenize(self, request: Request) -> Response:
-        return await self._run(request, self._handle_detokenize)
+        return await self._runner.run(request, self._handle_detokenize)
 
     async def tokenize_for_router(self, request: Request) -> Response:
-        return await self._run(request, self._handle_tokenize, is_routed=True)
+        return await self._runner.run(request, self._handle_tokenize, is_routed=True)
 
     async def detokenize_for_router(self, request: Request) -> Response:
-        return await self._run(request, self._handle_detokenize, is_routed=True)
-
-    async def _run(
-        self,
-        request: Request,
-        handle: Callable[[bytes], dict[str, Any] | DeferredRender[dict[str, Any]]],
-        *,
-        is_routed: bool = False,
-    ) -> Response:
-        max_bytes = self._services.config.max_body_bytes
-        if is_routed:
-            body = await self._cluster_auth.authenticated_body(request, max_bytes)
-            # Whose work it is. That decides about turns and nothing else, so the proof need not cover it.
-            caller = request.headers.get(CALLER_HEADER, CLUSTER.name)
-        else:
-            body = await asgi.read_connected_body(request.receive, max_bytes)
-            caller = get_caller(request.scope).name
-        return json_response(await self._services.executors.run_preprocessing(caller, lambda: handle(body), len(body)))
+        return await self._runner.run(request, self._handle_detokenize, is_routed=True)
 
     def _handle_tokenize(self, body: bytes) -> dict[str, Any] | DeferredRender[dict[str, Any]]:
         check_parts(body)
@@ -113,13 +92,15 @@ class TokenizeEndpoints:
         messages = request.messages or []
         if request.prompt is not None:
             raise field_error("messages", "stand instead of prompt, so only one of the two can be given")
-        if request.add_special_tokens:
-            raise field_error("add_special_tokens", "must not be true with messages: the template writes its own")
         check_messages(messages)
         check_chat_template(request, self._validation_context)
         now_s = int(self._services.clock.wall_s())
         return self._services.text_processor.tokenize_messages(
-            messages, template_options(request), request.chat_template, now_s
+            messages,
+            template_options(request),
+            request.chat_template,
+            now_s,
+            add_special_tokens=bool(request.add_special_tokens),
         )
 
     def _handle_detokenize(self, body: bytes) -> dict[str, Any]:

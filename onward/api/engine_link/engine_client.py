@@ -1,8 +1,8 @@
 """The asyncio side of the RequestTracker: the socket to the engine, and an OutputCollector for each client's request.
 
 One task reads the engine's messages. A collector holds the new outputs of one request until its stream takes them, so
-tokens share an event when the connection is behind. It holds tokens and their logprobs, and never more than the request
-may produce.
+several tokens share one event if the connection is slow. It holds tokens and their logprobs, and never more than the
+request may produce.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ MAX_OPEN_REQUESTS = 4096
 TICK_S = 0.25
 TICKS_PER_WAKE = 4
 ABORT_ANSWER_S = 5.0
-"""How long the engine may take to say what it has aborted."""
+"""How long the engine may take to reply to an abort by name."""
 KV_EVENTS_ANSWER_S = 1.0
-"""A router is told without them, rather than late."""
+"""How long the engine may take to reply with KV events. After that, a registration is sent without them."""
 STOPPING = ErrorInfo("unavailable", "the server is stopping", 503, True)
 
 _logger = logging.getLogger(__name__)
 
 
 class EngineTransport(Protocol):
-    """What `transport.zmq_sockets.EngineClientSocket` does."""
+    """The interface of `transport.zmq_sockets.EngineClientSocket`."""
 
     def send(self, message: ToEngine) -> bool: ...
     async def receive(self) -> FromEngine: ...
@@ -53,20 +53,20 @@ class EngineTransport(Protocol):
 
 
 class OutputCollector:
-    """What is new for one client's request, over all its choices."""
+    """Collects the outputs of one client's request, over all its choices, until its reader takes them."""
 
     def __init__(self, request_ids: list[str], client_request_id: str = "", caller: str = "") -> None:
         self.request_ids = request_ids
         self.client_request_id = client_request_id
         self.caller = caller
         self.phases: EnginePhaseSpans | None = None
-        """Of a request that is traced."""
+        """Set if the request is traced."""
         self._unaccepted = set(request_ids)
         self._outputs: list[EngineOutput] = []
         self._is_quiet = self._is_nudged = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: asyncio.Future[None] | None = None
-        """Of the one who takes what comes, while there is nothing."""
+        """Future that the reader waits for while there is no output."""
 
     def put(self, output: EngineOutput) -> None:
         self._unaccepted.discard(output.request_id)
@@ -76,14 +76,14 @@ class OutputCollector:
         self._wake()
 
     def wake_if_idle(self) -> None:
-        """Wakes whoever waits, if nothing has come since this was last called."""
+        """Wakes the waiting reader (a nudge) if no output has come since the last call."""
         if self._is_quiet:
             self._is_nudged = True
             self._wake()
         self._is_quiet = True
 
     def drain(self) -> list[EngineOutput]:
-        """What nobody has taken."""
+        """Returns and removes the outputs that the reader has not taken."""
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -92,14 +92,15 @@ class OutputCollector:
         return bool(self._outputs)
 
     async def wait_accepted(self) -> None:
-        """Returns when the engine has taken every choice, or given it up, or at a nudge. Raises if it refuses one."""
+        """Waits until the engine has accepted or given up every choice, or until a nudge. Raises `RequestFailed` if a
+        choice has failed."""
         while self._unaccepted and not self._failures() and not self._is_nudged:
             await self._wait()
         if failures := self._failures():
             raise RequestFailed(failures[0])
 
     async def next_outputs(self) -> list[EngineOutput]:
-        """Everything that has come since the last call; waits if that is nothing. Nothing at a nudge."""
+        """Returns all outputs since the last call, and waits if there are none. Returns an empty list at a nudge."""
         while not self._outputs and not self._is_nudged:
             await self._wait()
         self._is_nudged = False
@@ -110,7 +111,7 @@ class OutputCollector:
         return [output.error for output in self._outputs if output.error is not None and output.failed]
 
     def _wait(self) -> "asyncio.Future[None]":
-        # For every token: a future alone is a third of an `asyncio.Event`, and asking for the loop is a system call.
+        # Called for every token. A future costs a third of an `asyncio.Event`, and `get_running_loop` is a system call.
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         self._waiting = self._loop.create_future()
@@ -130,7 +131,7 @@ class EngineClient:
         on_fault: Callable[[], None],
     ) -> None:
         self.worker: WorkerHello | None = None
-        """What the engine's worker can hold; kept while the engine restarts. None before the first one."""
+        """The limits of the engine's worker, kept while the engine restarts. None before the first worker."""
         self._tracker = tracker
         self._clock = clock
         self._connect = connect
@@ -140,7 +141,7 @@ class EngineClient:
         self._client_request_ids: dict[tuple[str, str], OutputCollector] = {}
         """By caller and client request id: callers do not see each other's ids."""
         self._woken_each_second: dict[OutputCollector, None] = {}
-        """In the order in which they came."""
+        """Collectors submitted with `wake_each_second`, in that order."""
         self._query_ids = itertools.count(1)
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._first_engine = asyncio.Event()
@@ -150,12 +151,13 @@ class EngineClient:
 
     @property
     def num_open(self) -> int:
-        """Requests that somebody waits for, or that the engine may still have."""
+        """Number of choices that a reader waits for, plus the number that the engine may still have. A running choice
+        counts twice."""
         return len(self._collectors) + len(self._tracker)
 
     @property
     def engine(self) -> str | None:
-        """The incarnation that serves now."""
+        """Incarnation of the current engine. None while there is none."""
         return self._tracker.engine
 
     def engine_up(self, message: EngineUp) -> None:
@@ -180,15 +182,17 @@ class EngineClient:
         self._execute(self._tracker.engine_gone(message.incarnation, now_s, message.isolated_request_id))
 
     async def wait_worker(self, deadline_at_s: float | None) -> WorkerHello:
-        """What the engine can hold. Waits for the first one to come up, no longer than the request may wait."""
+        """Returns the limits of the worker announced last, even if its engine is gone. Waits for the first engine, at
+        most `ENGINE_WAIT_S` and not beyond the deadline; then raises `RequestFailed`."""
         if self.worker is None:
             await self._wait_for_engine(deadline_at_s)
         assert self.worker is not None, "an engine announces its worker"
         return self.worker
 
     def submit(self, specs: list[Submit], *, is_new: bool = True, wake_each_second: bool = False) -> OutputCollector:
-        """`is_new`: not an earlier request that goes on, so no other request may have its client request id.
-        `wake_each_second`: the collector's reader is woken each second, also without output."""
+        """Submits the choices of one request and returns its collector. `is_new`: the request does not continue an
+        earlier one, so it is refused if another request has its client request id. `wake_each_second`: the reader is
+        woken each second, also without output."""
         if self._stopping:
             raise RequestFailed(STOPPING)
         if len(self._collectors) + len(specs) > MAX_OPEN_REQUESTS:
@@ -207,12 +211,13 @@ class EngineClient:
         return collector
 
     def stop(self, request_id: str, num_tokens: int) -> None:
-        """A stop string was found at this length of the output."""
+        """Ends a choice in whose output a stop string was found after this number of tokens."""
         self._collectors.pop(request_id, None)
         self._execute(self._tracker.stop(request_id, num_tokens))
 
     def abort(self, collector: OutputCollector) -> None:
-        """Idempotent; also tidies up after a request that has ended by itself."""
+        """Aborts a request and removes its collector. Idempotent, and also called for requests that have ended by
+        themselves."""
         if self._client_request_ids.get((collector.caller, collector.client_request_id)) is collector:
             del self._client_request_ids[collector.caller, collector.client_request_id]
         self._woken_each_second.pop(collector, None)
@@ -221,8 +226,8 @@ class EngineClient:
             self._execute(self._tracker.abort(request_id))
 
     async def abort_by_name(self, names: list[str], abort_all: bool = False, caller: str | None = None) -> set[str]:
-        """Ends requests that go by these names, or all there are; a caller's own, or everybody's. Returns the names that
-        were known."""
+        """Aborts the requests with these names, or all requests: those of one caller, or of all callers for None. Returns
+        the names that were known."""
         own_names, now_s = self._tracker.matching_names(names, abort_all, caller), self._clock.now_s()
         query_id = next(self._query_ids)
         reply = self._queries[query_id] = asyncio.get_running_loop().create_future()
@@ -238,8 +243,8 @@ class EngineClient:
             del self._queries[query_id]
 
     async def kv_events(self, next_number: int) -> KvEvents | None:
-        """What the engine's prefix cache has learnt and forgotten since this change; -1: all it knows. None: no answer,
-        or from an engine that is gone."""
+        """Queries the changes of the engine's prefix cache since the change with this number; -1 queries a complete
+        listing. Returns None without a reply in time, and if the engine has been replaced meanwhile."""
         engine, query_id = self.engine, next(self._query_ids)
         reply = self._queries[query_id] = asyncio.get_running_loop().create_future()
         try:
@@ -254,14 +259,14 @@ class EngineClient:
             del self._queries[query_id]
 
     def fail(self, collector: OutputCollector, error: ErrorInfo) -> None:
-        """Ends what is unfinished of a request. Its stream says so, after the tokens so far."""
+        """Ends the unfinished choices of a request with this error. Its stream gets the error after the tokens so far."""
         self._execute(self._tracker.fail(collector.request_ids, error))
 
     def progress(self, collector: OutputCollector) -> StreamProgress:
         return self._tracker.progress(collector.request_ids)
 
     def fail_all(self) -> None:
-        """The grace is over: every stream ends now, and says so."""
+        """Ends all requests with an error when the grace period is over, and refuses new ones."""
         self._stopping = True
         self._execute(self._tracker.fail_all(STOPPING))
 
@@ -291,7 +296,7 @@ class EngineClient:
 
     def _execute(self, actions: TrackerActions) -> None:
         for message in actions.send:
-            # What is refused here counts as lost: the engine's next `HeldRequestsReport` shows it.
+            # A message that the transport refuses counts as lost: the engine's next `HeldRequestsReport` shows it.
             if self._transport is not None and not self._transport.send(message):
                 _logger.warning(log.event("engine queue full", lost=type(message).__name__))
         for output in actions.deliver:
@@ -334,7 +339,7 @@ class EngineClient:
         self._reading = self._transport = None
 
     def _spawn_critical(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """These tasks end only by being cancelled. Anything else is a fault of ours, and the process must not go on."""
+        """Starts a task that ends only by being cancelled. Any other end is a bug, and the process must not go on."""
         task = asyncio.get_running_loop().create_task(coroutine)
         task.add_done_callback(self._done)
         return task
@@ -351,12 +356,11 @@ OVERLOADED_CODE = "overloaded"
 
 
 class LoadShedder:
-    """Repeats the engine's last overload refusal for a moment, so that a flood of requests costs little. It has no limit of
-    its own.
+    """Rejects new requests for `hold_s` after the engine has refused one because its queue is full, with the same error.
 
-    When the engine has refused a request because too many wait, this process refuses new ones with the same error for
-    `hold_s`, before it looks at their bodies: they would be tokenized only to be refused by the engine. Requests that the
-    engine has accepted are not affected, and refusals for limits of single callers are not repeated."""
+    They are rejected before their bodies are parsed. Otherwise they would be tokenized only to be refused by the engine,
+    and a flood of requests would be expensive. There is no limit of its own. Requests that the engine has accepted are
+    not affected, and refusals for limits of single callers are not repeated."""
 
     def __init__(self, clock: Clock, registry: Registry, hold_s: float = HOLD_S) -> None:
         self._clock, self._hold_s = clock, hold_s
@@ -364,16 +368,16 @@ class LoadShedder:
         self._until_s = 0.0
         self._turned_away = registry.counter(
             "onward_early_refusals_total",
-            "New requests turned away without asking the engine, whose queue was just full",
+            "New requests refused without asking the engine, whose queue was full a moment before",
         )
 
     def record_refusal(self, refusal: ErrorInfo) -> None:
-        """The engine has said this to a new request."""
+        """Records the error with which the engine has refused a new request. Only an overload has an effect."""
         if refusal.code == OVERLOADED_CODE:
             self._refusal, self._until_s = refusal, self._clock.now_s() + self._hold_s
 
     async def wait_accepted(self, collector: OutputCollector) -> None:
-        """Waits until the engine has taken a request. What it refuses is noted."""
+        """Waits until the engine has accepted a request, and records a refusal."""
         try:
             await collector.wait_accepted()
         except RequestFailed as failure:
@@ -381,7 +385,7 @@ class LoadShedder:
             raise
 
     def check(self) -> None:
-        """Raises what the engine has just said."""
+        """Raises the engine's last overload error if it is recent."""
         if self._refusal is not None and self._clock.now_s() < self._until_s:
             self._turned_away.inc()
             raise RequestFailed(self._refusal)

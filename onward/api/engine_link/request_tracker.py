@@ -1,9 +1,10 @@
-"""What this api process has promised its clients, and how it keeps it: by resubmitting with the tokens so far.
+"""Table of the requests that this api process has submitted to the engine, without I/O. It resubmits what is lost, with the
+tokens so far.
 
-Takes messages, events and the time; returns messages to send and tokens to deliver. Every token it hands out is the next
-one of its request: whatever the engine or the wire loses, repeats or sends too late is repaired or dropped here, and
-counted. A request that the engine gives up (`pd_reschedule`) has ended: the engine has tried all there is here, and who
-asked carries on elsewhere. Knows nothing of sockets, text or HTTP.
+Takes messages, events and the time; returns messages to send and outputs to deliver. Every token that it delivers is the
+next one of its choice: a message that the engine or the wire loses, repeats or delays is repaired or dropped here, and
+counted. A choice that the engine gives up (`pd_reschedule`) has ended: it cannot continue on this instance, so the router
+or client continues it elsewhere. Knows nothing of sockets, text or HTTP.
 """
 
 from collections import OrderedDict, deque
@@ -38,27 +39,29 @@ from onward.proto.router import StreamProgress
 from onward.proto.step import TokenLogprobs
 
 ENGINE_WAIT_S = 60.0
-"""How long a request waits for an engine that takes it."""
+"""How long a request waits for an engine that accepts it."""
 MAX_RESUBMISSIONS_WITHOUT_PROGRESS = 16
-"""Repairs of one request without a new token in between. Engine restarts do not count: the supervisor bounds those."""
+"""Resubmissions of one request without a new token in between. Engine restarts do not count: the supervisor bounds
+them."""
 FIRST_REPLY_TIMEOUT_S = 3.0
-"""How long we wait for the first word of an engine before we send a request again."""
+"""How long a new engine may be silent before a request is sent to it again."""
 MAX_REPORTS_WITHOUT_READ = 3
-"""So many comparisons in a row that an engine makes without having read a submission mean that it never came. Only the
-last message of all can be lost in this way; a later one that is read shows the loss at once."""
+"""After this many `HeldRequestsReport`s in a row that do not cover a submission's `seq`, the next one counts as covering
+it, since the submission may be lost. Only the last message sent needs this: a later one that is read shows the loss."""
 EPOCHS_PER_ATTEMPT = 1 << 20
 MAX_ATTEMPT = 1 << 40
-"""So that an epoch is a number of 64 bits."""
+"""Keeps an epoch within 64 bits."""
 ABORT_REPLAY_S = 30.0
 MAX_FINISHED_EPOCHS = 4096
 MAX_REPLAYED_ABORTS = 1024
-"""So many, for so long, are said again to an engine that is new: who else serves these requests resubmits them to it."""
+"""At most this many aborts by name are kept, for `ABORT_REPLAY_S`, and sent again to a new engine. Other processes may
+resubmit the aborted requests to it."""
 DEADLINE_MARGIN_S = 2.0
-"""The engine ends a request at its deadline; if its word is lost, we do, this much later."""
+"""The engine ends a request at its deadline. If that message is lost, the tracker ends the request this much later."""
 
 NO_ENGINE = ErrorInfo("unavailable", "no engine took the request in time; try again later", 503, True)
 ISOLATED_CRASHES_TO_FAIL = 2
-"""Engines that died while they ran a request and no other. One such death may be a coincidence."""
+"""A request fails after this many engines have died while they ran it alone. One such death may be a coincidence."""
 CRASHED_ENGINE = ErrorInfo(
     "crashed_engine",
     "engines died again and again while they ran this request alone; it is not tried again",
@@ -70,18 +73,19 @@ DEADLINE_EXCEEDED = ErrorInfo("deadline_exceeded", "the request's deadline has p
 PD_PREEMPTED = ErrorInfo("pd_preempted", "PD Error: this instance gave the request up", 503, True, stage="decode")
 
 NO_PROGRESS = StreamProgress("-", 0, 0, 0)
-"""While there is no engine."""
+"""Reported while there is no engine."""
 
 
 def base_epoch(attempt_epoch: int) -> int:
-    """The epoch of a new `Submit`: all submissions of this attempt are higher, and lower than those of the next one."""
+    """Returns the epoch of a new `Submit`. The epochs of this attempt's submissions are higher than it, and lower than
+    those of the next attempt."""
     return (attempt_epoch - 1) * EPOCHS_PER_ATTEMPT
 
 
 class EngineOutput(msgspec.Struct, frozen=True, gc=False):
-    """News of one request. Without tokens and without an end it says that the engine has accepted it.
+    """New output of one choice. Without tokens and finish reason it means that the engine has accepted the choice.
 
-    There is one for every token: a struct is made in a fifth of the time that a frozen dataclass takes."""
+    One is created for every token: a struct takes a fifth of the time of a frozen dataclass."""
 
     request_id: str
     token_ids: list[int] = []
@@ -89,18 +93,18 @@ class EngineOutput(msgspec.Struct, frozen=True, gc=False):
     finish_reason: str | None = None
     error: ErrorInfo | None = None
     logprobs: list[TokenLogprobs] | None = None
-    """Where asked for: one for each of `token_ids`."""
+    """One for each of `token_ids`, if requested."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Where asked for, once, with the first tokens."""
+    """Sent once, with the first tokens, if requested."""
     rescored_logprobs: list[TokenLogprobs] | None = None
-    """With `Submit.rescore_from`, once, before all others: of the given tokens from there on."""
+    """With `Submit.rescore_from`: logprobs of the given tokens from that position on. Sent once, before all others."""
     embedding: bytes | None = None
     draft_counts: DraftCounts = ()
-    """One entry for each step that had drafts: outputs that are merged keep the entries of all."""
+    """One entry for each step that had drafts. A merged output keeps the entries of all its parts."""
 
     @property
     def failed(self) -> bool:
-        """Whether this fails the whole answer. An output that was given up or aborted keeps what was generated."""
+        """Whether this fails the whole request. A choice that was given up or aborted keeps what was generated."""
         return self.error is not None and self.finish_reason not in INCOMPLETE_REASONS
 
 
@@ -115,34 +119,34 @@ class ChoiceSubmission:
     """What was submitted to the engine for one choice and what came back, as tokens. ChoiceOutput has the text."""
 
     spec: Submit
-    """As it was first asked for. Later submissions replace only what has changed since."""
+    """The first submission. Later ones replace only what has changed since."""
     tokens: list[int]
     arrived_at_s: float
-    """By this process's clock, less the time that it had waited before it came here."""
+    """Arrival by this process's clock, less the time that the request had waited before."""
     deadline_at_s: float | None = None
     epoch: int = 0
     submitted_seq: int | None = None
-    """None while no engine has been asked."""
+    """Sequence number of the last Submit to the current engine. None if the choice is not submitted to it."""
     num_unread_reports: int = 0
     accepted: bool = False
-    """Some engine has taken it once. From then on a refusal means to wait, not to fail."""
+    """An engine has accepted the choice once. From then on a refusal makes it wait, and does not fail it."""
     worker_crashes: int = 0
     engine_crashes: int = 0
-    """Since its last token: engines that died while they held it among others."""
+    """Engines that have died since the last token while they held this choice among others."""
     isolated_crashes: int = 0
-    """Since its last token: engines that died while they ran it alone."""
+    """Engines that have died since the last token while they ran this choice alone."""
     num_cached_tokens: int | None = None
     rescore_from: int | None = None
-    """None once there is nothing left to be scored again."""
+    """None once no tokens are left to be rescored."""
     resubmissions_without_progress: int = 0
     waiting_since_s: float | None = None
-    """Since when no engine is known to hold it."""
+    """Time since which no engine is known to hold the choice."""
     retry_at_s: float | None = None
     restart_cause: Literal["", "engine", "lost"] = ""
-    """Why it was last submitted again."""
+    """Cause of the last resubmission."""
 
     base_epoch: int = 0
-    """All of its own are higher."""
+    """The epochs of this choice's submissions are higher than this one."""
 
     @property
     def was_submitted(self) -> bool:
@@ -150,17 +154,18 @@ class ChoiceSubmission:
 
     @property
     def client_names(self) -> set[str]:
-        """What the client may call it."""
+        """The names by which a client may abort the request: its external id and its label."""
         return {external_id(self.spec.request_id), self.spec.client_request_id} - {""}
 
     def matches(self, names: Collection[str], abort_all: bool, caller: str | None) -> bool:
-        """Whether an abort by name means it. `caller`: whose requests are meant; None: those of all callers."""
+        """Returns whether an abort by name applies to this choice. `caller`: the abort applies to this caller's
+        requests; None: to those of all callers."""
         return caller in (None, self.spec.caller) and (abort_all or not self.client_names.isdisjoint(names))
 
 
 @dataclass(frozen=True, slots=True)
 class PendingAbort:
-    """Somebody has asked us to end requests by name."""
+    """An abort by name, kept for replay to a new engine."""
 
     query_id: int
     names: frozenset[str]
@@ -168,7 +173,7 @@ class PendingAbort:
     received_at_s: float
     expires_at_s: float
     caller: str | None = None
-    """Whose are meant; None: everybody's."""
+    """The caller whose requests are aborted; None: those of all callers."""
 
     def to_message(self, seq: int, now_s: float) -> AbortByName:
         age_s = max(0.0, now_s - self.received_at_s)
@@ -181,11 +186,11 @@ class RequestTracker:
         self._requests: dict[str, ChoiceSubmission] = {}
         self._held: dict[str, HeldRequest] = {}
         self._finished_epochs: OrderedDict[str, int] = OrderedDict()
-        """Their last epochs. A client that has seen nothing of an attempt comes back with the number of the one before:
-        what the engine still says of the first must not be taken for a word about the second."""
+        """Last epochs of choices that have ended. A client that has seen nothing of an attempt resumes with the number of
+        the attempt before. Late messages of the engine about the ended attempt must not be applied to the new one."""
         self._aborts: deque[PendingAbort] = deque(maxlen=MAX_REPLAYED_ABORTS)
         self._is_new_engine = False
-        """It has not told us yet what it holds."""
+        """The current engine has not sent a `HeldRequestsReport` yet."""
         self._engine_up_s = 0.0
         self._step = 0
         self._seq = 0
@@ -196,7 +201,7 @@ class RequestTracker:
         return len(self._requests)
 
     def submit(self, spec: Submit, now_s: float) -> TrackerActions:
-        """`spec` has durations up to now, and the `base_epoch` of its attempt."""
+        """Submits a choice. The durations in `spec` count up to now, and its epoch is the `base_epoch` of its attempt."""
         assert spec.request_id not in self._requests, "request ids are never used twice"
         epoch_before = max(spec.epoch, self._finished_epochs.get(spec.request_id, 0))
         submission = ChoiceSubmission(
@@ -218,7 +223,7 @@ class RequestTracker:
         return TrackerActions(send=self._resubmit(submission, now_s))
 
     def stop(self, request_id: str, num_tokens: int) -> TrackerActions:
-        """The text of the first `num_tokens` tokens ended in a stop string."""
+        """Ends a choice because the text of its first `num_tokens` tokens ends in a stop string."""
         submission = self._requests.get(request_id)
         if submission is None:
             return TrackerActions()
@@ -228,7 +233,8 @@ class RequestTracker:
         return TrackerActions(send=[Abort(self._next_seq(), request_id, submission.epoch, "stop", num_tokens)])
 
     def abort(self, request_id: str) -> TrackerActions:
-        """The client is gone, or another choice of the request has failed. It may come back as another attempt."""
+        """Ends a choice without output, because its client is gone or another choice of the request has failed. The client
+        may resume the request as another attempt."""
         submission = self._requests.get(request_id)
         if submission is None:
             return TrackerActions()
@@ -238,7 +244,7 @@ class RequestTracker:
         )
 
     def fail(self, request_ids: Iterable[str], error: ErrorInfo) -> TrackerActions:
-        """Somebody here has decided that these end now, with this error."""
+        """Ends these choices with this error, which is delivered as their last output."""
         actions = TrackerActions()
         for request_id in request_ids:
             if submission := self._requests.get(request_id):
@@ -253,8 +259,9 @@ class RequestTracker:
         now_s: float,
         caller: str | None = None,
     ) -> TrackerActions:
-        """Asks the engine, which knows everybody's requests. Our own end at once, also if no engine has them now. It holds
-        for a while, whatever becomes of the engine: other processes may have promised these requests too."""
+        """Sends an abort to the engine, which has the requests of all api processes. Requests in this process end at
+        once, also if there is no engine. The abort is kept for `ABORT_REPLAY_S` and sent again to a new engine, since
+        other processes may resubmit these requests to it."""
         actions = TrackerActions()
         until_s = now_s + ABORT_REPLAY_S
         self._aborts.append(PendingAbort(query_id, frozenset(names), abort_all, now_s, until_s, caller))
@@ -271,8 +278,8 @@ class RequestTracker:
         )
 
     def matching_names(self, names: list[str], abort_all: bool, caller: str | None = None) -> set[str]:
-        """Which of these names belong to something unfinished here; or the ids of all that is. Of this caller's only,
-        if one is given."""
+        """Returns the names that match an unfinished request here, or with `abort_all` the external ids of all of them.
+        With `caller`, only that caller's requests are considered."""
         own = [submission for submission in self._requests.values() if caller in (None, submission.spec.caller)]
         if abort_all:
             return {external_id(submission.spec.request_id) for submission in own}
@@ -295,8 +302,8 @@ class RequestTracker:
         return actions
 
     def engine_gone(self, incarnation: str, now_s: float, isolated_request_id: str | None = None) -> TrackerActions:
-        """`isolated_request_id`: the request that the engine ran alone, which is therefore the cause. None: all requests
-        that it held are suspects."""
+        """Marks all choices as not submitted. `isolated_request_id`: the request that the engine ran alone, which is
+        therefore the cause of the crash. None: all requests that the engine held are suspects."""
         actions = TrackerActions()
         if incarnation != self.engine:
             return actions
@@ -311,7 +318,8 @@ class RequestTracker:
     def _count_engine_crash(
         self, submission: ChoiceSubmission, isolated_request_id: str | None, actions: TrackerActions
     ) -> None:
-        """A request that shared the engine with others runs alone from the second death on, and is never refused for it."""
+        """Counts an engine crash against a choice. Shared crashes only make the engine run it alone (from
+        `CRASHES_TO_ISOLATE` on) and never fail it. Crashes while it ran alone fail it."""
         if isolated_request_id is None:
             submission.engine_crashes = min(submission.engine_crashes + 1, CRASHES_TO_ISOLATE)
         elif isolated_request_id == submission.spec.request_id:
@@ -339,7 +347,8 @@ class RequestTracker:
         return actions
 
     def tick(self, now_s: float) -> TrackerActions:
-        """What only the passing of time brings: deadlines, waits that are over, refusals to be tried again."""
+        """Fails choices whose deadline has passed or that have waited too long for an engine, and resubmits choices
+        whose retry is due."""
         actions = TrackerActions()
         for submission in list(self._requests.values()):
             if error := _timeout_error(submission, now_s):
@@ -352,7 +361,8 @@ class RequestTracker:
         return self.fail(list(self._requests), error)
 
     def progress(self, request_ids: Iterable[str]) -> StreamProgress:
-        """As the engine has last said it. As long as something of it moves, these are not stalled."""
+        """Returns the progress of these choices by the engine's last report. They are not stalled as long as any of its
+        values changes."""
         if self.engine is None:
             return NO_PROGRESS
         held = [self._held[request_id] for request_id in request_ids if request_id in self._held]
@@ -361,7 +371,7 @@ class RequestTracker:
 
     def _apply_delta(self, delta: TokenDelta, now_s: float, actions: TrackerActions) -> None:
         #   tokens we have    |-----------------|
-        #   delta                      |--------------|      only what lies behind ours is new
+        #   delta                      |--------------|      only the part after our tokens is new
         #                            position        end
         submission = self._find_current(delta.request_id, delta.epoch)
         if submission is None:
@@ -380,7 +390,7 @@ class RequestTracker:
     def _accept_tokens(
         self, submission: ChoiceSubmission, num_known: int, delta: TokenDelta, actions: TrackerActions
     ) -> None:
-        """Takes what a delta has behind its first `num_known` tokens."""
+        """Appends the tokens of a delta after its first `num_known` ones, and delivers them."""
         new_token_ids = delta.token_ids[num_known:]
         rescored_logprobs = None if submission.rescore_from is None else delta.rescored_logprobs
         finish_reason, error = _finish_of(delta)
@@ -411,7 +421,8 @@ class RequestTracker:
         )
 
     def _reconcile(self, report: HeldRequestsReport, now_s: float, actions: TrackerActions) -> None:
-        """Both sides' views, once a second. Whatever was sent before this message has been read by now, or is lost."""
+        """Compares the engine's table of requests with this one, once a second. A message with a `seq` up to the report's
+        has been read by the engine, or is lost."""
         if report.engine_incarnation != self.engine:
             self._stale_events.inc("incarnation")
             return
@@ -479,7 +490,8 @@ class RequestTracker:
             submission.waiting_since_s = now_s
 
     def _resubmit(self, submission: ChoiceSubmission, now_s: float) -> list[ToEngine]:
-        """The one recovery: everything that was fixed at the start, and the tokens so far, under a higher epoch."""
+        """Returns a Submit with everything that was fixed at the start and the tokens so far, under a higher epoch. This
+        is the only way of recovery."""
         submission.retry_at_s = None
         if self.engine is None:
             return []
@@ -489,7 +501,7 @@ class RequestTracker:
         submission.submitted_seq = self._next_seq()
         submission.num_unread_reports = 0
         if self._is_new_engine:
-            # It tells what it holds to those that it has heard of. Our first word to it may be the one that is lost.
+            # The engine sends reports only to processes from which it has read a message. Our first one may be lost.
             submission.retry_at_s = now_s + FIRST_REPLY_TIMEOUT_S
         deadline_at_s = submission.deadline_at_s
         return [
@@ -528,14 +540,14 @@ class RequestTracker:
             self._finished_epochs.popitem(last=False)
 
     def _abort_messages(self, epochs: dict[str, int]) -> list[ToEngine]:
-        """Each up to its epoch and no further: the next attempt may be under way."""
+        """Returns an abort for each request up to this epoch, and not beyond: the next attempt may already be running."""
         if self.engine is None:
             return []
         return [Abort(self._next_seq(), request_id, epoch) for request_id, epoch in epochs.items()]
 
     def _replayed_aborts(self, now_s: float) -> list[ToEngine]:
-        """Of those that an earlier engine was to carry out: this one may be given what they mean at any time, by a process
-        that learns of it late."""
+        """Returns the unexpired aborts that are older than the current engine. Another process may still submit the
+        aborted requests to it, if it learns of the engine late."""
         pending_aborts = self._unexpired_aborts(now_s)
         return [
             abort.to_message(self._next_seq(), now_s)
@@ -544,7 +556,8 @@ class RequestTracker:
         ]
 
     def _was_aborted(self, spec: Submit, now_s: float) -> bool:
-        """Ids are given once, so whoever brings one of these comes too late. A label may be another request's by now."""
+        """Returns whether an unexpired abort names the request's id. Ids are unique, so such a submission is late.
+        Labels are not compared, because another request may have the label by now."""
         name = external_id(spec.request_id)
         return any(
             name in abort.names and abort.caller in (None, spec.caller) for abort in self._unexpired_aborts(now_s)
@@ -561,7 +574,8 @@ class RequestTracker:
 
 
 def _finish_of(delta: TokenDelta) -> tuple[str | None, ErrorInfo | None]:
-    """Why the output has ended, if it has. Decided here once: an abort stays one, whatever else befell the request."""
+    """Returns the finish reason of an output that has ended, and its error. An abort stays an abort, whatever other
+    error the delta has."""
     if delta.finish_reason is None:
         return None, delta.error
     if delta.finish_reason == ABORT:
@@ -572,21 +586,22 @@ def _finish_of(delta: TokenDelta) -> tuple[str | None, ErrorInfo | None]:
 
 
 def _is_rescheduled(delta: TokenDelta) -> bool:
-    """By the engine, for another instance to carry on. Without any token it may call that an error."""
+    """Returns whether the engine has given the choice up so that another instance continues it. If no token was
+    generated, the engine may report this as a retryable `pd_` error."""
     if delta.finish_reason == "error" and delta.error is not None:
         return delta.error.retryable and delta.error.code.startswith("pd_")
     return delta.finish_reason == PD_RESCHEDULE
 
 
 def _retryable_refusal(delta: TokenDelta) -> ErrorInfo | None:
-    """The error of an engine that would take the request a little later."""
+    """Returns the error of a delta with which the engine refuses a choice that it would accept later, else None."""
     if delta.error is None or not delta.error.retryable or delta.finish_reason == ABORT or _is_rescheduled(delta):
         return None
     return delta.error
 
 
 def _lacks_scores(delta: TokenDelta) -> bool:
-    """Tokens came, and not the logprobs that were to come before them."""
+    """Returns whether a delta has tokens, but not the rescored logprobs that must precede them."""
     return bool(delta.token_ids) and delta.rescored_logprobs is None
 
 

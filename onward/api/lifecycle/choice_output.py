@@ -1,4 +1,5 @@
-"""The output of one choice while it is generated: tokens in, updates out. Depends on the tokens alone, so replays agree."""
+"""The output of one choice while it is generated: tokens in, updates out. It depends on the tokens alone, so a replay gives
+the same."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,62 +24,62 @@ REGENERATION_DIFFERS = ErrorInfo(
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStart:
-    """Where a choice goes on from, and how much of that the client is told."""
+    """Where a choice continues: the tokens that exist, and from which position the response includes them."""
 
     token_ids: Sequence[int] = ()
     prior_finish_reason: str | None = None
-    """How the choice has ended, where an earlier answer has told it."""
+    """Finish reason of the choice, if an earlier response has sent it."""
     emit_end: bool = True
-    """Whether that end is told again: a new answer has one end for each choice, the same one gone on with has it."""
+    """Whether that end is sent again. A new response sends the end of every choice; a resumed one has already sent it."""
     emit_from: int | None = None
-    """The position from which on this answer tells the choice's text and tokens. None: only what is new."""
+    """The position from which this response includes the choice's text and tokens. None: only new tokens."""
     rescore_from: int | None = None
     reader_position: ChoiceCursor | None = None
-    """As far as the client has it although its tokens are not among `token_ids`."""
+    """The client's position, if it has tokens that are not in `token_ids`."""
     logprobs: Sequence[TokenLogprobs] = ()
-    """Of the first of `token_ids`, where an earlier attempt has kept them; the others are computed again."""
+    """Logprobs of the first of `token_ids`, as an earlier attempt has stored them. The others are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRescore:
-    """Given tokens whose logprobs are asked for again and have not come."""
+    """Given tokens whose rescored logprobs have not arrived."""
 
     token_ids: list[int]
-    """Those that this answer tells by their logprobs alone."""
+    """The tokens of which this response includes only the logprobs."""
     text_offsets: list[int]
-    """Where each of all of them begins in the text."""
+    """The text offset of each rescored token, also of those that this response includes."""
 
 
 @dataclass(slots=True)
 class ChoiceOutput:
-    """Detokenizes, checks stop strings and formats logprobs of one choice, and knows what the client was sent."""
+    """One choice of an ActiveRequest. Detokenizes, finds stop strings, assigns logprobs, and tracks what the reader has."""
 
     index: int
     request_id: str
     sampling: SamplingParams
     text_stream: OutputTextStream
     text_offsets: TextOffsets | None = None
-    """Kept where logprobs are asked for."""
+    """Set if logprobs are requested."""
     token_ids: list[int] = field(default_factory=list)
-    """All so far, those of earlier answers included."""
+    """All tokens so far, including those of earlier attempts and responses."""
     finish_reason: str | None = None
     num_cached_tokens: int | None = None
-    """None until the engine has said it."""
+    """None until the engine has sent it."""
     pending_rescore: PendingRescore | None = None
     reader_position: ChoiceCursor | None = None
-    """None once the client is told what comes."""
+    """The position up to which a regenerated choice repeats what the client has. None once it has reached it."""
     grammar_completed_at: int | None = None
-    """Of the given tokens, how many complete the grammar, if they do."""
+    """Number of given tokens that complete the grammar, if they do."""
     draft_stats: DraftStats = field(default_factory=DraftStats)
     start_position: int = 0
-    """The position that it goes on from in this answer."""
+    """The position from which the choice continues in this response."""
     reader_start: ChoiceCursor = ChoiceCursor(0)
     """The reader's position in the choice at that time."""
     replayed_update: ChoiceUpdate | None = None
-    """What there was to tell about the given tokens."""
+    """The update about the given tokens, if this response sends one."""
     rescore_from: int | None = None
     awaits_prompt_logprobs: bool = field(init=False)
-    """The prompt's logprobs were asked for and have not come."""
+    """Whether the prompt's logprobs were requested and have not arrived."""
 
     def __post_init__(self) -> None:
         self.awaits_prompt_logprobs = self.sampling.prompt_logprobs is not None
@@ -89,12 +90,12 @@ class ChoiceOutput:
 
     @property
     def num_text_tokens(self) -> int:
-        """How many tokens, from the first on, have all of their text among what was shown."""
+        """Number of tokens, from the first on, whose text was shown completely."""
         is_complete = self.finish_reason is not None and self.finish_reason not in INCOMPLETE_REASONS
         return self.position if is_complete else self.text_stream.num_emitted_tokens(self.token_ids)
 
     def replay(self, start: ChoiceStart) -> ChoiceUpdate | None:
-        """Goes to where an earlier answer stopped. A piece if there is something to tell about it."""
+        """Replays the given tokens. Returns an update if this response includes some of them or sends their end."""
         emitted_token_ids, text = self._replay_tokens(start)
         offsets = self._text_offsets_of(self.token_ids)
         self.reader_position = start.reader_position
@@ -107,7 +108,7 @@ class ChoiceOutput:
             )
         if start.prior_finish_reason is not None:
             final_text = self._end(start.prior_finish_reason)
-            if start.emit_from is None:  # an earlier answer has told that too
+            if start.emit_from is None:  # an earlier response has sent this text too
                 final_text = ""
                 self.text_stream.take_events()
         else:
@@ -116,7 +117,7 @@ class ChoiceOutput:
         emits_end = start.prior_finish_reason is None or start.emit_end
         if start.emit_from is None and not (self.finish_reason is not None and emits_end):
             return None
-        # What was delivered up to here is the text of these tokens; beside it only what the end lets go of is new.
+        # The text so far is that of these tokens. Only text that the end releases is new beside it.
         ended_by_token = self.finish_reason == "stop" and not self.text_stream.stopped and bool(emitted_token_ids)
         return ChoiceUpdate(
             self.index,
@@ -127,15 +128,16 @@ class ChoiceOutput:
             ends_with_stop_token=ended_by_token,
             events=self.text_stream.take_events(),
             has_tool_calls=self._has_tool_calls,
+            matched_stop=self._matched_stop,
         )
 
     def _replay_tokens(self, start: ChoiceStart) -> tuple[list[int], str]:
-        """The tokens that this answer tells, and their text. Nothing behind the first end counts."""
+        """Returns the given tokens that this response includes, and their text. Tokens after the first end are dropped."""
         end = find_end(start.token_ids, self.sampling, self.grammar_completed_at)
         token_ids = list(start.token_ids if end is None else start.token_ids[: end[0]])
         first_emitted = len(token_ids) if start.emit_from is None else start.emit_from
         self._push(token_ids[:first_emitted])
-        self.text_stream.take_events()  # which an earlier answer has told
+        self.text_stream.take_events()  # an earlier response has sent these events
         return ([], "") if self.text_stream.stopped else self._push(token_ids[first_emitted:])
 
     def apply(self, output: EngineOutput, prompt_logprobs: PromptLogprobs | None = None) -> ChoiceUpdate:
@@ -169,6 +171,7 @@ class ChoiceOutput:
                 error=output.error if finish_reason == PD_RESCHEDULE else None,
                 events=self.text_stream.take_events(),
                 has_tool_calls=self._has_tool_calls,
+                matched_stop=self._matched_stop,
             )
         pending, rescored_logprobs = self.pending_rescore, output.rescored_logprobs
         return (
@@ -189,7 +192,7 @@ class ChoiceOutput:
         )
 
     def _push(self, token_ids: list[int]) -> tuple[list[int], str]:
-        """The tokens that belong to the output, none behind a stop string, and their text."""
+        """Returns the tokens up to the end of a stop string, and their text."""
         push, stream = self.text_stream.push, self.text_stream
         if len(token_ids) == 1:
             self.token_ids.append(token_ids[0])
@@ -215,8 +218,17 @@ class ChoiceOutput:
     def _has_tool_calls(self) -> bool:
         return self.finish_reason is not None and self.text_stream.num_tool_calls > 0
 
+    @property
+    def _matched_stop(self) -> str | int | None:
+        """The stop string or end token that ended the output, if any."""
+        if self.finish_reason != "stop" or self.text_stream.stopped:
+            return self.text_stream.stop_string if self.finish_reason == "stop" else None
+        last = self.token_ids[-1] if self.token_ids else None
+        return last if last in self.sampling.end_token_ids else None
+
     def check_regenerated(self, error: ErrorInfo | None) -> ErrorInfo | None:
-        """Whether the client is told what comes next; an error if what was made again is not what it has."""
+        """Clears `reader_position` once the regenerated choice has reached it, so that the client gets later tokens.
+        Returns an error if the choice differs from what the client has."""
         expected = self.reader_position
         assert expected is not None
         if self.position < expected.position:

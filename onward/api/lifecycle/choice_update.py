@@ -1,7 +1,7 @@
-"""What is said about a choice, bit by bit: whole tokens, their text, and perhaps the end. Knows no JSON."""
+"""Updates of a choice: new whole tokens, their text, and perhaps the end. Knows no JSON."""
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -14,32 +14,38 @@ T = TypeVar("T")
 
 
 class OutputTextStream(Protocol):
-    """What `text.text_stream.TextStream` does."""
+    """The interface of `text.text_stream.TextStream`."""
 
     @property
     def stopped(self) -> bool: ...
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the output."""
+        ...
+
     def push(self, token_id: int) -> str: ...
     def finish(self, reason: str) -> str: ...
     def take_events(self) -> list[MessageEvent] | None:
-        """What the text has been found to say since the last time. None: it is not taken apart."""
+        """Returns the parsed events since the last call. None: the text is not parsed."""
         ...
 
     def num_emitted_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many of the tokens that were pushed, from the first on, have all of their text among what was shown."""
+        """Returns how many of the pushed tokens, from the first on, have had all of their text returned."""
         ...
 
     @property
     def num_tool_calls(self) -> int: ...
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """So far. None where thinking is not looked for."""
+        """Number of reasoning tokens so far. None if reasoning is not parsed."""
         ...
 
 
 class NullTextStream:
-    """For clients that speak in token ids: nothing is turned into text, so no text can end the output."""
+    """A text stream for clients that read token ids. It produces no text, so no stop string can end the output."""
 
     stopped = False
+    stop_string = None
     num_tool_calls = 0
     num_reasoning_tokens = None
 
@@ -57,38 +63,40 @@ class NullTextStream:
 
 
 class ChoiceUpdate(msgspec.Struct, frozen=True, gc=False):
-    """What one event says about one choice: whole tokens, their text, and perhaps the end.
+    """New whole tokens of one choice with their text, logprobs and perhaps the end; one stream event is made of it.
 
-    The text may be behind the tokens (half a character, what may become a stop string); everything else belongs to
-    exactly these tokens, logprobs also to tokens of an earlier answer that were scored again. There is one for every
-    token: a struct is made in a fifth of the time that a frozen dataclass takes."""
+    The text may be behind the tokens (half a character, or the beginning of a stop string). All other fields belong to
+    exactly these tokens; logprobs may also belong to rescored tokens of an earlier response. One is created for every
+    token: a struct takes a fifth of the time of a frozen dataclass."""
 
     choice_index: int
     token_ids: list[int]
     text: str
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] | None = None
-    """Where asked for: one for each of `scored_token_ids`."""
+    """One for each of `scored_token_ids`, if requested."""
     text_offsets: list[int] | None = None
     """With `logprobs`: where each token begins in the choice's whole text."""
     prompt_logprobs: PromptLogprobs | None = None
     ends_with_stop_token: bool = False
     """The last of `token_ids` ended the output."""
     rescored_token_ids: list[int] = []
-    """Tokens of an earlier answer, in front of `token_ids`, whose logprobs only are told here."""
+    """Tokens of an earlier response, in front of `token_ids`, of which only the logprobs are included here."""
     completion_token_ids: list[int] | None = None
-    """Where the answer is not complete: all of the choice's tokens."""
+    """All tokens of the choice, if the response is incomplete."""
     num_text_tokens: int | None = None
-    """With `completion_token_ids`, where the endpoint shows text: how many of them the text covers, from the first on. The
+    """With `completion_token_ids`, if the endpoint returns text: how many of them the text covers, from the first on. The
     others end in an incomplete character or may become a stop string or markup."""
     error: ErrorInfo | None = None
     """Why the choice was given up."""
     is_known_to_reader: bool = False
-    """The client has this already: it was made again only because nobody else had kept its tokens."""
+    """The client already has this update. It was generated again only because its tokens were stored nowhere."""
     events: list[MessageEvent] | None = None
-    """What the text says, where it is taken apart into words, thoughts and calls."""
+    """The parsed text (content, reasoning and calls). None if it is not parsed."""
     has_tool_calls: bool = False
     """With the end: the choice has called tools."""
+    matched_stop: str | int | None = None
+    """With the end: the stop string or the token that ended the output."""
 
     @property
     def scored_token_ids(self) -> list[int]:
@@ -96,13 +104,22 @@ class ChoiceUpdate(msgspec.Struct, frozen=True, gc=False):
 
 
 def shown_token_ids(update: ChoiceUpdate, *, hides_end: bool) -> list[int]:
-    """With the internal adapter (`hides_end`) without the token that ended the output: those who speak tokens to each other
-    have no use for an eos. It is left out of what is shown and of nothing else: usage, cursors and history have it."""
+    """Returns the token ids to show. With the internal adapter (`hides_end`) the token that ended the output is left out,
+    because clients that exchange token ids do not need it. Usage, cursors and history still include it."""
     return update.token_ids[:-1] if hides_end and update.ends_with_stop_token else update.token_ids
 
 
+def matched_stop_fields(update: ChoiceUpdate, stop_token_ids: Collection[int]) -> dict[str, Any]:
+    """Returns the client's stop string or stop token that ended the output, in the fields of vLLM and SGLang. Empty for
+    other ends."""
+    matched = update.matched_stop
+    if matched is None or (isinstance(matched, int) and matched not in stop_token_ids):
+        return {}
+    return {"stop_reason": matched, "matched_stop": matched}
+
+
 def join_updates(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
-    """All that was said about one choice, as one piece."""
+    """Joins all updates of one choice to one."""
     first, last = updates[0], updates[-1]
     return ChoiceUpdate(
         choice_index=first.choice_index,
@@ -121,6 +138,7 @@ def join_updates(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
         error=last.error,
         events=_all_events(updates),
         has_tool_calls=last.has_tool_calls,
+        matched_stop=last.matched_stop,
     )
 
 
@@ -130,6 +148,7 @@ def _all_events(updates: Sequence[ChoiceUpdate]) -> list[MessageEvent] | None:
 
 
 def concatenate(parts: Iterable[list[T] | None]) -> list[T] | None:
-    """The parts' items in order. A part may be missing only where it would be empty, or all are."""
+    """Returns the items of all parts in order, or None if all parts are None. A part may be None only if it would be empty
+    or if all parts are None."""
     present = [part for part in parts if part is not None]
     return [item for part in present for item in part] if present else None

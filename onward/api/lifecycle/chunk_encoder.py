@@ -1,4 +1,4 @@
-"""The JSON of a stream's chunks. Called for every token: the parts that do not change are made once."""
+"""Encodes the JSON of a stream's chunks. It runs for every token, so the parts that do not change are encoded once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ class ChunkEncoder:
     def update(
         self, update: ChoiceUpdate, top_level_fields: dict[str, Any] | None = None, usage: TokenUsage | None = None
     ) -> bytes:
-        """`top_level_fields`: fields beside the choice. `usage`: so far."""
+        """Encodes the chunk of an update. `top_level_fields`: fields beside the choice. `usage`: the usage so far."""
         logprobs = b"null" if update.logprobs is None else _encode(self._writer.logprobs(update))
         is_rich = (
             self._has_extra_choice_fields or update.prompt_logprobs is not None or update.finish_reason is not None

@@ -1,17 +1,17 @@
-"""What became of an answer's drafts, for clients that ask for it: a figure of the run, like the tokens that were cached.
-Who carries an answer on elsewhere tells of what it has seen itself."""
+"""Statistics of a request's drafts, for clients that ask for them. They describe the run and not the output, like the
+number of cached tokens: an attempt that continues a response elsewhere reports only its own drafts."""
 
 from dataclasses import dataclass, field
 
 DraftCounts = tuple[tuple[int, int], ...]
-"""Of each step that had drafts: how many, and how many of them were accepted."""
+"""For each step with drafts: the number of drafts, and how many of them were accepted."""
 
 
 @dataclass(slots=True)
 class DraftStats:
     num_verifications: int = 0
     drafted: list[int] = field(default_factory=list)
-    """By place behind the newest token."""
+    """Number of drafts by position after the newest token; `accepted` likewise."""
     accepted: list[int] = field(default_factory=list)
 
     def record(self, drafts: DraftCounts) -> None:

@@ -1,5 +1,5 @@
-"""What differs between the endpoints that generate: how a request is read (`EndpointAdapter`), and how the answer to one is
-written (`OutputJsonWriter`)."""
+"""The differences between generating endpoints: how a request is read (`EndpointAdapter`), and how its output is written
+(`OutputJsonWriter`)."""
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
@@ -16,12 +16,14 @@ from onward.proto.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ObjectHeader:
-    """What every part of an answer repeats."""
+    """The fields that every chunk of a response repeats."""
 
     id: str
     created_s: int
     model: str
     fingerprint: str
+    completed_s: int | None = None
+    """When the output was complete, once it is."""
 
     def fields(self, object_name: str) -> dict[str, Any]:
         return {
@@ -35,77 +37,79 @@ class ObjectHeader:
 
 @dataclass(frozen=True, slots=True)
 class OpeningChunk:
-    """What a choice's stream begins with, before there is a token."""
+    """The first chunk of a choice's stream, before its first token."""
 
     content_json: bytes
-    """The JSON that stands for its content."""
+    """The JSON field with the content."""
     extra_choice_fields: dict[str, Any] = field(default_factory=dict)
     """Further fields of the choice."""
     extra_top_level_fields: dict[str, Any] = field(default_factory=dict)
-    """Fields that stand beside the choice."""
+    """Fields beside the choice."""
 
 
 class OutputJsonWriter(ABC):
-    """Writes the answer to one request. A function of the request and the piece: nothing of earlier pieces is kept, so
-    that whoever goes on with an answer writes the same."""
+    """Writes the output of one request as the endpoint's JSON. The JSON depends only on the request and the update. No
+    state of earlier updates is kept, so a later attempt writes the same."""
 
     chunk_object = ""
     has_extra_choice_fields = False
-    """Whether `extra_choice_fields` returns something for updates that are nothing but tokens."""
+    """Whether `extra_choice_fields` returns fields for every update, also for one with tokens alone."""
 
     def opening_chunk(self, choice: int) -> OpeningChunk | None:
         return None
 
     def content_json(self, update: ChoiceUpdate) -> bytes:
-        """The JSON that stands for a piece's content in a chunk's choice."""
+        """Returns the JSON field with the content of an update, for the choice of a chunk."""
         raise AssertionError(f"{type(self).__name__} writes no chunks")
 
     def client_finish_reason(self, update: ChoiceUpdate) -> str | None:
-        """Why the choice has ended, if it has, as clients know it."""
+        """Returns the finish reason in the endpoint's terms, or None."""
         return update.finish_reason
 
     def logprobs(self, update: ChoiceUpdate) -> Any:
-        """Those of a piece that has them."""
+        """Returns the JSON value of an update's logprobs. Called only if it has some."""
         return None
 
     def extra_choice_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
-        """Further fields of a piece's choice."""
+        """Returns further fields of the update's choice."""
         return {}
 
     def extra_top_level_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
-        """Fields that stand beside a piece's choice."""
+        """Returns fields beside the update's choice."""
         return {}
 
     @abstractmethod
     def whole_body(
         self, header: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, extra_fields: dict[str, Any]
     ) -> bytes:
-        """Of each choice, all that there is to say. `extra_fields`: fields beside the choices."""
+        """Returns the body of a complete response. `choices` has one joined update for each choice. `extra_fields`: fields
+        beside the choices."""
 
 
 class EndpointAdapter(ABC):
     id_prefix: str
     returns_text = True
-    """Whether clients read text. Else they read token ids."""
+    """Whether clients read text. False: they read token ids."""
 
     @abstractmethod
     def decode(self, body: bytes, context: ValidationContext) -> tuple[GenerationRequest, tuple[str, ...]]:
-        """The request, and the names of its unknown fields."""
+        """Returns the decoded request and the names of its unknown fields."""
 
     @abstractmethod
     def tokenize_prompts(self, request: Any, created_s: int) -> list[list[int]]:
-        """The token ids of each."""
+        """Returns the token ids of each prompt."""
 
     @abstractmethod
     def prompt_path(self, request: Any, index: int) -> str:
-        """Where in the request a prompt stands."""
+        """Returns the path of the field with this prompt, for errors."""
 
     def reasoning_params(self, request: Any, prompts: list[list[int]], *, has_grammar: bool) -> ReasoningParams | None:
-        """How a worker follows the thinking, where it must."""
+        """Returns the parameters by which the worker tracks reasoning. None if it need not."""
         return None
 
     def client_field_names(self) -> AbstractContextManager[None]:
-        """Within it, complaints name the fields of the client's request, where those that are checked have other names."""
+        """Returns a context in which errors name the fields of the client's request, if the checked fields have other
+        names."""
         return nullcontext()
 
     @abstractmethod

@@ -1,8 +1,8 @@
-"""One request, from the body to the last event, for every endpoint that generates.
+"""Runs one request, from the body to the last event, for every generating endpoint.
 
-The order is the point: everything about a request is fixed and checked before the engine hears of it; the engine has
-accepted it before the response has a status; and whichever way it ends, nothing of it is left behind but a record of its
-tokens, by which it can be gone on with.
+The order matters. Everything about a request is fixed and checked before it is submitted to the engine, and the engine has
+accepted it before the response has a status. However it ends, it leaves nothing but a record of its tokens, from which it
+can be resumed.
 """
 
 import logging
@@ -18,7 +18,7 @@ from onward.api.engine_link.request_tracker import EngineOutput
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.request_builder import ActiveRequest, ApiServices, RequestBuilder
 from onward.api.lifecycle.resume import STREAM_UNKNOWN, resumed_attempt, with_prior_logprobs
-from onward.api.lifecycle.stream_formatters import BodyCollector, StreamFormatter, make_formatter
+from onward.api.lifecycle.stream_formatters import BodyCollector, ChunkFormatter, StreamFormatter, make_formatter
 from onward.api.lifecycle.stream_registry import LiveStream, StreamRegistry, finish_reason_of
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.preprocessing_executors import DeferredRender
@@ -36,6 +36,7 @@ from onward.web.auth.owned_request_ids import owns_request_id
 from onward.web.error_format import RequestFailed
 from onward.web.error_handlers import INTERNAL_ERROR, handle_errors
 from onward.web.json_body import compact_json
+from onward.web.openai_api.model_names import with_default_model
 from onward.web.request_id_middleware import bypass_middleware_for_body
 from onward.web.sse import parse_last_event_id
 
@@ -56,8 +57,11 @@ class GenerationRunner:
         services: ApiServices,
         streams: StreamRegistry,
         formatter_factory: Callable[[ActiveRequest], StreamFormatter] = make_formatter,
+        client_formatter_factory: Callable[[ActiveRequest], StreamFormatter] = ChunkFormatter,
     ) -> None:
+        """`client_formatter_factory`: makes formatters that write for a client even if a router has sent the request."""
         self.builder = builder
+        self.make_client_formatter = client_formatter_factory
         self._services = services
         self._streams = streams
         self._formatter_factory = formatter_factory
@@ -79,12 +83,14 @@ class GenerationRunner:
         on_accepted: Callable[[LiveStream], None] = lambda _: None,
         access: AccessRecord | None = None,
     ) -> None:
-        """`on_accepted` is called once the engine has accepted the request. `access` gets its tokens and times."""
+        """Runs a request to its end. `on_accepted` is called once the engine has accepted it. `access` gets its token
+        counts and times."""
         if prepared.is_routed and self._services.engine_client.worker is None:
             raise Unavailable("the engine is not there yet", retry_after_s=RETRY_SOON_S)
         limits = await self._services.engine_client.wait_worker(prepared.deadline_at_s)
         with self.builder.adapter.client_field_names():
             stream = await self._streams.start(lambda: self.builder.start(prepared, limits), prepared.attempt)
+        stream.request.note_end(self._services.clock.wall_s())
         phases = _phase_spans(stream, access)
         try:
             if stream.request.collector is not None:
@@ -109,7 +115,7 @@ class GenerationRunner:
     def _record_first_token(self, stream: LiveStream) -> None:
         stream.first_token_at_s = now_s = self._services.clock.now_s()
         active = stream.request
-        # A request that came with tokens, or whose client has seen some, had its first one elsewhere.
+        # A request with given tokens, or whose client has seen some, had its first token elsewhere.
         is_resumed = any(choice.start_position for choice in active.output.choices)
         if not is_resumed and not stream.attempt.reader_positions:
             self._services.latency.record_first_token(active.prepared.arrived_at_s, now_s)
@@ -146,7 +152,7 @@ class GenerationRunner:
             new_updates, error = self._advance(active, await _next_outputs(active))
             updates = updates + new_updates
         if error is not None and not updates:
-            raise error  # there is no status yet, so it is an error of HTTP
+            raise error  # no status was sent yet, so the error becomes an HTTP error response
         headers = {**sse.HEADERS, **ignored_fields_header(active.prepared.unknown_fields)}
         event_stream, formatter = _LazyEventStream(send, headers), self._formatter_factory(active)
         if not (formatter.has_sequence_numbers and active.prepared.attempt.reader_positions):
@@ -162,7 +168,7 @@ class GenerationRunner:
             attempt = stream.attempt
             _logger.exception(
                 log.event(
-                    "a stream failed by a fault of ours",
+                    "a stream failed because of an internal error",
                     **log.request_fields(attempt.request_id, attempt.client_request_id),
                 )
             )
@@ -199,7 +205,7 @@ class GenerationRunner:
             await write(b"".join(end))
 
     def _progress_comments(self, active: ActiveRequest) -> list[bytes]:
-        """A router takes a stream elsewhere if it hears nothing."""
+        """Returns a progress comment for a router, which moves a silent stream to another instance."""
         if active.collector is None or not active.prepared.is_routed:
             return []
         return [sse.progress_comment(self._services.engine_client.progress(active.collector))]
@@ -207,10 +213,11 @@ class GenerationRunner:
     def _advance(
         self, active: ActiveRequest, outputs: list[EngineOutput]
     ) -> tuple[list[ChoiceUpdate], RequestFailed | None]:
-        """The next pieces, and the error that follows them, if one does."""
+        """Applies engine outputs. Returns the new updates, and the error that follows them, if any."""
         if active.prepared.is_routed and not active.prepared.attempt.is_final:
             outputs = list(map(_as_failure, outputs))
         progress = active.output.apply(outputs)
+        active.note_end(self._services.clock.wall_s())
         for choice in progress.stopped:
             self._services.engine_client.stop(choice.request_id, choice.position)
         active.keep_logprobs(progress.updates)
@@ -218,7 +225,7 @@ class GenerationRunner:
 
 
 def _phase_spans(stream: LiveStream, access: AccessRecord | None) -> EnginePhaseSpans | None:
-    """Of a request that is traced: the engine's reports on it become spans."""
+    """Returns the object that turns the engine's reports on a traced request into spans. None: it is not traced."""
     collector = stream.request.collector
     if access is None or access.trace is None or collector is None:
         return None
@@ -227,11 +234,11 @@ def _phase_spans(stream: LiveStream, access: AccessRecord | None) -> EnginePhase
 
 
 class _LazyEventStream:
-    """An answer of events. Its head is sent with the first event at the latest.
+    """An event stream whose response head is sent with the first event at the latest.
 
-    A stream that is made again from its seed has nothing to tell until it reaches the client's place. Where events have
-    numbers, an event about a failure before that would have a number that the client has seen already. So the head of such
-    a stream waits for the place, and the failure is an error of HTTP.
+    A stream that is generated again from its seed has no events until it reaches the client's position. If events have
+    sequence numbers, an error event before that would have a number that the client has already seen. So the head of such
+    a stream is sent once the position is reached, and an earlier failure becomes an HTTP error response.
     """
 
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
@@ -249,7 +256,8 @@ class _LazyEventStream:
 
 
 def _has_tokens(updates: list[ChoiceUpdate]) -> bool:
-    """The engine's word that it has accepted a request is an update too."""
+    """Returns whether any update has tokens. An update may also only report that the engine has accepted the
+    request."""
     return any(update.token_ids for update in updates)
 
 
@@ -259,12 +267,12 @@ def _next_outputs(active: ActiveRequest) -> Coroutine[Any, Any, list[EngineOutpu
 
 
 def _as_failure(output: EngineOutput) -> EngineOutput:
-    """For a router that will carry on: one choice that is given up fails the answer."""
+    """Turns a choice that was given up into a failure of the request, because the router continues all of it elsewhere."""
     return replace(output, finish_reason="error") if output.finish_reason == PD_RESCHEDULE else output
 
 
 class GenerationEndpoint:
-    """An ASGI application for one route, as clients use it."""
+    """An ASGI application for one generating route, for clients."""
 
     def __init__(self, runner: GenerationRunner, services: ApiServices, streams: StreamRegistry) -> None:
         self._num_open = 0
@@ -283,7 +291,7 @@ class GenerationEndpoint:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_open_requests(self._num_open)
         if scope["method"] == "HEAD":
-            raise RequestFailed(GET_NEEDS_LAST_EVENT_ID)  # nobody would read what it takes up
+            raise RequestFailed(GET_NEEDS_LAST_EVENT_ID)  # a response to HEAD has no body to resume a stream in
         cursor, context = parse_last_event_id(scope), get_request_context(scope)
         if cursor is None and scope["method"] == "POST":
             self._services.load_shedder.check()
@@ -295,7 +303,7 @@ class GenerationEndpoint:
         else:
             self._streams.check_not_draining()
             task = self.generate(context, body, cursor, send)
-        del body  # what is needed of it is in the attempt, and a stream may run for long
+        del body  # the attempt has its own copy, and a stream may run for a long time
         await asgi.run_until_disconnect(receive, task)
 
     async def generate(self, context: RequestContext, body: bytes, cursor: Cursor | None, send: Send) -> None:
@@ -306,7 +314,7 @@ class GenerationEndpoint:
             is_same = record is not None and self.is_same_request(record.attempt.body, body)
             if record is not None and is_same and await self._resume_from_record(record, context, cursor, send):
                 return
-            # Nobody has it, or not so much of it as the client: where that gives the same tokens, it is made again.
+            # No process has the stream, or as much of it as the client has. An exact model generates it again.
             if not can_regenerate:
                 raise STREAM_UNKNOWN
         context.access.request_id = context.request_id if cursor is None else cursor.request_id
@@ -323,11 +331,12 @@ class GenerationEndpoint:
         await self.runner.run(prepared, send, access=context.access)
 
     def is_same_request(self, known_body: bytes, body: bytes) -> bool:
-        """Whether a client has sent the request again that these are known by."""
-        return known_body == compact_json(body)
+        """Returns whether a client's body is the body of a known request, sent again. White space is not compared, and
+        a missing model counts as the served one."""
+        return known_body == with_default_model(compact_json(body), self._services.model.name)
 
     async def with_previous_items(self, context: RequestContext, body: bytes) -> bytes:
-        """With whatever must be known before the first attempt."""
+        """Returns the body with all that must be added to it before the first attempt."""
         return body
 
     async def _resume_by_get(self, context: RequestContext, cursor: Cursor | None, send: Send) -> None:
@@ -340,8 +349,8 @@ class GenerationEndpoint:
     async def _find_record(
         self, context: RequestContext, cursor: Cursor, *, require_reply: bool
     ) -> StreamRecord | None:
-        """The record of the stream, if the client may see it. `require_reply`: the stream cannot be made again, so a
-        stream store that does not reply is an error and not "unknown"."""
+        """Returns the record of the stream, if the client may see it. `require_reply`: the stream cannot be generated
+        again, so a stream store that does not reply is an error and not "unknown"."""
         caller = context.caller.access_filter
         record = await self._streams.find(cursor.request_id, cursor.attempt_epoch, caller, require_reply=require_reply)
         return record if record is not None and record.attempt.path == self.runner.builder.path else None
@@ -349,7 +358,7 @@ class GenerationEndpoint:
     async def _resume_from_record(
         self, record: StreamRecord, context: RequestContext, cursor: Cursor, send: Send
     ) -> bool:
-        """From the client's place on. False: the record does not reach so far."""
+        """Resumes the stream from the client's position. Returns False if the record does not reach that position."""
         if record.is_cancelled:
             await self.send_cancelled(record, cursor, send)
             return True
@@ -359,7 +368,7 @@ class GenerationEndpoint:
         return attempt is not None
 
     async def send_cancelled(self, record: StreamRecord, cursor: Cursor, send: Send) -> None:
-        """Of one that was cancelled, and does not run again."""
+        """Sends the end of a cancelled stream, which does not run again."""
         raise STREAM_UNKNOWN
 
     async def _resume(self, context: RequestContext, attempt: Attempt, record: StreamRecord, send: Send) -> None:
@@ -380,7 +389,8 @@ class GenerationEndpoint:
 
 
 def check_open_requests(num_open: int) -> None:
-    """Bounds what is held before the engine can say that it is too much: bodies, and work for the threads."""
+    """Raises `Overloaded` if too many requests are open. This bounds bodies and thread work that are held before the engine
+    can refuse a request."""
     if num_open > MAX_OPEN_HTTP_REQUESTS:
         raise Overloaded(
             f"{MAX_OPEN_HTTP_REQUESTS} requests are open here already; try again later", retry_after_s=RETRY_SOON_S

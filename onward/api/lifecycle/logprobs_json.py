@@ -1,25 +1,32 @@
-"""Logprobs as each endpoint writes them. Knows tokens by their ids and bytes, and nothing of requests.
+"""The JSON of logprobs for each endpoint. Knows token ids and token bytes, and nothing of requests.
 
-A token's `text` is its bytes read as UTF-8 by themselves, with U+FFFD where that is not possible; its `bytes` are
-exact, so the bytes of consecutive tokens join to the text even where a character is spread over several.
+A token's `text` is its bytes read as UTF-8 by themselves, with U+FFFD where that is not possible. Its `bytes` are exact, so
+the bytes of consecutive tokens join to the text even if a character is spread over several tokens.
 """
 
 from collections.abc import Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from onward.proto.step import TokenLogprobs
 from onward.text.detokenizer import Detokenizer
 from onward.text.token_table import TokenTable
 
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Represents minus infinity, which JSON has no value for."""
 
 PromptLogprobs = list[tuple[int, TokenLogprobs]]
-"""The prompt's tokens from the second one on."""
+"""The prompt's token ids, from the second one on, with their logprobs."""
+
+
+def with_num_top(prompt: PromptLogprobs, num_top: int) -> PromptLogprobs:
+    """Returns the logprobs with at most this many of the likeliest tokens of each position."""
+    return [(token_id, replace(entry, top=entry.top[:num_top])) for token_id, entry in prompt]
 
 
 class TokenStrings:
-    """How tokens are called in an answer."""
+    """Names tokens by their text."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
@@ -33,8 +40,15 @@ class TokenStrings:
         return list(self._table.token_bytes(token_id))
 
 
+class TokenIdStrings(TokenStrings):
+    """Names tokens by their ids, for clients that must distinguish tokens with the same text."""
+
+    def text(self, token_id: int) -> str:
+        return f"token_id:{token_id}"
+
+
 class TextOffsets:
-    """Where each token of an output begins in its text: behind the characters that the tokens before it complete."""
+    """Computes where each token of an output begins in its text: after the characters that earlier tokens complete."""
 
     def __init__(self, table: TokenTable, skip_special_tokens: bool = True) -> None:
         self._detokenizer = Detokenizer(table, skip_special_tokens)
@@ -63,7 +77,8 @@ def completion_logprobs(
     logprobs: Sequence[TokenLogprobs],
     text_offsets: Sequence[int],
 ) -> dict[str, Any]:
-    """The older form: parallel lists. `top_logprobs` always has the token itself, so it may hold one more than asked."""
+    """Returns the completions format: parallel lists. `top_logprobs` always has the token itself, so it may have one entry
+    more than requested."""
     return {
         "tokens": [token_strings.text(token_id) for token_id in token_ids],
         "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
@@ -75,7 +90,8 @@ def completion_logprobs(
 def echoed_prompt_logprobs(
     token_strings: TokenStrings, prompt_token_ids: Sequence[int], prompt: PromptLogprobs, offsets: TextOffsets
 ) -> dict[str, Any]:
-    """Those of a prompt that stands before its completion. Its first token has nothing before it that could predict it."""
+    """Returns the logprobs of a prompt that is echoed before its completion. The first token has none, because nothing
+    precedes it."""
     logprobs = [entry for _, entry in prompt]
     fields = completion_logprobs(
         token_strings, prompt_token_ids[1:], logprobs, [offsets.push(token_id) for token_id in prompt_token_ids][1:]
@@ -90,7 +106,7 @@ def echoed_prompt_logprobs(
 
 
 def token_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-    """For clients that speak in token ids: nothing is turned into text."""
+    """Returns logprobs by token id, without text, for `/v1/generate`."""
     return [
         {
             "token_id": token_id,
@@ -103,7 +119,7 @@ def token_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) 
 
 
 def prompt_logprobs(prompt: PromptLogprobs, token_strings: TokenStrings | None) -> list[dict[str, Any] | None]:
-    """One entry per prompt token. The first has nothing before it that could predict it, so it has none."""
+    """Returns one entry for each prompt token. The first one is None, because nothing precedes it."""
     return [None, *(_by_id(token_id, entry, token_strings) for token_id, entry in prompt)]
 
 
@@ -118,7 +134,7 @@ def _named(token_strings: TokenStrings, token_id: int, logprob: float) -> dict[s
 def _by_text(token_strings: TokenStrings, token_id: int, entry: TokenLogprobs) -> dict[str, float]:
     values: dict[str, float] = {}
     for top, logprob in (*entry.top, (token_id, entry.logprob)):
-        # Different tokens may have one text (halves of characters do); the likeliest is kept.
+        # Different tokens may have the same text, such as parts of characters. The likeliest one is kept.
         values.setdefault(token_strings.text(top), _finite(logprob))
     return values
 

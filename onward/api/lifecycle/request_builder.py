@@ -1,7 +1,7 @@
-"""From a request to work for the engine: everything about it is fixed and checked here, before the engine hears of it.
+"""Turns a request into submissions to the engine. Everything about it is fixed and checked here before it is submitted.
 
-Whoever asks, a request is an `Attempt`: of a plain client's we fix id, seed and times ourselves, a router has done so
-before. That is all that is needed to go on with it later, here or elsewhere. Knows nothing of HTTP.
+Every request is an `Attempt`. For a plain client's request, id, seed and times are fixed here; for a routed one the router
+has done so. An Attempt is all that is needed to continue a request later, here or elsewhere. Knows nothing of HTTP.
 """
 
 from dataclasses import dataclass, field, replace
@@ -31,13 +31,14 @@ from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.preprocessing_executors import DeferredRender, PreprocessingExecutors
 from onward.api.requests.request_context import RequestContext
 from onward.api.requests.sampling_builder import build_sampling_params, end_token_ids
-from onward.api.requests.schemas import GenerationRequest, ValidationContext
+from onward.api.requests.schemas import GenerationRequest, TextGenerationRequest, ValidationContext
 from onward.api.requests.structured_outputs import output_grammar
 from onward.api.requests.text_processor import TextProcessor
 from onward.api.requests.unsupported_fields import UnknownFieldReporter, reject_unknown_fields
-from onward.api.requests.validation import check_prompt_ids, check_token_ids
+from onward.api.requests.validation import check_allowed_ends, check_prompt_ids, check_token_ids
 from onward.clock import Clock
 from onward.config import ApiConfig
+from onward.errors import RETRY_SOON_S, Unavailable
 from onward.obs.tracer import Tracer
 from onward.output_limits import output_limit
 from onward.proto import SCHEMA_VERSION
@@ -47,16 +48,18 @@ from onward.proto.model import PreparedModel
 from onward.proto.router import Attempt
 from onward.proto.step import TokenLogprobs, WorkerHello
 from onward.random_source import SEED_BITS, RandomSource
+from onward.text.stop_patterns import StopPatterns
 from onward.web.json_body import compact_json, field_error
+from onward.web.openai_api.model_names import with_model
 from onward.web.task_pool import TaskPool
 
 MAX_REPLAYED_TOKENS = 1 << 31
-"""Tokens of an answer that has been made: whatever bounded it then."""
+"""Output limit of a choice that is only replayed. Its real limit applied when the tokens were generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiServices:
-    """What every request needs."""
+    """The objects that all endpoints of an api process share."""
 
     config: ApiConfig
     model: PreparedModel
@@ -64,25 +67,29 @@ class ApiServices:
     engine_client: EngineClient
     clock: Clock
     executors: PreprocessingExecutors
-    """For texts, grammars and templates, which may take long and must not hold up anybody's tokens."""
+    """Thread pools for texts, grammars and templates. This work may take long and must not delay the streams."""
     unknown_fields: UnknownFieldReporter
     random: RandomSource
     load_shedder: LoadShedder
     latency: RequestLatencyMetrics
     tasks: TaskPool = field(default_factory=TaskPool)
     tracer: Tracer | None = None
-    """None: nothing is traced."""
+    """None: tracing is off."""
 
 
 def validation_context(services: ApiServices) -> ValidationContext:
     config, model = services.config, services.model
     return ValidationContext(
-        model.name, model.config.vocab_size, config.max_choices, config.trust_request_chat_template
+        model.name,
+        model.config.vocab_size,
+        config.max_choices,
+        config.trust_request_chat_template,
+        model_aliases=model.aliases,
     )
 
 
 def new_attempt(context: RequestContext, path: str, body: bytes, seed: int, **limits: Any) -> Attempt:
-    """The first attempt at a client's own request."""
+    """Returns the first attempt at a request that a client has sent to this instance."""
     return Attempt(
         schema_version=SCHEMA_VERSION,
         path=path,
@@ -100,9 +107,9 @@ def new_attempt(context: RequestContext, path: str, body: bytes, seed: int, **li
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ActiveRequest:
-    """A request on its way."""
+    """A request that runs, with its output so far and the collector of its engine outputs."""
 
     header: ObjectHeader
     prepared: PreparedRequest
@@ -111,17 +118,18 @@ class ActiveRequest:
     collector: OutputCollector | None
     """None if there is nothing left to generate."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of all tokens so far, where they are to be kept with them."""
+    """Logprobs of all tokens so far, if the response is stored."""
 
     @property
     def replayed_updates(self) -> list[ChoiceUpdate]:
-        """What there is to tell about given tokens: the ends of choices; for a whole answer all of it."""
+        """The updates about given tokens that this response must send: the ends of choices, or, if it needs the full
+        output, all of their tokens."""
         updates = (choice.replayed_update for choice in self.output.choices)
         return [update for update in updates if update is not None]
 
     @property
     def pending_ends(self) -> list[ChoiceUpdate]:
-        """The ends of choices whose given tokens had ended already."""
+        """The updates about choices that have ended with their given tokens."""
         return [] if self.prepared.needs_full_output else self.replayed_updates
 
     def keep_logprobs(self, updates: list[ChoiceUpdate]) -> None:
@@ -129,16 +137,30 @@ class ActiveRequest:
             for update in updates:
                 self.logprobs.extend(update.logprobs or ())
 
-    def resume_fields(self) -> dict[str, object]:
-        """What stands beside the choices, if this answer is to be continued elsewhere."""
-        return resume_fields.resume_fields(self.prepared.request, self.prepared.attempt.seed, self.output)
+    def note_end(self, wall_s: float) -> None:
+        """Notes the time if the output is complete now, and an earlier attempt has not completed it before."""
+        if self.output.is_finished and self.header.completed_s is None:
+            self.header = replace(self.header, completed_s=max(self.header.created_s, int(wall_s)))
+
+    def resume_fields(self) -> dict[str, Any]:
+        """Returns the fields beside the choices by which a client continues an incomplete response."""
+        attempt = self.prepared.attempt
+        fields = resume_fields.resume_fields(self.prepared.request, attempt.seed, self.output)
+        if fields and attempt.model_tag:
+            # The name in the client's request may be routed to another model next time.
+            fields["resume"] |= {"model": self.header.model}
+        if fields and attempt.max_prompt_tokens is not None:
+            # An instance with another context would cut the prompt to another length.
+            fields["resume"] |= {"truncate_prompt_tokens": attempt.max_prompt_tokens}
+        return fields
 
     def partial_stream_body(self) -> dict[str, object] | None:
-        """`partial` of the error that ends a stream: its client has had the text. None: there is nothing to return."""
+        """Returns `partial` of the error that ends a stream, without the text, which the client already has. None: there
+        is no output."""
         return resume_fields.partial_choices(self.output) | self.resume_fields() if self.output.has_partial else None
 
     def next_attempt(self, now_s: float) -> Attempt:
-        """The same request with all tokens that were made."""
+        """Returns the attempt with all tokens so far, from which another attempt continues."""
         prepared, usage = self.prepared, self.output.usage()
         knows_cached_tokens = any(choice.num_cached_tokens is not None for choice in self.output.choices)
         return msgspec.structs.replace(
@@ -152,11 +174,12 @@ class ActiveRequest:
             deadline_in_s=None if prepared.deadline_at_s is None else max(0.0, prepared.deadline_at_s - now_s),
             prefill_peers=[],
             is_final=False,
+            completed_s=self.header.completed_s,
         )
 
 
 class RequestBuilder:
-    """Makes those of one endpoint."""
+    """Makes the PreparedRequests and ActiveRequests of one endpoint."""
 
     def __init__(self, adapter: EndpointAdapter, path: str, services: ApiServices) -> None:
         self.adapter = adapter
@@ -167,10 +190,14 @@ class RequestBuilder:
     def prepare_client_request(
         self, context: RequestContext, body: bytes, cursor: Cursor | None = None
     ) -> PreparedRequest | DeferredRender[PreparedRequest]:
-        """Runs in a thread. With a cursor, the client has the answer up to there, and nobody else has it."""
+        """Prepares a client's own request. Runs in a thread. `cursor`: the client has the stream up to this point, and its
+        tokens are stored nowhere, so it is generated again."""
         request, unknown = self.adapter.decode(body, self._validation_context)
         if self._services.config.strict_fields and cursor is None:
             reject_unknown_fields(unknown)
+        if not request.model:
+            # Another server, which may serve several models, must know which one has generated the tokens.
+            body = with_model(body, self._services.model.name)
         seed = self._services.random.bits(SEED_BITS) if request.seed is None else request.seed
         attempt = new_attempt(
             context,
@@ -192,9 +219,9 @@ class RequestBuilder:
     def prepare_attempt(
         self, attempt: Attempt, started_at_s: float, *, is_routed: bool
     ) -> PreparedRequest | DeferredRender[PreparedRequest]:
-        """Runs in a thread."""
+        """Prepares an attempt. Runs in a thread."""
         request, unknown = self.adapter.decode(attempt.body, self._validation_context)
-        # A stream that has begun elsewhere is continued, however strict this instance is.
+        # A stream that has begun elsewhere is continued, even if this instance is stricter about unknown fields.
         is_new = not (attempt.was_accepted or attempt.choices or attempt.reader_positions)
         if is_new and (self._services.config.strict_fields or attempt.strict_fields):
             reject_unknown_fields(unknown)
@@ -202,7 +229,7 @@ class RequestBuilder:
         return self._prepare_or_defer(attempt, request, unknown, started_at_s, is_routed=is_routed)
 
     def start(self, prepared: PreparedRequest, limits: WorkerHello) -> ActiveRequest:
-        """Asks the engine for whatever is not there yet."""
+        """Submits the choices that have not ended yet, and returns the running request."""
         limit = self._output_limits(prepared, limits)
         choices = [
             self._start_choice(prepared, index, limit[index], start)
@@ -215,7 +242,7 @@ class RequestBuilder:
         return self._active_request(prepared, choices, self._submit(prepared, specs) if specs else None)
 
     def replay_finished(self, prepared: PreparedRequest) -> ActiveRequest:
-        """For an answer that ends where its tokens end: nothing is generated, and no token is scored again."""
+        """Returns a request that ends with its given tokens: nothing is generated, and no token is rescored."""
         choices = [
             self._replay(prepared, index, MAX_REPLAYED_TOKENS, replace(start, rescore_from=None, reader_position=None))
             for index, start in enumerate(choice_starts(prepared))
@@ -235,6 +262,7 @@ class RequestBuilder:
                 is_all_or_nothing=prepared.request.selects_best,
                 reports_drafts=bool(prepared.request.return_speculative_stats),
                 returns_text=self.adapter.returns_text,
+                hides_tokens=prepared.request.only_echoes,
             ),
             collector=collector,
         )
@@ -242,7 +270,7 @@ class RequestBuilder:
         return active
 
     def _output_limits(self, prepared: PreparedRequest, limits: WorkerHello) -> list[int]:
-        """How long each choice may become. Refuses prompts that do not fit."""
+        """Returns the output limit of each choice. Refuses prompts that do not fit."""
         request = prepared.request
         max_tokens, field_name, min_tokens = (
             request.max_output_tokens,
@@ -284,16 +312,26 @@ class RequestBuilder:
         *,
         is_routed: bool,
     ) -> PreparedRequest:
+        if isinstance(request, TextGenerationRequest) and request.cuts_to_what_fits:
+            max_prompt_tokens = attempt.max_prompt_tokens or self._longest_prompt(request)
+            request = request.with_longest_prompt(max_prompt_tokens)
+            attempt = msgspec.structs.replace(attempt, max_prompt_tokens=max_prompt_tokens)
         prompt_token_ids = attempt.prompt_token_ids
         prompts = (
             self.adapter.tokenize_prompts(request, attempt.created_s)
             if prompt_token_ids is None
             else [prompt_token_ids]
         )
+        if request.truncation is not None:
+            # Applies to a router's prompt tokens too, which may be those of a client.
+            prompts = [request.truncation.cut(prompt) for prompt in prompts]
         tools = request.resolved_tools()
         grammar = output_grammar(request, tools)
         reasoning = self.adapter.reasoning_params(request, prompts, has_grammar=grammar is not None)
-        check_forced_end(reasoning, end_token_ids(request, self._services.model.eos_token_ids), request.min_tokens or 0)
+        end_ids = end_token_ids(request, self._services.model.eos_token_ids)
+        check_forced_end(reasoning, end_ids, request.min_tokens or 0)
+        check_allowed_ends(request, end_ids)
+        stop_patterns = request.stop_patterns()
         return PreparedRequest(
             attempt=attempt,
             request=request,
@@ -304,12 +342,22 @@ class RequestBuilder:
             deadline_at_s=None if attempt.deadline_in_s is None else started_at_s + attempt.deadline_in_s,
             is_routed=is_routed,
             tools=tools,
+            stop_patterns=StopPatterns(stop_patterns) if stop_patterns else None,
             grammar=grammar,
             reasoning=reasoning,
         )
 
+    def _longest_prompt(self, request: GenerationRequest) -> int:
+        """Returns the length of the longest prompt that leaves room for the requested output."""
+        worker = self._services.engine_client.worker
+        if worker is None:
+            raise Unavailable("the engine is not there yet", retry_after_s=RETRY_SOON_S)
+        return max(1, worker.max_request_tokens - (request.max_output_tokens or request.min_tokens or 1))
+
     async def validate_grammar(self, prepared: PreparedRequest) -> PreparedRequest:
-        """Refuses a grammar that cannot be used, before any work is done."""
+        """Validates the request's grammar before any work is done, and refuses one that cannot be used. Sets
+        `grammar_completed_at` in the returned request: for each choice, how many given tokens complete the grammar,
+        or None."""
         if prepared.grammar is None:
             return prepared
         stop_token_ids = end_token_ids(prepared.request, self._services.model.eos_token_ids)
@@ -356,7 +404,7 @@ class RequestBuilder:
         if start.emit_from is None or choice.position <= start.emit_from:
             problem = f"choice {index} has ended with the given tokens, so nothing is computed that could score them"
             raise field_error("rescore_from", f"{problem} again")
-        # Only what runs is scored, so the last token is made again. Whoever follows the tokens need not know.
+        # Only a running choice is scored, so its last token is generated again. The reader's position stays as it was.
         given_token_ids, rescore_from = choice.token_ids[:-1], start.rescore_from
         if start.logprobs and len(start.logprobs) >= len(given_token_ids):
             rescore_from = None
@@ -368,7 +416,7 @@ class RequestBuilder:
         return scored
 
     def _replay(self, prepared: PreparedRequest, index: int, max_tokens: int, start: ChoiceStart) -> ChoiceOutput:
-        """A choice at the place it goes on from."""
+        """Returns a choice that has replayed its given tokens."""
         choice = self._new_choice(prepared, index, max_tokens)
         choice.replayed_update = choice.replay(start)
         choice.rescore_from, choice.start_position = start.rescore_from, choice.position
@@ -376,13 +424,17 @@ class RequestBuilder:
         return choice
 
     def replay_choice(self, prepared: PreparedRequest) -> ChoiceOutput:
-        """The only choice of an answer that is told again from its tokens. Nothing is generated."""
+        """Returns the only choice of a response that is rebuilt from its tokens. Nothing is generated."""
         return self._new_choice(prepared, 0, MAX_REPLAYED_TOKENS)
 
     def object_header(self, attempt: Attempt) -> ObjectHeader:
         model = self._services.model
         return ObjectHeader(
-            self.adapter.id_prefix + attempt.request_id, attempt.created_s, model.name, model.fingerprint
+            self.adapter.id_prefix + attempt.request_id,
+            attempt.created_s,
+            model.name,
+            model.fingerprint,
+            attempt.completed_s,
         )
 
     def _new_choice(self, prepared: PreparedRequest, index: int, max_tokens: int) -> ChoiceOutput:
@@ -405,13 +457,14 @@ class RequestBuilder:
 
 
 def _with_compact_body(prepared: PreparedRequest) -> PreparedRequest:
-    """With its body as it is kept. Another copy of a large body is made only when its texts are known to fit."""
+    """Returns the request with its body in the stored form, without whitespace. This runs last, so that a large body is
+    copied only if its texts fit."""
     attempt = prepared.attempt
     return replace(prepared, attempt=msgspec.structs.replace(attempt, body=compact_json(attempt.body)))
 
 
 def _new_submit(prepared: PreparedRequest, choice: ChoiceOutput, now_s: float, trace_id: str) -> Submit:
-    """What the engine is asked for. The tracker numbers it when it is sent."""
+    """Returns the Submit of a choice. The tracker sets its `seq` when it is sent."""
     attempt = prepared.attempt
     rescores_prompt = prepared.returns_whole_body and choice.awaits_prompt_logprobs and choice.position
     return Submit(
@@ -439,7 +492,7 @@ def _new_submit(prepared: PreparedRequest, choice: ChoiceOutput, now_s: float, t
 
 
 def clamp_priority(requested: int | None, best_allowed: int | None) -> int:
-    """As the request says, but no better than its caller may ask for."""
+    """Returns the requested priority, but none better than the caller is allowed."""
     if best_allowed is None:
         return requested or 0
     return best_allowed if requested is None else max(requested, best_allowed)

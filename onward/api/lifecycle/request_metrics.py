@@ -1,6 +1,6 @@
-"""How long clients wait: times of whole requests, as the process that answers them sees it.
+"""Latency metrics of whole requests, as the api process that serves them measures them.
 
-An engine that dies in between is part of the wait, and does not begin it anew. Everything is observed once for a request.
+An engine restart is part of a request's latency, which is not measured anew. Each value is observed once per request.
 """
 
 from onward.obs.metrics import REQUEST_BOUNDS_S, Registry

@@ -1,8 +1,8 @@
-"""The answer to one request while it grows: what the engine delivers for its choices in, pieces out.
+"""The output of one request while it grows: applies engine outputs to its choices and returns ChoiceUpdates.
 
-A function of the tokens, so it can be replayed. A choice that the engine gives up (`pd_reschedule`) has ended, and the
-others go on to their own ends; the answer is what was generated, unless that is nothing at all: then it is the error. An
-aborted choice has ended too, also without a token. Knows nothing of sockets, JSON or the engine.
+It depends on the tokens alone, so it can be replayed. A choice that the engine gives up (`pd_reschedule`) has ended, and
+the other choices continue to their own ends. The response is what was generated; if that is nothing at all, it is the
+error. An aborted choice has ended too, even without a token. Knows nothing of sockets, JSON or the engine.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from onward.proto.engine import ErrorInfo
 from onward.proto.finish_reasons import ABORT, INCOMPLETE_REASONS, PD_RESCHEDULE
 
 MAX_EVENT_TOKENS = 1024
-"""A slow connection's tokens share events, but no event's cursor grows without bound."""
+"""Maximum number of tokens in one event. Tokens share events if the connection is slow; this bounds an event's cursor."""
 
 
 @dataclass(slots=True)
@@ -30,9 +30,9 @@ class TokenUsage:
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int | None = None
-    """Of the completion's. None where thinking is not looked for."""
+    """Part of `completion_tokens`. None if reasoning is not parsed."""
     drafts: DraftStats | None = None
-    """Where asked for."""
+    """Set if requested."""
 
     def as_json(self) -> dict[str, object]:
         num_reasoning_tokens, drafts = self.reasoning_tokens, self.drafts
@@ -51,17 +51,18 @@ class TokenUsage:
 
 
 class OutputUpdate(msgspec.Struct):
-    """What a batch of deliveries came to. After an error nothing follows."""
+    """The result of applying a batch of engine outputs. No output is applied after an error."""
 
     updates: list[ChoiceUpdate] = []
     stopped: list[ChoiceOutput] = []
-    """Ended by a stop string: the engine must be told."""
+    """Choices that a stop string has ended, which the engine does not know yet."""
     error: ErrorInfo | None = None
 
 
 class RequestOutput:
-    """Every prompt has equally many choices, one behind the other. `is_all_or_nothing`: if one choice is given up, so is
-    the answer. `returns_text`: the client reads text, not token ids."""
+    """The output of one request over all choices. Every prompt has the same number of choices, and these are consecutive.
+    `is_all_or_nothing`: if one choice is given up, the request fails. `returns_text`: the client reads text, not token
+    ids. `hides_tokens`: the generated tokens are no part of the response, so an incomplete one does not have them."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class RequestOutput:
         is_all_or_nothing: bool = False,
         reports_drafts: bool = False,
         returns_text: bool = True,
+        hides_tokens: bool = False,
     ) -> None:
         self.choices = choices
         self._prompts = prompts
@@ -78,21 +80,22 @@ class RequestOutput:
         self._is_all_or_nothing = is_all_or_nothing
         self._reports_drafts = reports_drafts
         self._returns_text = returns_text
+        self._hides_tokens = hides_tokens
         self._by_id = {choice.request_id: choice for choice in choices}
         self._held_updates: list[ChoiceUpdate] = []
-        """News that wait until every choice is where the client has it."""
+        """Updates that are held until every choice has reached the client's position."""
         self._is_catching_up = any(choice.reader_position is not None for choice in choices)
 
     @property
     def is_finished(self) -> bool:
-        for choice in self.choices:  # noqa: SIM110 - asked for every token, and `all` would make a generator
+        for choice in self.choices:  # noqa: SIM110 - called for every token, and `all` would create a generator
             if choice.finish_reason is None:
                 return False
         return True
 
     @property
     def rescheduled(self) -> bool:
-        """Some choice was given up: what was generated is to be continued elsewhere."""
+        """Whether some choice was given up, to be continued elsewhere."""
         return any(choice.finish_reason == PD_RESCHEDULE for choice in self.choices)
 
     @property
@@ -101,13 +104,13 @@ class RequestOutput:
 
     @property
     def is_incomplete(self) -> bool:
-        """Some choice has ended without being complete."""
+        """Whether some choice has ended without being complete."""
         return any(choice.finish_reason in INCOMPLETE_REASONS for choice in self.choices)
 
     @property
     def has_partial(self) -> bool:
-        """Whether there is anything that a client can be given with an error. Not while the answer is made again and is
-        behind what its client has."""
+        """Whether there is output that can be returned with an error. False while a regenerated output is behind what its
+        client has."""
         return not self._is_catching_up and any(choice.token_ids for choice in self.choices)
 
     def apply(self, outputs: list[EngineOutput]) -> OutputUpdate:
@@ -137,12 +140,13 @@ class RequestOutput:
 
     @property
     def _has_nothing_to_return(self) -> bool:
-        """After a choice was given up."""
+        """Whether the request fails now that a choice was given up: because it cannot be resumed (`best_of`), or because no
+        choice has any output."""
         return self._is_all_or_nothing or (self.is_finished and not self.usage().completion_tokens)
 
     def _release_in_order(self, updates: list[ChoiceUpdate]) -> list[ChoiceUpdate]:
-        """An event's cursor names the places of all choices, and none may be behind what the client has: while one choice
-        is still being made again, news of the others wait."""
+        """Returns the updates that may be sent now. An event's cursor has the positions of all choices, and none may be
+        behind what the client has. So new updates are held while any choice is still being regenerated."""
         known_updates, new_updates = (
             [update for update in updates if update.is_known_to_reader],
             [update for update in updates if not update.is_known_to_reader],
@@ -173,7 +177,8 @@ class RequestOutput:
             result.error = output.error
 
     def _apply_known_output(self, choice: ChoiceOutput, output: EngineOutput, result: OutputUpdate) -> None:
-        """What the client has already. If that ends otherwise than it should, nobody is told of the end."""
+        """Applies output that the client already has. If its end differs from the client's, the result is an error and the
+        update is dropped."""
         update = choice.apply(output) if output.token_ids or not output.failed else None
         result.error = choice.check_regenerated(output.error) or (output.error if output.failed else None)
         if update is not None and result.error is None:
@@ -182,8 +187,8 @@ class RequestOutput:
                 result.stopped.append(choice)
 
     def with_completion_ids(self, update: ChoiceUpdate) -> ChoiceUpdate:
-        """With all of its choice's tokens, if it ends in an answer that was cut. A choice that was given up before the
-        request was aborted is aborted: nobody wants it continued."""
+        """Adds all tokens of the choice to its last update, if the output is incomplete. A choice that was given up before
+        the request was aborted counts as aborted, since it shall not be continued."""
         if update.finish_reason is None or not self.is_incomplete:
             return update
         if update.finish_reason == PD_RESCHEDULE and self.aborted:
@@ -191,20 +196,22 @@ class RequestOutput:
         return self._with_ids(update)
 
     def partial_update(self, index: int, update: ChoiceUpdate | None = None) -> ChoiceUpdate:
-        """What there is of a choice, of an answer that has failed. `update`: all that was said about it."""
+        """Returns a choice's output so far, of a request that has failed. `update`: all its updates, joined."""
         update, reason = update or ChoiceUpdate(index, [], ""), self.choices[index].finish_reason
         return self._with_ids(
             replace(update, finish_reason=None if reason in INCOMPLETE_REASONS else reason, error=None)
         )
 
     def _with_ids(self, update: ChoiceUpdate) -> ChoiceUpdate:
+        if self._hides_tokens:
+            return update
         choice = self.choices[update.choice_index]
         num_text_tokens = choice.num_text_tokens if self._returns_text else None
         return replace(update, completion_token_ids=choice.token_ids, num_text_tokens=num_text_tokens)
 
     def usage(self, num_tokens: int | None = None) -> TokenUsage:
-        """Each prompt counts once, as the first of its choices that was run has found it. `num_tokens`: where not all of
-        the output counts that is there, and nothing is said of what it is."""
+        """Returns the usage. Each prompt counts once, with the cached tokens of its first choice that has reported them.
+        With `num_tokens`, only this many output tokens count, and reasoning tokens and drafts are left out."""
         num_cached = sum(self._num_cached(first) for first in range(0, len(self.choices), self._choices_per_prompt))
         num_prompt_tokens = sum(map(len, self._prompts))
         if num_tokens is not None:
@@ -223,7 +230,7 @@ class RequestOutput:
         )
 
     def _draft_stats(self) -> DraftStats:
-        """Of all choices."""
+        """Returns the sum over all choices."""
         stats = DraftStats()
         for choice in self.choices:
             stats.add(choice.draft_stats)
@@ -239,7 +246,7 @@ class RequestOutput:
             return None
         later_token_ids = self._prompts[choice.index // self._choices_per_prompt][1:]
         if not later_token_ids:
-            prompt_logprobs = []  # asked for, and there are none
+            prompt_logprobs = []  # a prompt of one token has none
         if prompt_logprobs is None:
             return None
         choice.awaits_prompt_logprobs = False
@@ -247,7 +254,8 @@ class RequestOutput:
 
 
 def _split_at_reader(reader_position: ChoiceCursor, choice: ChoiceOutput, output: EngineOutput) -> list[EngineOutput]:
-    """Into what the client has already and what is new, where that is not one of them only."""
+    """Splits an output at the client's position into the part that the client has and, if any, the new part. An output
+    that ends before that position, or whose end the client has, is not split."""
     token_ids = output.token_ids
     if reader_position.finish_reason is not None or choice.position + len(token_ids) < reader_position.position:
         return [output]
@@ -266,7 +274,8 @@ def _split_at_reader(reader_position: ChoiceCursor, choice: ChoiceOutput, output
 
 
 def _merge_per_choice(outputs: list[EngineOutput]) -> list[EngineOutput]:
-    """What came for the same choice becomes one delivery, up to the size of an event."""
+    """Merges the outputs of each choice, in their order, while the result has at most `MAX_EVENT_TOKENS` tokens. A
+    larger output stays whole. Outputs of different choices may change places."""
     if len(outputs) == 1:
         return outputs
     merged: list[EngineOutput] = []

@@ -1,7 +1,7 @@
-"""Where an attempt's choices go on from, given what was made before, by whom, and what the client has of it.
+"""Computes where an attempt's choices continue, from the tokens of earlier attempts and the client's position.
 
-An attempt goes on with a stream that is held somewhere (`continued`), or makes one again that nobody holds
-(`regenerated_attempt`). Takes and returns data; asks nobody.
+An attempt continues a stream whose tokens some process has (`resumed_attempt`), or generates a stream again whose tokens
+are stored nowhere (`regenerated_attempt`). Takes and returns data, without I/O.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,7 +28,7 @@ STREAM_UNKNOWN = NotFound(
 
 
 def regenerated_attempt(attempt: Attempt, request: GenerationRequest, cursor: Cursor) -> Attempt:
-    """The attempt whose events a client has seen up to this cursor."""
+    """Returns the attempt that generates a stream again of which the client has the events up to this cursor."""
     if not request.stream:
         raise field_error("Last-Event-ID", "only allowed with stream: true")
     if len(cursor.choices) != request.num_choices:
@@ -37,7 +37,7 @@ def regenerated_attempt(attempt: Attempt, request: GenerationRequest, cursor: Cu
     if request.seed is not None and request.seed != cursor.seed:
         raise field_error("seed", f"the stream that is gone on with has the seed {cursor.seed}, got {request.seed}")
     if any(choice.finish_reason in INCOMPLETE_REASONS for choice in cursor.choices):
-        # It was cut, and its client has been told so: it goes on as a new request with `generated_token_ids`.
+        # The stream was cut, and its client has seen that. It is continued by a new request with `generated_token_ids`.
         raise STREAM_UNKNOWN
     for choice, prior in zip(cursor.choices, request.prior_token_ids(), strict=True):
         if choice.position < len(prior):
@@ -54,8 +54,8 @@ def regenerated_attempt(attempt: Attempt, request: GenerationRequest, cursor: Cu
 
 
 def resumed_attempt(attempt: Attempt, cursor: Cursor) -> Attempt | None:
-    """The next attempt, from where the client is. None if these tokens do not reach it. It is admitted like a new request:
-    the slot of the earlier attempt was given back when its client went away."""
+    """Returns the next attempt, from the client's position. None if the earlier attempt's tokens do not reach it. The
+    attempt is admitted like a new request: the slot of the earlier one was released when its client disconnected."""
     if len(attempt.choices) != len(cursor.choices) or attempt.seed != cursor.seed:
         return None
     pairs = list(zip(attempt.choices, cursor.choices, strict=True))
@@ -74,42 +74,42 @@ def resumed_attempt(attempt: Attempt, cursor: Cursor) -> Attempt | None:
 
 
 def with_prior_logprobs(prepared: PreparedRequest, record: StreamRecord | None) -> PreparedRequest:
-    """With the logprobs that a record of a stored response has of the given tokens. The client has been told them, so they
+    """Adds the logprobs that a record of a stored response has of the given tokens. The client has received them, so they
     must not be lost if this attempt ends before the engine has computed anything."""
     return replace(prepared, prior_logprobs=tuple(_shared_logprobs(prepared.attempt, record)))
 
 
 def with_longest_logprobs(record: StreamRecord, other: StreamRecord | None) -> StreamRecord:
-    """The record with those logprobs of its tokens that either of the two has. That of a router has none."""
+    """Returns the record with the longer of the two records' logprobs of its tokens. A router's record has none."""
     shared = _shared_logprobs(record.attempt, other)
     return msgspec.structs.replace(record, logprobs=shared) if len(shared) > len(record.logprobs) else record
 
 
 def _shared_logprobs(attempt: Attempt, record: StreamRecord | None) -> list[TokenLogprobs]:
-    """The logprobs that a record of a stored response, which has one choice, has of an attempt's tokens."""
+    """Returns the logprobs of an attempt's tokens from a record of a stored response, which has one choice."""
     if record is None or not (record.logprobs and record.attempt.choices and attempt.choices):
         return []
     recorded, given = record.attempt.choices[0].token_ids, attempt.choices[0].token_ids
     num_shared = min(len(recorded), len(given))
-    # They differ where an inexact model was run from an earlier place again, at another instance.
+    # The tokens differ if a model that is not exact was run again from an earlier position at another instance.
     return record.logprobs[:num_shared] if recorded[:num_shared] == given[:num_shared] else []
 
 
 def needs_prior_logprobs(prepared: PreparedRequest) -> bool:
-    """Whether a record of an earlier attempt may have logprobs of the given tokens."""
+    """Returns whether a record of an earlier attempt may have logprobs of the tokens that this attempt starts with."""
     request = prepared.request
     return request.is_stored and request.num_logprobs is not None and bool(prepared.attempt.choices)
 
 
 def prior_choices(prepared: PreparedRequest) -> list[ChoiceSnapshot]:
-    """Of each choice what is known before the work begins."""
+    """Returns the tokens and finish reason of each choice before the request is submitted."""
     if prepared.attempt.choices:
         return prepared.attempt.choices
     return [ChoiceSnapshot(token_ids) for token_ids in prepared.request.prior_token_ids()]
 
 
 def tokens_before_end(token_ids: Sequence[int], end_token_ids: Collection[int], min_tokens: int) -> Sequence[int]:
-    """The tokens that are text. An end token is no part of any grammar."""
+    """Returns the tokens before the first end token at or after `min_tokens`. An end token is not part of a grammar."""
     ends = (index for index, token_id in enumerate(token_ids) if index >= min_tokens and token_id in end_token_ids)
     return token_ids[: next(ends, len(token_ids))]
 
@@ -127,7 +127,15 @@ def choice_starts(prepared: PreparedRequest) -> list[ChoiceStart]:
             for pair in zip(prior_choices(prepared), reader_positions, strict=True)
         ]
     return [
-        _whole_body_start(prior, len(client_token_ids), client_end, rescore_from, has_logprobs, prepared.prior_logprobs)
+        _whole_body_start(
+            prior,
+            len(client_token_ids),
+            client_end,
+            rescore_from,
+            has_logprobs,
+            prepared.prior_logprobs,
+            includes_given=request.needs_full_output,
+        )
         if prepared.returns_whole_body
         else _stream_start(prior, len(client_token_ids), client_end, rescore_from, skip_to)
         for prior, (client_token_ids, client_end, rescore_from), skip_to in zip(
@@ -143,10 +151,11 @@ def _stream_start(
     rescore_from: int | None,
     skip_to: ChoiceCursor | None,
 ) -> ChoiceStart:
-    """The client has the tokens of `prior`; it sent the first `num_client_tokens` of them itself."""
+    """Returns the start of a choice in a stream. The client has the tokens of `prior`, and sent the first
+    `num_client_tokens` of them itself."""
     token_ids, end = prior.token_ids, prior.finish_reason
     if skip_to is not None and end is None and len(token_ids) >= skip_to.position:
-        # Where it was as far as this already, only the end remains to be skipped.
+        # `prior` reaches the client's position, so only the end remains to be skipped.
         end, skip_to = skip_to.finish_reason, None
     if end is not None:
         return ChoiceStart(token_ids, end, emit_end=False)
@@ -163,8 +172,11 @@ def _whole_body_start(
     rescore_from: int | None,
     has_logprobs: bool,
     logprobs: Sequence[TokenLogprobs],
+    *,
+    includes_given: bool,
 ) -> ChoiceStart:
-    """Nobody has been told anything; the answer has all behind what the client has brought along."""
+    """Returns the start of a choice of which nothing was sent to the client. The body has all tokens after those that the
+    client sent, and with `includes_given` those too."""
     token_ids = prior.token_ids
     if client_end is not None:
         return ChoiceStart(token_ids[:num_client_tokens], client_end, rescore_from=rescore_from)
@@ -174,7 +186,7 @@ def _whole_body_start(
     return ChoiceStart(
         token_ids,
         end,
-        emit_from=num_client_tokens,
+        emit_from=0 if includes_given else num_client_tokens,
         rescore_from=scored_from if needs_rescore else None,
         logprobs=logprobs,
     )
@@ -183,7 +195,8 @@ def _whole_body_start(
 def _replayed_start(
     prior: ChoiceSnapshot, skip_to: ChoiceCursor | None, has_logprobs: bool, logprobs: Sequence[TokenLogprobs]
 ) -> ChoiceStart:
-    """The client has the tokens of `prior`, and the next events depend on all of them."""
+    """Returns the start of a choice whose tokens are all replayed. The client has the tokens of `prior`, and the next
+    events depend on all of them."""
     token_ids, end = prior.token_ids, prior.finish_reason
     if skip_to is not None and end is None and len(token_ids) >= skip_to.position:
         end, skip_to = skip_to.finish_reason, None
@@ -205,7 +218,8 @@ def reader_position(prepared: PreparedRequest, start: ChoiceStart, choice: Choic
 
 
 def choice_snapshot(choice: ChoiceOutput, prior: ChoiceSnapshot) -> ChoiceSnapshot:
-    """What there is of a choice now; one that is being scored again may be behind what was given."""
+    """Returns the tokens and finish reason of a choice now. Returns `prior` for a choice that is being rescored and is
+    still behind its given tokens."""
     if choice.position < len(prior.token_ids):
         return prior
     reason = choice.finish_reason

@@ -1,4 +1,4 @@
-"""The forms in which an answer is written as events while it grows: for a client, and for a router in front of one."""
+"""The formatters that write an output as events while it grows, for a client or for a router, or as one body."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,10 @@ from onward.web.error_handlers import INTERNAL_ERROR
 
 
 class CursorTracker:
-    """The `id:` lines of one answer's events: each says where the stream stands after the whole tokens that it covers.
+    """Makes the `id:` lines of one response's events. Each is a cursor: the stream's state after the event's tokens.
 
-    Follows the answer, event by event, from `positions` on. `reader_positions`: where the reader of the events stands,
-    which may be further along.
+    It starts at `positions` and advances event by event. `reader_positions`: the positions of the events' reader, which
+    may be further.
     """
 
     def __init__(self, attempt: Attempt, positions: list[int], reader_positions: list[ChoiceCursor]) -> None:
@@ -33,54 +33,58 @@ class CursorTracker:
             attempt.seed,
             attempt.attempt_epoch,
             trace_id=trace_id_in_cursor(attempt.request_id, attempt.trace),
+            model_tag=attempt.model_tag,
         )
         self._positions = list(positions)
         self._choices = list(reader_positions)
 
     @property
     def num_tokens(self) -> int:
-        """Of all choices, up to here."""
+        """Number of tokens of all choices up to the last event."""
         return sum(self._positions)
 
     def usage_cursor(self) -> str:
-        """When that has been told too."""
+        """Returns the cursor of the usage chunk."""
         return self._head + format_cursor_tail(self._choices, {}, usage_told=True)
 
     def advance(self, update: ChoiceUpdate) -> str | None:
-        """None if the piece says nothing new."""
+        """Returns the cursor of an update, or None if the reader already has the end of its choice."""
         index, token_ids, reader_position = update.choice_index, update.token_ids, self._choices[update.choice_index]
         position = self._positions[index] = self._positions[index] + len(token_ids)
         if reader_position.finish_reason is not None:
-            return None  # made again for its logprobs, up to the end that is known
+            return None  # generated again for its logprobs, up to the known end
         self._choices[index] = ChoiceCursor(position, update.finish_reason)
         if len(self._choices) == 1 and len(token_ids) == 1 and update.finish_reason is None:
-            return f"{self._head}{position};0:{token_ids[0]}"  # as below, and nearly every event
+            return f"{self._head}{position};0:{token_ids[0]}"  # the same as below, for nearly every event
         return self._head + format_cursor_tail(self._choices, {index: token_ids} if token_ids else {})
 
 
 class StreamFormatter(ABC):
     terminator = sse.DONE
-    """What ends every stream of this form, however it went."""
-    has_sequence_numbers = False
-    """Whether the event about a failure is numbered by the tokens before it."""
+    """The bytes that end every stream of this form, also after an error."""
+
+    @property
+    def has_sequence_numbers(self) -> bool:
+        """Whether an error event has a sequence number that depends on the tokens before it."""
+        return False
 
     def format_opening(self) -> list[bytes]:
-        """What a stream begins with, before there is a token."""
+        """Returns the events before the first token."""
         return []
 
     @abstractmethod
     def format_updates(self, updates: list[ChoiceUpdate]) -> list[bytes]: ...
     @abstractmethod
     def format_end(self) -> list[bytes]:
-        """What comes behind the last piece."""
+        """Returns the events after the last update."""
 
     @abstractmethod
     def format_error(self, info: ErrorInfo) -> list[bytes]:
-        """What comes instead of the rest."""
+        """Returns the events that end a stream with an error."""
 
 
 class BodyCollector:
-    """Everything that was said, for an answer that is written when it is whole."""
+    """Collects all ChoiceUpdates of a request whose response is one body."""
 
     def __init__(self, active: ActiveRequest) -> None:
         self._active = active
@@ -96,7 +100,7 @@ class BodyCollector:
         return self._write(choices, self._active.resume_fields() if output.is_incomplete else {})
 
     def partial_body(self, info: ErrorInfo) -> bytes | None:
-        """What there is of an answer that has failed for this reason, in its own form. None: nothing."""
+        """Returns the output so far of a request that has failed with this error, as a body. None: there is no output."""
         output = self._active.output
         if not output.has_partial:
             return None
@@ -105,7 +109,7 @@ class BodyCollector:
             for index, updates in enumerate(self._updates)
         ]
         if self._active.prepared.request.needs_full_output:
-            choices = [replace(update, error=info) for update in choices]  # a response says itself why it has failed
+            choices = [replace(update, error=info) for update in choices]  # a response object contains its error
         return self._write(choices, self._active.resume_fields())
 
     def _write(self, choices: list[ChoiceUpdate], resume_fields: dict[str, object]) -> bytes:
@@ -117,7 +121,7 @@ class BodyCollector:
 
 
 class ChunkFormatter(StreamFormatter):
-    """What a client reads: chunks."""
+    """Writes the chunks of a stream for a client."""
 
     def __init__(self, active: ActiveRequest) -> None:
         self._active = active
@@ -127,7 +131,7 @@ class ChunkFormatter(StreamFormatter):
         self._cursors = _new_cursor_tracker(active)
 
     def format_opening(self) -> list[bytes]:
-        """Of all choices at once, with the answer's first event. Whoever goes on with an answer has had them."""
+        """Returns the opening chunks of all choices. A resumed stream has none, since its client already has them."""
         if self._active.prepared.is_resumed:
             return []
         usage = self._usage_so_far() if self._continuous_usage else None
@@ -149,7 +153,7 @@ class ChunkFormatter(StreamFormatter):
         return sse.cursor_event(cursor) if self._active.prepared.is_routed and cursor is not None else b""
 
     def _usage_so_far(self) -> TokenUsage:
-        """Up to the piece that is written: others may have come already."""
+        """Returns the usage up to the chunk that is being written. The output may already have more tokens."""
         return self._active.output.usage(self._cursors.num_tokens)
 
     def format_end(self) -> list[bytes]:
@@ -158,13 +162,13 @@ class ChunkFormatter(StreamFormatter):
         return [sse.event(self._chunks.usage(self._active.output.usage()), self._cursors.usage_cursor())]
 
     def format_error(self, info: ErrorInfo) -> list[bytes]:
-        # After a fault of ours nothing that is known of the answer can be trusted.
+        # After an internal error the output so far cannot be trusted.
         partial = None if info is INTERNAL_ERROR else self._active.partial_stream_body()
         return [sse.error_event(info, None if partial is None else msgspec.json.encode(partial))]
 
 
 class RoutedChunkFormatter(ChunkFormatter):
-    """The same for a router, which is told more."""
+    """Writes the chunks of a stream for a router, with an additional event about the prompt's usage."""
 
     def __init__(self, active: ActiveRequest) -> None:
         super().__init__(active)
@@ -175,7 +179,7 @@ class RoutedChunkFormatter(ChunkFormatter):
 
 
 class RoutedBodyFormatter(StreamFormatter):
-    """For a router whose client wants the answer as a whole: the tokens as they come, the body at the end."""
+    """Writes events for a router whose client does not stream: cursors with new tokens, and the body at the end."""
 
     def __init__(self, active: ActiveRequest) -> None:
         self._prompt_usage = PromptUsageEvent(active)
@@ -213,25 +217,28 @@ def make_formatter(active: ActiveRequest) -> StreamFormatter:
 
 
 class PromptUsageEvent:
-    """What a router is told before the first token."""
+    """The event that reports the prompt's usage to a router, before the first token."""
 
     def __init__(self, active: ActiveRequest) -> None:
         self._output = active.output
+        self._max_prompt_tokens = active.prepared.attempt.max_prompt_tokens
         self._is_sent = False
 
     def event_before(self, updates: list[ChoiceUpdate]) -> list[bytes]:
-        """Not before the engine has said what was cached, which comes with the first token."""
+        """Returns the event to be sent before these updates, once. It waits for the engine's count of cached tokens, which
+        comes with the first token."""
         cached_counts = (choice.num_cached_tokens for choice in self._output.choices)
         if self._is_sent or not updates or all(count is None for count in cached_counts):
             return []
         self._is_sent = True
         usage = self._output.usage()
-        prompt_usage = PromptUsage(usage.prompt_tokens, usage.cached_tokens, len(self._output.choices))
+        num_choices = len(self._output.choices)
+        prompt_usage = PromptUsage(usage.prompt_tokens, usage.cached_tokens, num_choices, self._max_prompt_tokens)
         return [sse.named_event("facts", msgspec.json.encode(prompt_usage))]
 
 
 def with_shared_prompt_logprobs(choices: Sequence[ChoiceUpdate], num_candidates: int) -> list[ChoiceUpdate]:
-    """The first choice of a prompt has looked at it for all."""
+    """Returns the choices with the prompt logprobs of the first choice of their prompt, which computes them for all."""
     return [
         replace(update, prompt_logprobs=group[0].prompt_logprobs)
         for group in _groups(choices, num_candidates)
@@ -240,8 +247,8 @@ def with_shared_prompt_logprobs(choices: Sequence[ChoiceUpdate], num_candidates:
 
 
 def select_best(choices: Sequence[ChoiceUpdate], request: GenerationRequest) -> list[ChoiceUpdate]:
-    """The choices of an answer: of each prompt's candidates the likeliest, by the mean logprob of their tokens. Numbered
-    as the answer shows them, the best of each prompt first; equally likely ones keep their order."""
+    """Returns the choices that the response includes: the likeliest candidates of each prompt, by the mean logprob of
+    their tokens. They are renumbered, the best of each prompt first; equally likely ones keep their order."""
     best: list[ChoiceUpdate] = []
     for group in _groups(choices, request.num_candidates):
         best += sorted(group, key=mean_logprob, reverse=True)[: request.num_returned]

@@ -1,8 +1,8 @@
-"""The streams of this process by their ids: those that run, and the way to records of those whose client has gone.
+"""The live streams of this api process by request id, and its way to the records of ended and detached streams.
 
-A request runs once in an instance: a later attempt at it ends the earlier one, whichever api process has it. A record is
-what it takes to go on; the stream store keeps it for a while, for all api processes. An abort drops it, or ends it as
-cancelled if it is of a response that its client may ask for. Knows nothing of HTTP.
+A request runs once in an instance: a later attempt ends the earlier one, whichever api process runs it. A record is all
+that is needed to resume a stream. The stream store keeps it for a while, for all api processes. An abort drops the record,
+or marks it as cancelled if it belongs to a stored response. Knows nothing of HTTP.
 """
 
 import asyncio
@@ -31,25 +31,29 @@ from onward.web.error_handlers import INTERNAL_ERROR
 DRAINING = ErrorInfo(
     "draining", "this instance is being drained; try another one", 503, True, retry_after_s=RETRY_SOON_S
 )
+REPLACED_BY_NEW_SERVER = ErrorInfo(
+    "replaced", "a new server takes over at this address", 503, True, retry_after_s=RETRY_SOON_S
+)
 ABORTED_ENDS_S = 1.0
 """How long the process that runs an aborted response may take to end it."""
 LOOK_EVERY_S = 0.05
 MAX_ENDING = 16
-"""Responses of one abort that are ended at a time."""
+"""Maximum number of responses that one abort ends at a time."""
 MAX_CLAIM_TRIES = 3
-"""Attempts that may start, one after the other, while one is taken away."""
+"""Tries to claim a stream that is finalized. A try fails if another attempt has started meanwhile."""
 REPLACED = ErrorInfo("stale_attempt", "a later attempt at this request has taken its place", 409)
 ENDED_ELSEWHERE_CODES = (REPLACED.code, ABORTED.code)
-"""Whoever ends it so says what became of it: it goes on elsewhere, was cancelled, or is forgotten."""
+"""Errors of an attempt that was ended by a later attempt or an abort, which also decides how the stream continues or
+ends."""
 
 
 @dataclass(slots=True, eq=False)
 class LiveStream:
-    """One that runs."""
+    """A stream that runs in this api process."""
 
     request: ActiveRequest
     failure: ErrorInfo | None = None
-    """Why it has ended, if not by itself."""
+    """Why the stream has ended, if not by itself."""
     first_token_at_s: float | None = None
 
     @property
@@ -59,12 +63,12 @@ class LiveStream:
 
 @dataclass(frozen=True, slots=True)
 class AbortOutcome:
-    """By an abort."""
+    """The result of an abort by name."""
 
     names: set[str]
-    """By which something has ended."""
+    """The names by which something has ended."""
     idle: dict[str, list[str]]
-    """Responses that nothing runs and that were left as they are: by id, the names that mean them."""
+    """Stored responses that no process runs and that were left unchanged: by id, the names that match them."""
 
 
 class StreamRegistry:
@@ -84,7 +88,7 @@ class StreamRegistry:
         self._store = stream_store
         self._live: dict[str, LiveStream] = {}
         self._finalizing: Counter[str] = Counter()
-        """How often each request is being finalized by this process. No attempt at it starts here meanwhile."""
+        """Number of tasks that are finalizing each request. No attempt at it starts in this process meanwhile."""
         self._decoder = msgspec.msgpack.Decoder(StreamRecord)
         stream_store.attach(self)
 
@@ -93,7 +97,8 @@ class StreamRegistry:
         return len(self._live)
 
     def check_attempt(self, attempt: Attempt) -> None:
-        """Refuses an attempt that another one has overtaken, or whose response is being finalized."""
+        """Raises `Conflict` if this process is finalizing the attempt's response. Raises it too if an attempt runs
+        here that is not earlier, or is another caller's. Ends nothing."""
         if attempt.request_id in self._finalizing:
             raise _stale_attempt(attempt, attempt.attempt_epoch)
         live = self._live.get(attempt.request_id)
@@ -101,7 +106,8 @@ class StreamRegistry:
             raise _stale_attempt(attempt, live.attempt.attempt_epoch)
 
     async def start(self, prepare: Callable[[], ActiveRequest], attempt: Attempt) -> LiveStream:
-        """In place of an earlier attempt, of which nothing is left, here or in another process."""
+        """Starts an attempt. An earlier attempt, in this or another process, ends first. Raises `Conflict` if another
+        attempt is not earlier, or if the stream is being finalized."""
         self.check_attempt(attempt)
         if attempt.attempt_epoch > 1:
             held_epoch = await self._store.claim(attempt.request_id, attempt.attempt_epoch, attempt.caller)
@@ -113,7 +119,7 @@ class StreamRegistry:
     def _run(self, prepare: Callable[[], ActiveRequest], attempt: Attempt) -> LiveStream:
         earlier = self._live.get(attempt.request_id)
         if earlier is not None:
-            # Should the new one not start after all, the work so far is not lost.
+            # Stored first, so that its tokens are not lost if the new attempt fails to start.
             self._put(self._detach(earlier))
         stream = self._live[attempt.request_id] = LiveStream(prepare())
         if attempt.attempt_epoch > 1:
@@ -121,7 +127,8 @@ class StreamRegistry:
         return stream
 
     def end_stream(self, stream: LiveStream) -> None:
-        """It has ended, or its client is gone. The work stops; what was made stays for a while, if it can be used."""
+        """Removes a stream that has ended or whose client is gone, and aborts its unfinished work. Its record is stored if
+        it can still be used."""
         attempt, active = stream.attempt, stream.request
         if self._live.get(attempt.request_id) is not stream:
             return
@@ -135,16 +142,16 @@ class StreamRegistry:
             self._put(self._entry(stream, kind))
 
     def store_started(self, stream: LiveStream) -> None:
-        """So that it is not lost with this process."""
+        """Stores the record of a response that has just started, so that it is not lost if this process dies."""
         self._put(self._entry(stream, "response"))
 
     def store_response(self, record: StreamRecord) -> None:
-        """As somebody has decided that it has ended."""
+        """Stores the record of a response whose end was decided outside its stream."""
         self._put(self._entry_of_record(record, "response", is_stored=True))
 
     async def claim_to_finalize(self, record: StreamRecord) -> StreamRecord:
-        """Ends what runs of it, wherever that is, so that somebody can put an end to it. What there is of it then: over, or
-        under an epoch that no attempt has had."""
+        """Ends the attempt of a stream that is to be finalized, in whichever process it runs. Returns the latest record: it
+        is finished, or has an epoch that no attempt has had."""
         request_id, caller = record.attempt.request_id, record.attempt.caller
         epoch = record.attempt.attempt_epoch + 1
         for _ in range(MAX_CLAIM_TRIES):
@@ -159,24 +166,25 @@ class StreamRegistry:
             held_epoch = await self._store.claim(request_id, epoch, caller, to_finalize=True)
             if held_epoch is None:
                 break
-            epoch = held_epoch + 1  # somebody has taken it up meanwhile, or ended it
+            epoch = held_epoch + 1  # another process has resumed or finalized the stream meanwhile
         entry = await self._store.find(request_id, 0, caller)
         return _with_epoch(record if entry is None else _longer_record(record, self._decoder.decode(entry.data)), epoch)
 
     async def cancel(self, record: StreamRecord) -> StreamRecord:
-        """Ends what runs of a response, and keeps it as cancelled unless it is over. What is kept of it."""
+        """Ends the attempt of a response, and stores the response as cancelled unless it is finished. Returns the record
+        that is then stored."""
         with self._block_attempts(record.attempt.request_id):
             latest = await self.claim_to_finalize(record)
             if latest.is_finished:
-                return latest  # it was faster
+                return latest  # it has finished before it could be cancelled
             cancelled = msgspec.structs.replace(latest, is_live=False, is_cancelled=True)
             self.store_response(cancelled)
             return cancelled
 
     @contextmanager
     def _block_attempts(self, request_id: str) -> Iterator[None]:
-        """Until the end is stored, no attempt starts in this process. One that already waits for its claim never does: the
-        stream store queries the other processes about a claim, and not the one that it comes from."""
+        """Prevents attempts at this request from starting in this process until its end is stored. An attempt that already
+        waits for its claim never starts: about a claim, the stream store queries only the other processes."""
         self._store.supersede_claims(request_id)
         self._finalizing[request_id] += 1
         try:
@@ -189,8 +197,9 @@ class StreamRegistry:
     async def find(
         self, request_id: str, epoch: int = 0, caller: str | None = None, *, require_reply: bool = False
     ) -> StreamRecord | None:
-        """Whichever process runs it, or has left it; of this caller, None: of anybody. Whoever asks has seen this epoch; 0:
-        it does not know. `require_reply`: raises `Unavailable` where the others cannot be asked."""
+        """Returns the record of a stream, from the process that runs it or from the stream store. `epoch`: the latest epoch
+        that the client has seen; 0: unknown. `caller`: only streams of this caller; None: of all callers. `require_reply`:
+        raises `Unavailable` if the stream store does not reply."""
         live = self._live.get(request_id)
         if live is not None:
             return self._record_of(live, is_live=True) if caller in (None, live.attempt.caller) else None
@@ -200,8 +209,8 @@ class StreamRegistry:
     async def abort_kept(
         self, names: Collection[str], abort_all: bool, caller: str | None, *, leaves_idle: bool
     ) -> AbortOutcome:
-        """Forgets the records that go by these names, or cancels them if they are of stored responses (`leaves_idle`:
-        unless nothing runs them). What runs has been aborted before."""
+        """Drops the stored records with these names, or cancels them if they belong to stored responses. `leaves_idle`:
+        responses that no process runs are left unchanged. Running requests have been aborted before."""
         reply = await self._store.drop_by_name(names, abort_all, caller)
         outcome, semaphore = AbortOutcome(set(reply.names), {}), asyncio.Semaphore(MAX_ENDING)
 
@@ -220,8 +229,8 @@ class StreamRegistry:
         return outcome
 
     async def _wait_not_live(self, record_id: str, caller: str | None) -> StreamRecord | None:
-        """The api process that runs the response has been told of the abort, and ends it with the tokens that its readers
-        have. The record after that; after a while also where that process has not ended it."""
+        """Waits until the api process that runs the response has ended it after the abort, with the tokens that its readers
+        have. Returns the record; after `ABORTED_ENDS_S` also if the response still runs."""
         until_s = self._clock.now_s() + ABORTED_ENDS_S
         while True:
             record = await self.find(record_id, caller=caller)
@@ -230,54 +239,55 @@ class StreamRegistry:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def delete(self, record: StreamRecord) -> None:
-        """Forgets a response for good, however it may end where it runs."""
+        """Deletes a response for good. A process that still runs it cannot store it again."""
         await self._store.delete(record.attempt.request_id, record.attempt.caller)
 
     def live_entry(self, record_id: str) -> StoreEntry | None:
-        """For another process."""
+        """Returns the entry of a live stream, for another process. None if it does not run here."""
         live = self._live.get(record_id)
         return None if live is None else self._entry(live, "detached", is_live=True)
 
     def release_attempt(self, record_id: str, epoch: int, caller: str) -> StoreEntry | int | None:
-        """Another process goes on with it. Its connection here, which may be half open, ends."""
+        """Ends a stream because another process continues it, and returns its entry. Its connection here, which may be half
+        open, ends too. Returns the epoch of an attempt that is not earlier, and None if the stream does not run here."""
         live = self._live.get(record_id)
         if live is None:
             return None
         return self._detach(live) if _may_replace_attempt(epoch, caller, live) else live.attempt.attempt_epoch
 
     def counts(self) -> dict[LabelValues, float]:
-        """Live streams, by where they came from."""
+        """Returns the number of live streams by origin: router or client."""
         num_routed = sum(stream.request.prepared.is_routed for stream in self._live.values())
         return {("router",): num_routed, ("client",): len(self._live) - num_routed}
 
     def drain(self) -> None:
-        """Nothing new is taken. Streams of a router go on until it moves them: only the router knows whether another
-        instance can take them. Streams of other clients go on to their end."""
+        """Refuses new requests. Routed streams continue until their router moves them, since only the router knows whether
+        another instance can take them. Direct streams continue to their end."""
         self.is_draining = True
 
     def undrain(self) -> None:
         self.is_draining = self._is_stopping
 
     def stop(self) -> None:
-        """As `drain`, for good."""
+        """Drains for good: `undrain` has no effect after this."""
         self._is_stopping = self.is_draining = True
 
     def check_not_stopping(self) -> None:
         if self._is_stopping:
             raise Conflict("this instance is stopping, and takes no requests again")
 
-    def end_routed_streams(self) -> None:
+    def end_routed_streams(self, error: ErrorInfo = DRAINING) -> None:
         """Ends the streams of routers, which continue them elsewhere from the tokens so far."""
         for stream in list(self._live.values()):
             if stream.request.prepared.is_routed:
-                self._fail(stream, DRAINING)
+                self._fail(stream, error)
 
     def check_not_draining(self) -> None:
         if self.is_draining:
             raise RequestFailed(DRAINING)
 
     def _detach(self, stream: LiveStream) -> StoreEntry:
-        """Ends it in favour of a later attempt. What there is of it."""
+        """Ends a stream in favour of a later attempt, and returns its entry."""
         del self._live[stream.attempt.request_id]
         has_ended = stream.request.prepared.request.is_stored and (
             stream.request.output.is_finished or _was_aborted(stream)
@@ -328,7 +338,8 @@ class StreamRegistry:
 
 
 def finish_reason_of(stream: LiveStream) -> str:
-    """`stop`, `length`, `abort` (also a client that has gone), `error`, or `rescheduled`: another attempt goes on."""
+    """Returns how a stream has ended, for metrics and logs: `stop`, `length`, `abort` (also if the client has
+    disconnected), `error`, or `rescheduled` if another attempt continues it."""
     failure, choices = stream.failure, stream.request.output.choices
     if failure is not None:
         if failure.code == ABORTED.code:
@@ -344,7 +355,7 @@ def finish_reason_of(stream: LiveStream) -> str:
 
 
 def _entry_kind(stream: LiveStream) -> EntryKind | None:
-    """When it has been left. None: it is of no use to anybody."""
+    """Returns the kind under which an ended stream is stored. None: its record can no longer be used."""
     prepared, failure = stream.request.prepared, stream.failure
     has_ended = stream.request.output.is_finished
     if _was_aborted(stream):
@@ -362,7 +373,8 @@ def _was_aborted(stream: LiveStream) -> bool:
 
 
 def _entry_status(record: StreamRecord) -> EntryStatus:
-    """Of a response. One that has failed or was given up may still be completed by a later attempt."""
+    """Returns the status of a response's entry. A response that has failed or was given up is still `open`, since a later
+    attempt may complete it."""
     if record.is_cancelled:
         return "cancelled"
     finish_reasons = [choice.finish_reason for choice in record.attempt.choices]
@@ -376,7 +388,8 @@ def _entry_status(record: StreamRecord) -> EntryStatus:
 
 
 def _final_error(stream: LiveStream) -> ErrorInfo | None:
-    """Of a stored response that will not go on: a router may still carry it on, and a client that streams may come back."""
+    """Returns the error of a stored response that has failed for good. None if a router may still continue it, or if its
+    client may resume its stream."""
     prepared, failure = stream.request.prepared, stream.failure
     if not prepared.request.is_stored:
         return None
@@ -388,7 +401,8 @@ def _final_error(stream: LiveStream) -> ErrorInfo | None:
 
 
 def _longer_record(known: StreamRecord, latest: StreamRecord) -> StreamRecord:
-    """What is left counts, unless it has lost tokens that have been told."""
+    """Returns the latest record with the longer logprobs of both. If the latest is not finished and has lost tokens of the
+    known record, which a client may have received, returns the known one."""
     if latest.is_finished or _num_tokens(latest) >= _num_tokens(known):
         return with_longest_logprobs(latest, known)
     return with_longest_logprobs(known, latest)

@@ -1,7 +1,7 @@
 """An api process's client of the stream store: stores records without waiting, queries with a deadline, answers queries.
 
-A stream store that is away, silent or behind costs records and never delays a request: without an answer in time a record
-counts as unknown, unless the caller cannot continue without it. Knows nothing of what is in a record.
+A stream store that is unreachable, silent or slow costs records and never delays a request. Without a reply in time a
+record counts as unknown, unless the calling code cannot continue without it. Does not look into records.
 """
 
 import asyncio
@@ -42,18 +42,18 @@ REPLY_TIMEOUT_S = 0.5
 HEARTBEAT_INTERVAL_S = 1.0
 MAX_OPEN_QUERIES = 256
 DROP_TRIES = 3
-"""An abort must not be forgotten."""
+"""Tries to drop records by name. An abort must not be lost."""
 MAX_UNACKNOWLEDGED_BYTES = 32 << 20
-"""Of records that are on their way, of all callers. What exceeds a caller's share (`fair_share.within_fair_share`) is not
-kept."""
+"""Maximum size of all records that were sent and not acknowledged, over all callers. A record that exceeds its caller's
+share (`fair_share.within_fair_share`) is not stored."""
 HEARTBEAT_AFTER_BYTES = 4 << 20
-"""So much on its way is asked about before the next second."""
+"""After this many bytes since the last heartbeat the next one is sent at once."""
 
 _logger = logging.getLogger(__name__)
 
 
 class StreamStoreTransport(Protocol):
-    """What `transport.stream_store_sockets.StreamStoreClientSocket` does."""
+    """The interface of `transport.stream_store_sockets.StreamStoreClientSocket`."""
 
     def send(self, message: ToStreamStore) -> bool: ...
     async def receive(self) -> FromStreamStore: ...
@@ -61,17 +61,18 @@ class StreamStoreTransport(Protocol):
 
 
 class LiveStreamSource(Protocol):
-    """Who knows what runs here."""
+    """The live streams of this process, for queries of the stream store."""
 
     def live_entry(self, record_id: str) -> StoreEntry | None: ...
     def release_attempt(self, record_id: str, epoch: int, caller: str) -> StoreEntry | int | None:
-        """Ends the caller's earlier attempt and returns what there was of it; or the epoch of one that does not end."""
+        """Ends the stream's attempt in this process if it is earlier than `epoch` and has the same caller, and
+        returns its entry. Otherwise returns that attempt's epoch. Returns None if none runs here."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class PendingClaim:
-    """An attempt that has been claimed, and does not run yet."""
+    """A claim for an attempt that does not run yet."""
 
     request_id: str
     attempt_epoch: int
@@ -86,25 +87,25 @@ class StreamStoreClient:
     ) -> None:
         self._connect, self._on_fault = connect, on_fault
         self._lost = registry.counter(
-            "onward_stream_store_lost_total", "Records that no stream store was there to take"
+            "onward_stream_store_lost_total", "Records that were not stored: the stream store was down, or too slow"
         )
         self._source: LiveStreamSource | None = None
         self._transport: StreamStoreTransport | None = None
         self._was_connected = asyncio.Event()
-        """Set by the first stream store. Until then the process has just started, and it is worth waiting for."""
+        """Set by the first stream store. Until then the process has just started, so queries wait for the connection."""
         self._store_incarnation = ""
         self._reading: asyncio.Task[None] | None = None
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._query_ids = itertools.count(1)
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._pending_claims: dict[int, PendingClaim] = {}
-        """By the id of the claim."""
+        """Claims by their query id."""
         self._bytes_put = self._bytes_at_heartbeat = self._bytes_acknowledged = 0
-        """Bytes: sent, sent at the last hello, and known to have arrived."""
+        """Bytes sent, bytes sent at the last heartbeat, and bytes that are known to have arrived."""
         self._unacknowledged: deque[tuple[int, str, int]] = deque()
-        """Of each record on its way: the bytes sent with it, its caller and its own bytes."""
+        """For each unacknowledged record: `_bytes_put` after it was sent, its caller, and its own bytes."""
         self._unacknowledged_bytes: Counter[str] = Counter()
-        """By caller."""
+        """Unacknowledged bytes by caller."""
 
     def attach(self, source: LiveStreamSource) -> None:
         self._source = source
@@ -126,7 +127,8 @@ class StreamStoreClient:
             self._disconnect()
 
     def put(self, entry: StoreEntry) -> None:
-        """Fire and forget, within a bound."""
+        """Sends a record without waiting for a reply. The record is lost, and counted, if the caller's share is used up or
+        the message cannot be sent."""
         num_bytes, caller = len(entry.data), entry.caller
         own_bytes = self._unacknowledged_bytes[caller]
         other_bytes = self._unacknowledged_bytes.total() - own_bytes
@@ -146,20 +148,21 @@ class StreamStoreClient:
     async def find(
         self, record_id: str, epoch: int, caller: str | None, *, require_reply: bool = False
     ) -> StoreEntry | None:
-        """`require_reply`: silence is no "unknown", but `Unavailable`."""
+        """Returns the entry with this id, or None if it is unknown. `require_reply`: raises `Unavailable` without a reply
+        in time, which otherwise counts as unknown."""
         reply = await self._query(FindEntry(next(self._query_ids), record_id, epoch, caller))
         if isinstance(reply, FindReply):
             return reply.entry
         if require_reply:
             raise Unavailable(
-                "it cannot be said at this moment what is kept here; ask again", retry_after_s=RETRY_SOON_S
+                f"the stream store is not reachable; retry in {RETRY_SOON_S:g} s", retry_after_s=RETRY_SOON_S
             )
         return None
 
     async def claim(self, record_id: str, epoch: int, caller: str, *, to_finalize: bool = False) -> int | None:
-        """Before a later attempt: ends those that run in other processes. Returns the epoch of one that is not earlier;
-        None: this one may start, before anything else is waited for. `to_finalize`: no attempt starts, but the end of the
-        stream is stored."""
+        """Claims a stream for a later attempt, which ends attempts in other processes. Returns the epoch of an attempt that
+        is not earlier. None: this attempt may start, and must do so before the task awaits anything else. `to_finalize`:
+        no attempt starts, but the end of the stream is stored."""
         query = ClaimAttempt(next(self._query_ids), record_id, epoch, caller, to_finalize)
         claim = self._pending_claims[query.query_id] = PendingClaim(record_id, epoch, to_finalize)
         try:
@@ -171,7 +174,7 @@ class StreamStoreClient:
         return claim.superseded_by
 
     def supersede_claims(self, record_id: str) -> None:
-        """Attempts that wait for their claim in this process do not start, whether or not the stream store grants it."""
+        """Prevents the start of attempts that wait for their claim in this process, even if the stream store grants it."""
         for claim in self._pending_claims.values():
             if claim.request_id == record_id and not claim.to_finalize:
                 claim.superseded_by = claim.attempt_epoch
@@ -183,7 +186,8 @@ class StreamStoreClient:
         await self._drop(lambda query_id: Delete(query_id, record_id, caller))
 
     async def _drop(self, make_query: Callable[[int], DropByName | Delete]) -> DropReply:
-        """A stream store that is away has nothing."""
+        """Sends the query up to `DROP_TRIES` times. Without a stream store there is nothing to drop. Raises `Unavailable`
+        if the stream store does not reply."""
         for _ in range(DROP_TRIES):
             if self._transport is None:
                 break
@@ -203,7 +207,7 @@ class StreamStoreClient:
     async def _query(
         self, query: FindEntry | ClaimAttempt | DropByName | Delete
     ) -> FindReply | ClaimReply | DropReply | None:
-        """None: no answer in time, or none to be expected."""
+        """Returns the reply. None: there was no reply in time, or there can be none."""
         if len(self._queries) >= MAX_OPEN_QUERIES:
             return None
         if not await self._wait_first_connection():
@@ -255,7 +259,8 @@ class StreamStoreClient:
     def _resolve_query(self, message: FindReply | ClaimReply | DropReply) -> None:
         claim = self._pending_claims.get(message.query_id)
         if claim is not None and isinstance(message, ClaimReply):
-            # At once: the next message may be another's claim, and come before whoever waits for this is awake.
+            # Set here and not by the waiting task: the next message may be another process's claim, and may be handled
+            # before that task runs.
             claim.is_granted = message.blocking_epoch is None
         reply = self._queries.get(message.query_id)
         if reply is not None and not reply.done():
@@ -276,7 +281,8 @@ class StreamStoreClient:
         )
 
     def _send_heartbeats(self) -> None:
-        """Each second: so the stream store knows us, and we how far it is."""
+        """Sends a heartbeat immediately, and again every second. It makes this process known to the stream store, and the
+        reply states how many bytes have arrived."""
         self._send_heartbeat()
         self._heartbeat_timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeats)
 
@@ -298,7 +304,8 @@ class StreamStoreClient:
                 reply.set_result(None)
 
     def _read_ended(self, task: asyncio.Task[None]) -> None:
-        """It ends only by being cancelled. Anything else is a fault of ours, and the process must not go on."""
+        """Handles the end of the read task. The task ends only by being cancelled. An exception is a bug: it is logged,
+        and `on_fault` is called, because the process must not go on."""
         if not task.cancelled() and (fault := task.exception()) is not None:
             _logger.critical("the stream store client has failed", exc_info=fault)
             self._on_fault()

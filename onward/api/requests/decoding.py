@@ -1,6 +1,6 @@
-"""From a body to a request that was checked: one function for each endpoint that generates."""
+"""Decodes and checks request bodies: one function for each endpoint that generates."""
 
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -13,8 +13,8 @@ from onward.api.requests.schemas import (
     ValidationContext,
 )
 from onward.api.requests.unsupported_fields import check_field_names
-from onward.errors import NotFound
-from onward.web.json_body import decode, decode_fields, short_repr
+from onward.web.json_body import decode, decode_fields
+from onward.web.openai_api.model_names import model_not_found
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
@@ -24,7 +24,7 @@ _token_decoder = msgspec.json.Decoder(GenerateRequest)
 
 
 def decode_chat(body: bytes, context: ValidationContext) -> tuple[ChatCompletionRequest, tuple[str, ...]]:
-    """The request, and the names of its fields that this server does not know."""
+    """Returns the decoded and checked request, and the names of its unknown fields."""
     request, unknown = _decode(body, _chat_decoder, ChatCompletionRequest, context)
     validation.check_chat(request, context)
     return request, unknown
@@ -51,7 +51,21 @@ def _decode(
     return request, unknown
 
 
-def check_model(model: str, context: ValidationContext) -> None:
-    if model != context.model:
-        problem = f"model: {short_repr(model)} is not served here; {context.model!r} is"
-        raise NotFound(problem, code="model_not_found", param="model")
+def check_model(model: str | None, context: ValidationContext) -> None:
+    """Raises if the model is not served. A request without a model, or with an empty one, means the served model."""
+    if model and model not in context.model_names:
+        raise model_not_found(model, context.model_names)
+
+
+class _NamesModel(Protocol):
+    @property
+    def model(self) -> str | None: ...
+
+
+StructT = TypeVar("StructT", bound=_NamesModel)
+
+
+def with_served_model(request: StructT, context: ValidationContext) -> StructT:
+    """Returns the request, with the name of the served model if it names none. Raises if its model is not served."""
+    check_model(request.model, context)
+    return request if request.model else msgspec.structs.replace(request, model=context.model)  # type: ignore[type-var]

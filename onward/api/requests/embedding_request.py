@@ -1,10 +1,10 @@
-"""What `/v1/embeddings` is asked, and every rule about its fields. An error names the path of the field."""
+"""The request of `/v1/embeddings`, and every rule about its fields. An error names the path of the field."""
 
 from typing import Any, Literal
 
 import msgspec
 
-from onward.api.requests.decoding import check_model
+from onward.api.requests.decoding import with_served_model
 from onward.api.requests.schemas import ValidationContext
 from onward.api.requests.unsupported_fields import check_embedding_field_names
 from onward.api.requests.validation import check_number, check_prompt, check_ranges
@@ -12,21 +12,22 @@ from onward.proto.sampling_params import Pooling
 from onward.web.json_body import decode, decode_fields, field_error
 
 MAX_INPUTS = 2048
-"""As many as OpenAI takes."""
+"""OpenAI's limit."""
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    model: str
+    model: str | None = None
+    """Default: the model that is served, if it is the only one."""
     input: str | list[Any] | None = None
     """A text, its token ids, or a list of either."""
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    """Only so many of a vector's first numbers are told."""
+    """Length of the returned vectors: only this many of the first numbers of each vector are returned."""
     user: str | None = None
     pooling: Pooling | None = None
-    """Our own; without it the server's `--pooling` counts."""
+    """Extension: how a vector is made from the hidden states. Default: the server's `--pooling`."""
     normalize: bool | None = None
-    """Our own: whether vectors have the length 1, as OpenAI's have. Without it they do."""
+    """Extension: whether vectors are scaled to length 1, as OpenAI's are. Default: true."""
     priority: int | None = None
     deadline_ms: int | None = None
     cache_salt: str | None = None
@@ -48,10 +49,9 @@ _decoder = msgspec.json.Decoder(EmbeddingRequest)
 def decode_embedding(
     body: bytes, context: ValidationContext, hidden_size: int
 ) -> tuple[EmbeddingRequest, tuple[str, ...]]:
-    """The request, and the names of its fields that this server does not know."""
+    """Returns the decoded and checked request, and the names of its unknown fields."""
     unknown = check_embedding_field_names(decode_fields(body), body, EmbeddingRequest.__struct_fields__)
-    request = decode(body, _decoder)
-    check_model(request.model, context)
+    request = with_served_model(decode(body, _decoder), context)
     check_number("dimensions", request.dimensions, 1, hidden_size)
     check_ranges(request)
     _check_inputs(request, context)

@@ -1,7 +1,7 @@
-"""What every new grammar passes before any work is done: can it be compiled at a bearable price, and where are we in it?
+"""Validates a request's grammar before any work is done: it compiles within limits, and the given tokens match it.
 
-The first is asked of a process that may be lost; the second is found by replaying the given tokens. Both in a queue of
-their own, so that neither tokens nor prompts wait for somebody's grammar. Knows no HTTP.
+A helper process, which may die, compiles a new grammar first. Then the given tokens are replayed through the grammar. Both
+run in a thread pool for grammars, so that neither tokens nor prompts wait for them. Knows no HTTP.
 """
 
 from collections import OrderedDict
@@ -23,7 +23,7 @@ from onward.web.fair_executor import FairExecutor
 from onward.web.json_body import field_error
 
 MAX_VALIDATED = 64
-"""Grammars that need not wait again."""
+"""Number of recently validated grammars to remember. A request with one of them and without given tokens does not wait."""
 
 
 class GrammarCheck(Protocol):
@@ -48,8 +48,8 @@ class GrammarValidator:
         prior_path: str,
         reasoning: ReasoningParams | None = None,
     ) -> tuple[int | None, ...]:
-        """Of each list of given tokens: how many complete the grammar, so that nothing can follow. None: they do not.
-        Thinking is no part of it."""
+        """Returns for each list of given tokens how many of them complete the grammar, so that nothing can follow, or None
+        if they do not. Reasoning is not part of the grammar."""
         if self._tokenizer is None:
             raise field_error(
                 requested.field_path, "this model has no tokenizer, so nothing can be said about its text"
@@ -93,7 +93,7 @@ class GrammarValidator:
     def _completion_point(
         self, requested: RequestedGrammar, token_ids: Sequence[int], path: str, output_start: int
     ) -> int | None:
-        """End tokens that lead nowhere are cut off before."""
+        """Returns how many of the tokens complete the grammar, or None. The caller has cut off end tokens."""
         if len(token_ids) <= output_start:
             return None  # nothing needs to be compiled in this process
         matcher = self._compiler.get().matcher(requested.grammar)

@@ -1,5 +1,5 @@
-"""How the served model writes calls and thoughts, and what takes the text of one answer apart by it. Knows no tokens but
-those of a prompt's end."""
+"""Selects the formats in which the served model writes tool calls and reasoning, and makes the parser of each output. The
+only tokens that it looks at are those at the end of a prompt."""
 
 from collections.abc import Collection, Sequence
 
@@ -16,7 +16,8 @@ from onward.text.reasoning.reasoning_tracker import find_forbidden_forced_token
 from onward.text.tokenizer import Tokenizer
 from onward.text.tool_calls import tool_call_formats
 from onward.text.tool_calls.call_ids import IdStyle
-from onward.text.tool_calls.tool_call_formats import TOOL_CALL_FORMATS, ToolCallFormat
+from onward.text.tool_calls.custom_input import CustomCallConverter
+from onward.text.tool_calls.tool_call_formats import TOOL_CALL_FORMATS, ToolCallFormat, raw_call_parser
 from onward.text.tool_messages import template_reads_tools
 from onward.web.json_body import field_error
 from onward.web.openai_api.tools import FORCED_CALL_FORMAT, ResolvedTools
@@ -30,7 +31,7 @@ class MessageParserFactory:
         tool_call_parser: ToolCallParser,
         reasoning_parser: ReasoningParser,
     ) -> None:
-        # A model whose template knows no tools is told in words to call them as JSON.
+        # If the model's template does not render tools, the prompt tells the model to write calls as JSON.
         is_prompted_format = tool_call_parser == "auto" and not template_reads_tools(template or "")
         self._call_format = (
             TOOL_CALL_FORMATS["json"]
@@ -46,20 +47,27 @@ class MessageParserFactory:
 
     @property
     def markers(self) -> Collection[str]:
-        """Texts that must be seen even where they are special tokens."""
+        """Texts that the parser must see even if they are special tokens."""
         return (
             *(self._call_format.markers if self._call_format else ()),
             *(self.reasoning.markers if self.reasoning else ()),
         )
 
     def new_parser(self, prepared: PreparedRequest) -> MessageParser | None:
-        """None if there is nothing to take apart in the answer to this request."""
-        call_format = self._call_format_of(prepared.tools)
-        reasoning_parser = self._reasoning_of(prepared)
-        if call_format is None and reasoning_parser is None:
+        """Returns a parser for one choice of this request. None if its output has neither calls nor reasoning to parse."""
+        tools, reasoning_parser = prepared.tools, self._reasoning_of(prepared)
+        call_parser = self._call_parser_of(tools)
+        if call_parser is None and reasoning_parser is None:
             return None
-        call_parser = None if call_format is None else call_format.parser(prepared.tools.names)
-        return MessageParser(reasoning_parser, call_parser, prepared.tools.max_calls)
+        names = tools.custom_names
+        custom_calls = CustomCallConverter(names, is_raw=tools.raw_tool is not None) if names else None
+        return MessageParser(reasoning_parser, call_parser, tools.max_calls, custom_calls)
+
+    def _call_parser_of(self, tools: ResolvedTools) -> IncrementalParser | None:
+        if tools.raw_tool is not None:
+            return raw_call_parser(tools.raw_tool.definition.name)
+        call_format = self._call_format_of(tools)
+        return None if call_format is None else call_format.parser(tools.names)
 
     def _call_format_of(self, tools: ResolvedTools) -> ToolCallFormat | None:
         if tools.tool_choice == "none":
@@ -71,7 +79,7 @@ class MessageParserFactory:
         if reasoning_format is None or self._tokenizer is None:
             return None
         if prepared.grammar is not None and prepared.reasoning is None:
-            return None  # nobody can follow it, so all of the text is what was asked for
+            return None  # no worker tracks the reasoning, so the grammar applies to the whole text
         request = prepared.request
         continues_message = isinstance(request, ChatCompletionRequest) and bool(request.continue_final_message)
         starts_inside = starts_in_reasoning(
@@ -99,8 +107,9 @@ def build_reasoning_params(
     has_grammar: bool,
     continues_message: bool = False,
 ) -> ReasoningParams | None:
-    """None where nobody needs to follow the thinking: only a budget, and a grammar for what comes behind it, do.
-    `continues_message`: with a message that has begun in the prompt."""
+    """Returns the parameters by which the worker tracks reasoning. None if it need not: only a budget, or a grammar that
+    applies after the reasoning, needs them. `continues_message`: the output continues a message that has begun in the
+    prompt."""
     if reasoning_format is None or tokenizer is None:
         if budget is not None:
             raise field_error("thinking_budget", "this model does not mark its thinking, or --reasoning-parser is none")

@@ -1,6 +1,6 @@
-"""The queues for what an api process does before the engine hears of a request: texts, grammars, clients' templates.
+"""Thread pools for the work that an api process does before it submits a request: texts, grammars, clients' templates.
 
-Each has threads of its own, so that slow work of one kind delays only that kind; within each, callers have fair shares.
+Each kind of work has threads of its own, so that slow work delays only its own kind. Each pool is fair between callers.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ TEMPLATE_LIMITS = FairSchedulerLimits(
 )
 
 ExecutorFactory = Callable[[int, str], Executor]
-"""So many, by this name."""
+"""Makes an executor with this number of threads and this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredRender(Generic[T]):
-    """Text work that has come to a client's template, which is rendered apart from texts."""
+    """The rest of the text work of a request with a client's template. It runs in the pool for templates."""
 
     call: Callable[[], T]
 
@@ -42,7 +42,7 @@ class PreprocessingExecutors:
     templates: FairExecutor
 
     async def run_preprocessing(self, caller: str, call: Callable[[], T | DeferredRender[T]], num_bytes: int = 0) -> T:
-        """Decoding, rendering and tokenizing a request of so many bytes."""
+        """Runs `call`, which decodes, renders and tokenizes a request of this many bytes, and returns its result."""
         result = await self.text.run(caller, call, num_bytes)
         return await self.templates.run(caller, result.call) if isinstance(result, DeferredRender) else result
 

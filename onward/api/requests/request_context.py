@@ -1,4 +1,4 @@
-"""Who a request is: fixed when it comes in, before its first attempt, and the same for all of them."""
+"""The identity of a request: fixed when it arrives, before its first attempt, and the same for all attempts."""
 
 from dataclasses import dataclass, field
 
@@ -18,15 +18,15 @@ _KEY = "onward.identity"
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     request_id: str
-    """Random, and marked as its caller's. A client's own id is only a label beside it."""
+    """Random; with API keys, its last digits are a hash of the caller. A client's own id is only an additional label."""
     created_s: int
     started_at_s: float
-    """This process's clock."""
+    """Arrival by this process's clock."""
     client_request_id: str = ""
     """The client's own name for its request: its `X-Request-Id`, if it sent one."""
     caller: Caller = ANONYMOUS
     access: AccessRecord = field(default_factory=AccessRecord)
-    """Gets what the access log says of the request."""
+    """Collects the fields of the request's access log line."""
 
 
 def get_request_context(scope: Scope) -> RequestContext:
@@ -34,7 +34,7 @@ def get_request_context(scope: Scope) -> RequestContext:
 
 
 class RequestContextMiddleware:
-    """ASGI middleware inside the envelope."""
+    """ASGI middleware inside `RequestIdMiddleware`; puts a `RequestContext` into the scope."""
 
     def __init__(self, app: ASGIApp, clock: Clock, random: RandomSource) -> None:
         self._app = app

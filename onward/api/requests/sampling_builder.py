@@ -1,4 +1,4 @@
-"""How the tokens of one choice are chosen, by what the request says and else by the model's defaults."""
+"""Builds the sampling parameters of one choice from the request's fields and the model's defaults."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -34,8 +34,9 @@ def build_sampling_params(
         repetition_penalty=_first_given(request.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=tuple(sorted((int(token_id), bias) for token_id, bias in (request.logit_bias or {}).items())),
         bad_words=prepared.bad_word_token_ids,
+        allowed_token_ids=tuple(sorted({*(request.allowed_token_ids or ())})),
         logprobs=request.engine_logprobs,
-        # The choices of a prompt: one look at it is enough, unless each tells it as a part of its own text.
+        # Only the first choice of a prompt computes its logprobs, unless each choice returns them with its own (`echo`).
         prompt_logprobs=request.engine_prompt_logprobs
         if request.echoes_prompt_logprobs or choice_index % request.num_candidates == 0
         else None,

@@ -1,7 +1,7 @@
-"""The fields by which a client says what its answer must look like, and the one grammar that they come to.
+"""The request fields that constrain the output, and the one grammar that they result in.
 
 OpenAI's `response_format`, vLLM's `guided_…` and `structured_outputs`, SGLang's `regex`, `ebnf` and `json_schema`, and
-llama.cpp's `grammar` and `json_schema`. Whether a grammar can be compiled is not known here.
+llama.cpp's `grammar` and `json_schema`. Whether a grammar can be compiled is not checked here.
 """
 
 import json
@@ -12,40 +12,21 @@ from typing import Any
 import msgspec
 
 from onward.proto.sampling_params import MAX_GRAMMAR_BYTES, Grammar
+from onward.text.tool_calls.custom_input import INPUT
 from onward.web.json_body import field_error
-from onward.web.openai_api.tools import ResolvedTools, Tool
-
-
-class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client may say to every endpoint that generates, by the same names: how tokens are drawn, where an answer
-    ends, and how much it matters."""
-
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
-    priority: int | None = None
-    deadline_ms: int | None = None
-    cache_salt: str | None = None
-
+from onward.web.openai_api.shared_fields import SharedFields
+from onward.web.openai_api.tools import CustomGrammar, ResolvedTools, Tool
 
 MAX_GUIDED_CHOICES = 4096
 MAX_NAME_LENGTH = 64
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _FORMAT_FIELDS: dict[str, tuple[str, ...]] = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
-"""Beside `type`. The fields of a structural tag are checked with its grammar."""
+"""The fields beside `type` by type. The fields of a structural tag are checked with its grammar."""
 
 
 class StructuredOutputFields(SharedFields, frozen=True, kw_only=True):
-    """Beside what all requests have that generate. Responses say it in other words."""
+    """The fields that constrain the output, and the fields that all generating requests share. `/v1/responses` and
+    `/v1/messages` have other fields for a grammar."""
 
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | bool | str | None = None
@@ -56,11 +37,11 @@ class StructuredOutputFields(SharedFields, frozen=True, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
     grammar: str | None = None
-    """Empty: none, as llama.cpp has it by default."""
+    """Empty: no grammar, which is llama.cpp's default."""
     structured_outputs: dict[str, Any] | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
-    """Of servers that have several. We have one."""
+    """Accepted without effect: this server has one backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +53,8 @@ class RequestedGrammar:
 
 
 def requested_grammar(fields: StructuredOutputFields) -> RequestedGrammar | None:
-    """Raises `InvalidRequest` for what is not as it should be, and for more than one."""
+    """Returns the grammar that the fields ask for, if any. Raises `InvalidRequest` for an invalid field, and if more than
+    one field asks for a grammar."""
     if fields.guided_whitespace_pattern is not None:
         raise _no_whitespace("guided_whitespace_pattern")
     found = [
@@ -117,7 +99,7 @@ def _from_json_schema(json_schema: Any, path: str) -> RequestedGrammar:
         raise field_error(f"{path}.name", f"is required: a string of 1 to {MAX_NAME_LENGTH} characters")
     if not isinstance(json_schema.get("strict"), bool | None):
         raise field_error(f"{path}.strict", "must be true or false")
-    # With or without `strict`, what we promise we can keep.
+    # `strict` makes no difference: the output always follows the schema.
     if json_schema.get("schema") is None:
         raise field_error(f"{path}.schema", "is required: a JSON schema")
     return _schema(json_schema["schema"], f"{path}.schema")
@@ -139,7 +121,7 @@ def _from_guided_fields(fields: StructuredOutputFields) -> list[RequestedGrammar
 
 
 def _from_structured_outputs(fields: dict[str, Any] | None) -> list[RequestedGrammar]:
-    """The form in which newer servers group the fields."""
+    """Reads `structured_outputs`, in which newer versions of vLLM group these fields."""
     if fields is None:
         return []
     path = "structured_outputs"
@@ -239,21 +221,24 @@ def _no_whitespace(path: str) -> Exception:
 
 
 ANYTHING: dict[str, Any] = {"type": "object"}
-"""For a tool that does not say what its arguments are."""
+"""Schema of the arguments of a tool without `parameters`."""
 
 _DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
-"""Their values are examples of data and no schemas: what looks like a reference in them is none."""
+"""Keywords whose values are data and not schemas, so a `$ref` in them is not a reference."""
 _MAPS_OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 
 def tool_call_grammar(plan: ResolvedTools) -> Grammar | None:
-    """The grammar of an answer that must call tools. None if the model may say what it likes.
+    """Returns the grammar of an output that must call tools. None if the request does not force a call.
 
-    A JSON Schema of a list of calls: `[{"name": "get_weather", "parameters": {"city": "Paris"}}]`. Each tool's own schema
-    stands in `$defs` as it came, and what refers to its own parts is turned to where they are now. The text of
-    such an answer is read by the `json` format."""
+    The grammar is a JSON Schema of a list of calls: `[{"name": "get_weather", "parameters": {"city": "Paris"}}]`. Each
+    tool's own schema is placed in `$defs`, and its references to its own parts are adjusted to the new place. The text
+    of such an output is parsed by the `json` format. If only one custom tool with a grammar may be called, the output is
+    its input."""
     if not plan.is_forced:
         return None
+    if plan.raw_tool is not None and plan.raw_tool.custom is not None and plan.raw_tool.custom.grammar is not None:
+        return _raw_input_grammar(plan.raw_tool.custom.grammar)
     tools = plan.callable_tools
     schema: dict[str, Any] = {
         "type": "array",
@@ -268,25 +253,26 @@ def tool_call_grammar(plan: ResolvedTools) -> Grammar | None:
     source = json.dumps(schema, ensure_ascii=False)
     if len(source.encode()) > MAX_GRAMMAR_BYTES:
         choice = plan.tool_choice if plan.tool_choice == "required" else "a function"
-        raise field_error("tools", f"with tool_choice {choice}, at most {MAX_GRAMMAR_BYTES} bytes of schemas in all")
+        raise field_error(plan.field, f"with tool_choice {choice}, at most {MAX_GRAMMAR_BYTES} bytes of schemas in all")
     return Grammar("json_schema", source)
 
 
 def output_grammar(request: StructuredOutputFields, tools: ResolvedTools) -> RequestedGrammar | None:
-    """What an answer must look like, be it by the request's own words or because it must call."""
+    """Returns the grammar of the output: the one that the request asks for, or the one of forced tool calls. None: no
+    grammar."""
     requested, call_grammar = requested_grammar(request), tool_call_grammar(tools)
     if requested is not None and tools.tool_choice != "none":
         raise field_error(
             requested.field_path, "not allowed with tools that may be called; tool_choice none forbids calls"
         )
-    return requested if call_grammar is None else RequestedGrammar(call_grammar, "tools")
+    return requested if call_grammar is None else RequestedGrammar(call_grammar, tools.field)
 
 
 def _call(index: int, tool: Tool) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {
-            "name": {"const": tool.function.name},
+            "name": {"const": tool.definition.name},
             "parameters": {"$ref": f"#/$defs/{_definition_name(index)}"},
         },
         "required": ["name", "parameters"],
@@ -295,8 +281,21 @@ def _call(index: int, tool: Tool) -> dict[str, Any]:
 
 
 def _tool_schema(tool: Tool) -> dict[str, Any]:
-    """A call's arguments are an object, whether or not the schema says so."""
-    return ANYTHING | (tool.function.parameters or {})
+    """Returns the schema of a tool's arguments. They are an object, whether or not the tool's schema says so."""
+    schema = ANYTHING | (tool.definition.parameters or {})
+    grammar = None if tool.custom is None else tool.custom.grammar
+    if grammar is None:
+        return schema
+    if grammar.syntax == "lark":
+        problem = f"{tool.definition.name}: a tool with a Lark grammar can only be forced alone; name it in tool_choice"
+        raise field_error("tools", problem)
+    # A pattern may match anywhere in a string, but the input must match as a whole.
+    return schema | {"properties": {INPUT: {"type": "string", "pattern": f"^(?:{grammar.definition})$"}}}
+
+
+def _raw_input_grammar(grammar: CustomGrammar) -> Grammar:
+    """Returns the grammar of an output that is the input of a custom tool."""
+    return Grammar("grammar" if grammar.syntax == "lark" else "regex", grammar.definition)
 
 
 def _definition_name(index: int) -> str:
@@ -304,7 +303,7 @@ def _definition_name(index: int) -> str:
 
 
 def _with_moved_refs(schema: Any, index: int) -> Any:
-    """The schema with references into itself that hold where it stands now."""
+    """Returns the schema with references into itself adjusted to its place in `$defs`."""
     if isinstance(schema, list):
         return [_with_moved_refs(item, index) for item in schema]
     if not isinstance(schema, dict):
@@ -318,6 +317,6 @@ def _moved_value(keyword: str, value: Any, index: int) -> Any:
     if keyword == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
         return f"#/$defs/{_definition_name(index)}{value[1:]}"
     if keyword in _MAPS_OF_SCHEMAS and isinstance(value, dict):
-        # The names in here are not keywords, whatever they look like.
+        # The keys of this map are names and never keywords.
         return {name: _with_moved_refs(inner, index) for name, inner in value.items()}
     return _with_moved_refs(value, index)

@@ -1,11 +1,16 @@
-"""Everything about text that needs the model's files: prompts in, text streams out. Runs in a thread; knows no HTTP."""
+"""Text work that needs the model's files: tokenizes prompts and makes text streams. Runs in a thread; knows no HTTP."""
 
 from collections.abc import Callable, Sequence
 
-from onward.api.lifecycle.logprobs_json import TextOffsets, TokenStrings
+from onward.api.lifecycle.logprobs_json import TextOffsets, TokenIdStrings, TokenStrings
 from onward.api.requests.grammar_validator import GrammarValidator
 from onward.api.requests.message_parser_factory import MessageParserFactory
-from onward.api.requests.schemas import ChatCompletionRequest, CompletionRequest
+from onward.api.requests.prepared_request import PreparedRequest
+from onward.api.requests.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    TextGenerationRequest,
+)
 from onward.config import ReasoningParser, ToolCallParser
 from onward.errors import InvalidRequest
 from onward.proto.model import TokenizerFiles
@@ -16,6 +21,7 @@ from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable, with_visible_markers
 from onward.text.tokenizer import Tokenizer
 from onward.text.tool_messages import Message
+from onward.text.truncation import Truncation
 from onward.web.json_body import field_error
 from onward.web.openai_api.template_fields import template_options
 from onward.web.template_sandbox import TemplateSandboxPool
@@ -23,7 +29,7 @@ from onward.web.template_sandbox_child import RenderJob
 
 
 class TextProcessor:
-    """`sandboxes`: where templates of clients are rendered."""
+    """The model's tokenizer, chat template and parsers. `sandboxes` render templates of clients."""
 
     def __init__(
         self,
@@ -34,7 +40,7 @@ class TextProcessor:
         reasoning_parser: ReasoningParser = "auto",
         max_tokens: int | None = None,
     ) -> None:
-        """`max_tokens`: of the model's context. Texts that are far longer are refused before they are tokenized."""
+        """`max_tokens`: the model's context length. Texts that are far longer are refused before they are tokenized."""
         self.max_tokens = max_tokens
         self.prompt_tokenizer = PromptTokenizer(files)
         self._files = files
@@ -42,39 +48,67 @@ class TextProcessor:
         self._tokenizer = self.prompt_tokenizer.tokenizer
         self._table = self._tokenizer.table if self._tokenizer else TokenTable([])
         self.token_strings = TokenStrings(self._table)
+        self._token_id_strings = TokenIdStrings(self._table)
         self.grammar_validator = make_validator(files, self._tokenizer)
         self.message_parsers = MessageParserFactory(
             files.chat_template, self._tokenizer, tool_call_parser, reasoning_parser
         )
         self._marked_table = with_visible_markers(self._table, self.message_parsers.markers)
 
+    def token_strings_of(self, request: TextGenerationRequest) -> TokenStrings:
+        """Returns how the logprobs of this request name tokens: by text or by id."""
+        return self._token_id_strings if request.return_tokens_as_token_ids else self.token_strings
+
     def tokenize_chat(self, request: ChatCompletionRequest, created_s: int) -> list[int]:
         if request.prompt_token_ids is not None:
             return request.prompt_token_ids
-        return self.tokenize_messages(request.messages, template_options(request), request.chat_template, created_s)
+        return self.tokenize_messages(
+            request.messages,
+            template_options(request),
+            request.chat_template,
+            created_s,
+            truncation=request.truncation,
+        )
 
     def tokenize_messages(
-        self, messages: Sequence[ChatMessage], options: TemplateOptions, template: str | None, created_s: int
+        self,
+        messages: Sequence[ChatMessage],
+        options: TemplateOptions,
+        template: str | None,
+        created_s: int,
+        *,
+        add_special_tokens: bool = False,
+        truncation: Truncation | None = None,
     ) -> list[int]:
-        """`template`: the client's own."""
+        """Returns the prompt tokens of chat messages. `template`: the client's own template, rendered in a sandbox;
+        None: the model's. `truncation`: how the caller cuts the prompt's tokens; None: not at all."""
         renderer = None if template is None else self._sandboxed_renderer(template, created_s)
-        return self.prompt_tokenizer.tokenize_chat(messages, created_s, options, renderer, self.max_tokens)
+        return self.prompt_tokenizer.tokenize_chat(
+            messages,
+            created_s,
+            options,
+            renderer,
+            self.max_tokens,
+            add_special_tokens=add_special_tokens,
+            truncation=truncation,
+        )
 
     def tokenize_completion(self, request: CompletionRequest) -> list[list[int]]:
         return [
-            self.tokenize_prompt(prompt, request.prompt_path(index)) for index, prompt in enumerate(request.prompts())
+            self.tokenize_prompt(prompt, request.prompt_path(index), truncation=request.truncation)
+            for index, prompt in enumerate(request.prompts())
         ]
 
-    def tokenize_prompt(self, prompt: str | list[int], path: str) -> list[int]:
+    def tokenize_prompt(self, prompt: str | list[int], path: str, *, truncation: Truncation | None = None) -> list[int]:
         if isinstance(prompt, list):
             return prompt
         try:
-            return self.prompt_tokenizer.tokenize_text(prompt, self.max_tokens)
+            return self.prompt_tokenizer.tokenize_text(prompt, self.max_tokens, truncation=truncation)
         except InvalidRequest as error:
             raise _with_field_path(error, path) from error
 
     def tokenize_text(self, text: str, path: str, *, add_special_tokens: bool) -> list[int]:
-        """Of a text that need not be a prompt: it may be empty."""
+        """Tokenizes a text that need not be a prompt, so it may be empty."""
         if self._tokenizer is None:
             raise field_error(path, "this model has no tokenizer")
         try:
@@ -110,21 +144,25 @@ class TextProcessor:
     def new_text_offsets(self, *, with_special: bool = False) -> TextOffsets:
         return TextOffsets(self._table, skip_special_tokens=not with_special)
 
-    def new_text_stream(self, stop: list[str], sampling: SamplingParams, include_stop: bool = False) -> TextStream:
-        return self._make_text_stream(self._table, stop, sampling, include_stop)
+    def new_text_stream(
+        self, prepared: PreparedRequest, sampling: SamplingParams, include_stop: bool = False
+    ) -> TextStream:
+        return self._make_text_stream(self._table, prepared, sampling, include_stop)
 
     def new_text_stream_with_markers(
-        self, stop: list[str], sampling: SamplingParams, include_stop: bool = False
+        self, prepared: PreparedRequest, sampling: SamplingParams, include_stop: bool = False
     ) -> TextStream:
-        """For who takes it apart: with the marks around calls and thoughts."""
-        return self._make_text_stream(self._marked_table, stop, sampling, include_stop)
+        """Returns a text stream whose text includes the markers around calls and reasoning, for a parser."""
+        return self._make_text_stream(self._marked_table, prepared, sampling, include_stop)
 
     def _make_text_stream(
-        self, table: TokenTable, stop: list[str], sampling: SamplingParams, include_stop: bool
+        self, table: TokenTable, prepared: PreparedRequest, sampling: SamplingParams, include_stop: bool
     ) -> TextStream:
-        if stop and self._tokenizer is None:
+        stop, patterns = prepared.request.stop_strings(), prepared.stop_patterns
+        if (stop or patterns) and self._tokenizer is None:
             raise field_error(
-                "stop", "this model has no tokenizer, so there is no text to find it in; use stop_token_ids"
+                "stop" if stop else "stop_regex",
+                "this model has no tokenizer, so there is no text to find it in; use stop_token_ids",
             )
         return TextStream(
             table,
@@ -132,6 +170,7 @@ class TextProcessor:
             include_stop,
             end_token_ids=sampling.end_token_ids,
             min_tokens=sampling.min_tokens,
+            stop_patterns=patterns,
         )
 
 

@@ -19,7 +19,7 @@ from onward.web.json_body import decode_raw, field_error
 MAX_NAMED = 16
 MAX_NAME_LENGTH = 64
 
-# Each with the values that ask for nothing. `null` always does.
+# Each field with the values that have no effect. `null` never has an effect.
 _NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     # OpenAI
     "tools": ([],),
@@ -53,7 +53,6 @@ _NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),
-    "allowed_token_ids": (),
     "logprob_token_ids": (),
     "logits_processors": ([],),
     "guided_json_object": (False,),
@@ -65,12 +64,18 @@ _NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     "watermarking": (False,),
     "repetition_detection": (),
     "vllm_xargs": ({},),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "prompt_embeds": (),
+    "return_token_offsets": (False,),
     # SGLang
-    "stop_regex": ("", []),
     "no_stop_trim": (False,),
     "lora_path": (),
     "session_params": ({},),
     "custom_logit_processor": (),
+    "bootstrap_host": (),
+    "bootstrap_port": (),
+    "bootstrap_room": (),
     "custom_params": ({},),
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
@@ -133,7 +138,7 @@ _NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     "nvext": ({},),
 }
 _SPECIAL_TOKENS = "add_special_tokens"
-"""Whether the tokenizer adds its own: it does for a prompt, and for a chat the template writes them."""
+"""Whether the tokenizer adds its special tokens. It always does for a prompt, and for a chat the template writes them."""
 
 _EMBEDDING_NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
@@ -148,7 +153,7 @@ _EMBEDDING_NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     "endianness": ("native", "little"),
     "embedding_type": ("float",),
     "input_type": (),
-    "task": (),
+    "task": ("embed",),
     "instruction": ("",),
     "prompt_name": (),
     "prompt": ("",),
@@ -197,6 +202,9 @@ _IGNORED_FIELDS = frozenset(
         "custom_labels",
         "cache_prompt",
         "id_slot",
+        "routed_dp_rank",
+        "disagg_prefill_dp_rank",
+        "data_parallel_rank",
         "spaces_between_special_tokens",
         "truncation_side",
         "mirostat_tau",
@@ -215,7 +223,7 @@ _IGNORED_FIELDS = frozenset(
 
 
 def check_field_names(fields: dict[str, msgspec.Raw], body: bytes, supported: Collection[str]) -> tuple[str, ...]:
-    """Refuses fields that ask for something that this server does not do. Returns the names that it does not know.
+    """Refuses fields that ask for something that this server does not do. Returns the names of unknown fields.
     `supported`: the fields that the endpoint acts on."""
     special_tokens = {_SPECIAL_TOKENS: (False,) if "messages" in supported else (True,)}
     return _unknown(fields, body, supported, _NO_EFFECT_VALUES | special_tokens)
@@ -245,8 +253,19 @@ def _refuse_unless_inert(name: str, value: Any, inert_values: tuple[Any, ...]) -
         raise field_error(name, _WHY.get(name) or replacement or "not supported by this server")
 
 
+def describe_handling(name: str) -> str:
+    """Returns how a field that no endpoint acts on is handled, for the table of docs/fields.md."""
+    values = (_NO_EFFECT_VALUES | {_SPECIAL_TOKENS: (True,)}).get(name)
+    if values is None:
+        return "accepted, no effect" if name in _IGNORED_FIELDS else "unknown: reported, not read"
+    allowed = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in values)
+    refused = f"refused, except {allowed}" if allowed else "refused"
+    replacement = _REPLACEMENTS.get(name)
+    return refused if replacement is None else f"{refused}; use `{replacement}`"
+
+
 def reject_unknown_fields(names: Sequence[str]) -> None:
-    """Raises `InvalidRequest` for the first one."""
+    """Raises `InvalidRequest` for the first unknown field."""
     if names:
         raise field_error(
             names[0][:MAX_NAME_LENGTH], "there is no such field (the server was started with --strict-fields)"
@@ -254,7 +273,7 @@ def reject_unknown_fields(names: Sequence[str]) -> None:
 
 
 def format_names(names: Sequence[str]) -> str:
-    """A list of names for a header or a log line: printable, and bounded in number and length."""
+    """Returns the names as a list for a header or a log line: printable, and bounded in number and length."""
     quoted = [quote(name[:MAX_NAME_LENGTH].encode("utf-8", "replace"), safe="") for name in names[:MAX_NAMED]]
     return ", ".join(quoted + ([f"and {len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []))
 
@@ -264,7 +283,7 @@ def ignored_fields_header(names: Sequence[str]) -> dict[str, str]:
 
 
 MAX_LOGGED = 256
-"""Names that are logged in a process's life: clients choose them."""
+"""Maximum number of names that a process logs during its life. It is bounded because clients choose the names."""
 
 _logger = logging.getLogger(__name__)
 
@@ -278,7 +297,8 @@ class UnknownFieldReporter:
         self._logged: set[str] = set()
 
     def report(self, names: tuple[str, ...], path: str, request_fields: Mapping[str, str]) -> None:
-        """`request_fields`: id and label of the request, for the log."""
+        """Counts unknown fields of a request, and logs those names that this process has not logged yet.
+        `request_fields`: id and label of the request, for the log."""
         if not names:
             return
         self._counter.inc(by=len(names))

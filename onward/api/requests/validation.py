@@ -1,25 +1,28 @@
-"""Every rule about the fields of a request. Nothing behind this module checks a value again. An error names the path of
-the field.
-"""
+"""Every rule about the fields of a request. No later code checks a value again. An error names the path of the field."""
 
 import re
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import msgspec
 
 from onward.api.requests.schemas import (
-    TOOL_CALLS_REASON,
+    CALL_REASONS,
+    WHAT_FITS,
     ChatCompletionRequest,
     CompletionRequest,
     GenerateRequest,
     GenerationRequest,
+    TextGenerationRequest,
     ValidationContext,
 )
 from onward.proto.cursor import MAX_CHOICES
 from onward.proto.finish_reasons import ABORT, PD_RESCHEDULE
+from onward.proto.sampling_params import MAX_ALLOWED_TOKEN_IDS
 from onward.proto.speculative_config import MAX_DRAFT_TOKENS
 from onward.text.bad_words import check_bad_words
 from onward.text.prompt_tokenizer import ChatMessage, ContentPart
+from onward.text.stop_patterns import StopPatterns
 from onward.web.json_body import field_error, short_repr
 from onward.web.openai_api.tools import check_tool_messages
 
@@ -32,14 +35,15 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_REPETITION_PENALTY = 10
 MAX_THINKING_BUDGET = 1 << 20
-FINISH_REASONS = ("stop", "length", TOOL_CALLS_REASON, PD_RESCHEDULE, ABORT)
-"""Those that an answer can have."""
+FINISH_REASONS = ("stop", "length", *CALL_REASONS, PD_RESCHEDULE, ABORT)
+"""The finish reasons that a response can have."""
 
 FIELD_RANGES: dict[str, dict[str, Any]] = {
     "max_tokens": {"minimum": 1},
     "max_completion_tokens": {"minimum": 1},
     "max_output_tokens": {"minimum": 1},
     "min_tokens": {"minimum": 0},
+    "truncate_prompt_tokens": {"minimum": WHAT_FITS},
     "temperature": {"minimum": 0, "maximum": 2},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
     "min_p": {"minimum": 0, "maximum": 1},
@@ -56,8 +60,9 @@ FIELD_RANGES: dict[str, dict[str, Any]] = {
     "deadline_ms": {"minimum": 1, "maximum": MAX_DEADLINE_MS},
     "cache_salt": {"maxLength": MAX_CACHE_SALT_LENGTH},
 }
-"""The bounds of fields, as JSON Schema says them: `/openapi.json` shows what `check_ranges` checks."""
+"""The bounds of fields in JSON Schema keywords. `check_ranges` checks them, and `/openapi.json` shows them."""
 _ABOVE_MINIMUM = {"top_p": "for greedy decoding use temperature 0", "repetition_penalty": "1 is no penalty"}
+_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -65,12 +70,16 @@ def check_chat(request: ChatCompletionRequest, context: ValidationContext) -> No
     _check_shared_fields(request, context)
     if request.top_logprobs and not request.logprobs:
         raise field_error("top_logprobs", "only allowed with logprobs: true")
+    if request.echo and request.truncate_prompt_tokens is not None:
+        raise field_error("truncate_prompt_tokens", "not allowed with echo, which returns the whole message")
     check_chat_template(request, context)
-    request.resolved_tools()  # which checks its fields
+    request.resolved_tools()  # checks its fields
     if request.prompt_token_ids is None:
         check_messages(request.messages)
     else:
         _check_exclusive("prompt_token_ids", "messages", bool(request.messages))
+        if request.echo:
+            raise field_error("echo", "only allowed with messages")
         check_prompt_ids("prompt_token_ids", request.prompt_token_ids, context)
 
 
@@ -96,9 +105,12 @@ def check_completion(request: CompletionRequest, context: ValidationContext) -> 
     check_number("n", request.n, 1, context.max_choices)
     check_number("best_of", request.best_of, request.num_returned, context.max_choices)
     _check_prompts(request, context)
-    _check_shared_fields(request, context)
-    if request.echoes_prompt_logprobs and request.prompt_logprobs is not None:
-        raise field_error("prompt_logprobs", "not allowed with echo and logprobs, which tell those of the prompt too")
+    _check_shared_fields(request, context, () if not request.only_echoes else ("max_tokens",))
+    if request.only_echoes and (request.min_tokens or request.resumed_tokens is not None):
+        name = "min_tokens" if request.min_tokens else request.resumed_field
+        raise field_error(name, "not allowed with max_tokens: 0, which generates nothing")
+    if request.echo and request.truncate_prompt_tokens is not None:
+        raise field_error("truncate_prompt_tokens", "not allowed with echo, which returns the whole prompt")
     if request.selects_best and request.stream:
         raise field_error("best_of", "must be n in a stream: which choices are the best is known only at the end")
     if request.selects_best and request.resumed_tokens is not None:
@@ -151,20 +163,25 @@ def _check_stream_options(request: GenerationRequest) -> None:
         return
     if not request.stream:
         raise field_error("stream_options", "only allowed with stream: true")
-    if options.continuous_usage_stats and not options.include_usage:
-        raise field_error("stream_options.continuous_usage_stats", "only allowed with include_usage: true")
 
 
-def _check_shared_fields(request: GenerationRequest, context: ValidationContext) -> None:
-    check_ranges(request)
+def _check_shared_fields(
+    request: GenerationRequest, context: ValidationContext, checked_fields: Collection[str] = ()
+) -> None:
+    """Checks the fields that generation requests of all endpoints have, and raises an error for the first invalid one.
+    `checked_fields`: fields whose range is checked already."""
+    check_ranges(request, checked_fields)
     check_number("n", request.n, 1, context.max_choices)
     limit = request.max_output_tokens
     if limit is not None and request.min_tokens is not None and request.min_tokens > limit:
         field = request.output_limit_field
         raise field_error("min_tokens", f"must not exceed {field} ({limit}), got {request.min_tokens}")
+    if isinstance(request, TextGenerationRequest) and request.truncate_prompt_tokens == 0:
+        raise field_error("truncate_prompt_tokens", "must be at least 1, or -1 for what fits, got 0")
     _check_stream_options(request)
     _check_logit_bias(request.logit_bias or {}, context)
     check_bad_words(request.bad_words or [])
+    _check_allowed_tokens(request, context)
     _check_stops(request, context)
     _check_generated(request, context)
     _check_finish_reasons(request)
@@ -173,7 +190,7 @@ def _check_shared_fields(request: GenerationRequest, context: ValidationContext)
 
 
 def _check_speculative(request: GenerationRequest) -> None:
-    """More than this instance guesses is no error: the stream may be carried on by another one, which guesses more."""
+    """Accepts more drafts than this instance makes: another instance, which makes more, may continue the stream."""
     check_number("speculative.num_draft_tokens", request.max_drafts, 0, MAX_DRAFT_TOKENS)
     if request.return_speculative_stats and request.stream and not request.include_usage:
         raise field_error("return_speculative_stats", "in a stream only with stream_options.include_usage: true")
@@ -184,10 +201,30 @@ def _check_logit_bias(biases: dict[str, float], context: ValidationContext) -> N
         raise field_error("logit_bias", f"at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}")
     for key, bias in biases.items():
         path = f"logit_bias[{short_repr(key)}]"
-        # One way to write each id, so that none can be given twice.
+        # Each id has only one valid spelling, so that no id can be given twice.
         if not (_TOKEN_ID.fullmatch(key) and int(key) < context.vocab_size):
             raise field_error(path, f"{_token_id_rule(context)}, written as a number, got {short_repr(key)}")
         check_number(path, bias, -100, 100)
+
+
+def _check_allowed_tokens(request: GenerationRequest, context: ValidationContext) -> None:
+    allowed = request.allowed_token_ids
+    if allowed is None:
+        return
+    if not 1 <= len(allowed) <= MAX_ALLOWED_TOKEN_IDS:
+        raise field_error("allowed_token_ids", f"must have 1 to {MAX_ALLOWED_TOKEN_IDS} ids, got {len(allowed)}")
+    check_token_ids("allowed_token_ids", allowed, context)
+    if isinstance(request, ChatCompletionRequest) and request.thinking_budget is not None:
+        raise field_error(
+            "thinking_budget", "not allowed with allowed_token_ids, which may forbid the end of reasoning"
+        )
+
+
+def check_allowed_ends(request: GenerationRequest, end_token_ids: Collection[int]) -> None:
+    """Refuses a request whose allowed tokens all end the output, which `min_tokens` forbids at first."""
+    allowed = request.allowed_token_ids
+    if request.min_tokens and allowed and set(allowed) <= set(end_token_ids):
+        raise field_error("allowed_token_ids", "must have a token that does not end the output, with min_tokens")
 
 
 def _check_stops(request: GenerationRequest, context: ValidationContext) -> None:
@@ -198,6 +235,7 @@ def _check_stops(request: GenerationRequest, context: ValidationContext) -> None
         if not 1 <= len(string) <= MAX_STOP_LENGTH:
             path = "stop" if isinstance(request.stop, str) else f"stop[{index}]"
             raise field_error(path, f"must have 1 to {MAX_STOP_LENGTH} characters, got {len(string)}")
+    StopPatterns(request.stop_patterns())  # checks them
     token_ids = request.stop_token_ids or []
     if len(token_ids) > MAX_STOP_TOKEN_IDS:
         raise field_error("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(token_ids)}")
@@ -267,6 +305,10 @@ def check_messages(messages: list[ChatMessage]) -> None:
         raise field_error("messages", "must not be empty")
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
+        if _ROLE.fullmatch(message.role) is None:
+            raise field_error(
+                f"{path}.role", f"must be 1 to 64 letters, digits, _, - or ., got {short_repr(message.role)}"
+            )
         if isinstance(message.content, list):
             _check_parts(f"{path}.content", message.content)
     check_tool_messages(messages)
@@ -282,14 +324,14 @@ def _check_parts(path: str, parts: list[ContentPart]) -> None:
             raise field_error(f"{path}[{index}].text", "is required")
 
 
-def check_ranges(request: msgspec.Struct) -> None:
+def check_ranges(request: msgspec.Struct, checked_fields: Collection[str] = ()) -> None:
     for name in request.__struct_fields__:
-        if name in FIELD_RANGES:
+        if name in FIELD_RANGES and name not in checked_fields:
             check_range(name, getattr(request, name))
 
 
 def check_range(name: str, value: Any) -> None:
-    """By `FIELD_RANGES`. A boolean has no range: a chat's `logprobs` is one."""
+    """Checks a field against `FIELD_RANGES`. Booleans are not checked, because a chat's `logprobs` is a boolean."""
     bounds = FIELD_RANGES[name]
     if value is None or isinstance(value, bool):
         return
@@ -307,6 +349,6 @@ def check_range(name: str, value: Any) -> None:
 
 
 def check_number(name: str, value: float | None, low: float, high: float) -> None:
-    # Written so that NaN fails it.
+    # NaN fails this comparison.
     if value is not None and not low <= value <= high:
         raise field_error(name, f"must be between {low} and {high}, got {short_repr(value)}")

@@ -1,1 +1,1 @@
-"""`/v1/responses`: OpenAI's newer form of a chat, as a view of the machinery that serves the older one."""
+"""`/v1/responses`: OpenAI's Responses API, on the pipeline that serves chats."""

@@ -1,7 +1,7 @@
-"""A response's request as the chat that it is, with what only responses have beside it.
+"""Converts a request to the Responses API to a chat request, with the fields that only responses have.
 
-Everything behind this sees a chat: prompt, sampling, grammar, tools and thinking are made as for one. Complaints are turned
-back into the words of the client's fields by `with_response_field_names`.
+All later code handles a chat request: prompt, sampling, grammar, tools and thinking are the same.
+`with_response_field_names` renames the fields in errors to those of the client's request.
 """
 
 import re
@@ -10,25 +10,39 @@ from typing import Any, ClassVar, cast
 import msgspec
 
 from onward.api.requests.decoding import check_model
+from onward.api.requests.field_renaming import with_renamed_field
 from onward.api.requests.schemas import ChatCompletionRequest, ValidationContext
 from onward.api.requests.validation import check_chat, check_range
-from onward.api.responses.create_request import CreateResponseRequest, ExtensionFields, UnsupportedField, check_fields
+from onward.api.responses.create_request import (
+    EXTENSION_FIELDS,
+    CreateResponseRequest,
+    UnsupportedField,
+    check_fields,
+)
 from onward.errors import ClientError
 from onward.web.json_body import decode, decode_fields, field_error, short_repr
-from onward.web.openai_api.response_items import items_to_messages, to_chat_tool_choice, to_chat_tools
+from onward.web.openai_api.response_items import items_to_messages
+from onward.web.openai_api.response_object import DEFAULT_VERBOSITY
+from onward.web.openai_api.response_tools import ignored_tool_fields, to_chat_tool_choice, to_chat_tools
 from onward.web.openai_api.template_fields import EFFORTS, ReasoningEffort
 
-LOGPROBS = "message.output_text.logprobs"
+LOGPROBS, ENCRYPTED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
+INCLUDES = (LOGPROBS, ENCRYPTED_REASONING)
+"""The second one has no effect: reasoning items have their text, which a client can send back, so none is encrypted."""
+SUMMARIES = ("auto", "concise", "detailed")
+"""Accepted without effect: reasoning items have the reasoning itself, and no summary."""
+VERBOSITIES = ("low", DEFAULT_VERBOSITY, "high")
 MAX_METADATA = 16
 MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
 
 _decoder = msgspec.json.Decoder(CreateResponseRequest)
 _FORMATS = ("text", "json_object", "json_schema")
 _FORMAT_FIELDS = frozenset({"type", "name", "schema", "strict", "description"})
-# Of a chat's fields, in the order in which they are looked for.
+# Renamings of a chat's fields, in the order in which they are tried.
 _ITS_WORDS = (
     (re.compile(r"^tools\[(\d+)\]\.function\b"), r"tools[\1]"),
-    (re.compile(r"^tool_choice\.function\b"), "tool_choice"),
+    (re.compile(r"^tool_choice\.allowed_tools\.tools\[(\d+)\]\.(?:function|custom)\b"), r"tool_choice.tools[\1]"),
+    (re.compile(r"^tool_choice\.(function|custom|allowed_tools)\b"), "tool_choice"),
     (re.compile(r"^response_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"^max_(completion_)?tokens$"), "max_output_tokens"),
     (re.compile(r"^reasoning_effort$"), "reasoning.effort"),
@@ -39,7 +53,7 @@ _ITS_WORDS = (
 class ResponseChatRequest(ChatCompletionRequest, frozen=True, kw_only=True):
     needs_full_output: ClassVar[bool] = True
     body: CreateResponseRequest
-    """In the client's own form."""
+    """The request as the client has sent it."""
 
     @property
     def is_stored(self) -> bool:
@@ -50,7 +64,8 @@ class ResponseChatRequest(ChatCompletionRequest, frozen=True, kw_only=True):
         return bool(self.body.background)
 
 
-def decode_response(body: bytes, context: ValidationContext) -> ResponseChatRequest:
+def decode_response(body: bytes, context: ValidationContext) -> tuple[ResponseChatRequest, tuple[str, ...]]:
+    """Returns the decoded and checked request, and the names of fields and tools without effect."""
     check_fields(decode_fields(body), body)
     create_request = decode(body, _decoder)
     check_model(create_request.model, context)
@@ -60,26 +75,22 @@ def decode_response(body: bytes, context: ValidationContext) -> ResponseChatRequ
         check_chat(request, context)
     except ClientError as error:
         raise with_response_field_names(error) from error
-    return request
+    return request, _ignored_fields(create_request)
+
+
+def _ignored_fields(create_request: CreateResponseRequest) -> tuple[str, ...]:
+    verbosity = None if create_request.text is None else create_request.text.verbosity
+    names = () if verbosity in (None, DEFAULT_VERBOSITY) else ("text.verbosity",)
+    return (*names, *ignored_tool_fields(create_request.tools))
 
 
 def with_response_field_names(error: ClientError) -> ClientError:
-    """The same complaint about the field of a response that a chat's field was made from."""
-    param = error.param
-    if param is None or isinstance(error, UnsupportedField):
-        return error
-    for pattern, replacement in _ITS_WORDS:
-        if pattern.search(param):
-            new_param = pattern.sub(replacement, param)
-            message = (
-                new_param + error.message.removeprefix(param) if error.message.startswith(param) else error.message
-            )
-            return type(error)(message, code=error.code, param=new_param)
-    return error
+    """Returns the error with a chat's field renamed to the field of the Responses API that it was made from."""
+    return error if isinstance(error, UnsupportedField) else with_renamed_field(error, _ITS_WORDS)
 
 
 def _to_chat_request(create_request: CreateResponseRequest) -> ResponseChatRequest:
-    extension_fields = {name: getattr(create_request, name) for name in ExtensionFields.__struct_fields__}
+    extension_fields = {name: getattr(create_request, name) for name in EXTENSION_FIELDS}
     return ResponseChatRequest(
         body=create_request,
         model=create_request.model,
@@ -101,15 +112,15 @@ def _to_chat_request(create_request: CreateResponseRequest) -> ResponseChatReque
 
 def _check(create_request: CreateResponseRequest) -> None:
     for index, item in enumerate(create_request.include or []):
-        if item != LOGPROBS:
-            raise field_error(f"include[{index}]", f"only {LOGPROBS!r} is supported, got {short_repr(item)}")
+        if item not in INCLUDES:
+            raise field_error(f"include[{index}]", f"must be one of {', '.join(INCLUDES)}, got {short_repr(item)}")
     check_range("top_logprobs", create_request.top_logprobs)
     if create_request.top_logprobs and LOGPROBS not in (create_request.include or []):
         raise field_error("top_logprobs", f"only allowed with include: [{LOGPROBS!r}]")
-    if create_request.truncation == "auto":
-        raise field_error("truncation", "only 'disabled' is supported: nothing of the input is left out")
+    if create_request.max_tool_calls is not None and create_request.max_tool_calls < 1:
+        raise field_error("max_tool_calls", f"must be at least 1, got {create_request.max_tool_calls}")
     if create_request.background and not create_request.is_stored:
-        raise field_error("background", "only allowed with store: true, or nobody could ask for the answer")
+        raise field_error("background", "only allowed with store: true; without it the response could not be read")
     if create_request.stream_options is not None and not create_request.stream:
         raise field_error("stream_options", "only allowed with stream: true")
     _check_reasoning(create_request)
@@ -124,7 +135,11 @@ def _check_reasoning(create_request: CreateResponseRequest) -> None:
         raise field_error(
             "reasoning.effort", f"must be one of {', '.join(EFFORTS)}, got {short_repr(reasoning.effort)}"
         )
-    for name in ("summary", "generate_summary", "context", "mode"):
+    if reasoning.summary not in (None, *SUMMARIES):
+        raise field_error(
+            "reasoning.summary", f"must be one of {', '.join(SUMMARIES)}, got {short_repr(reasoning.summary)}"
+        )
+    for name in ("generate_summary", "context", "mode"):
         if getattr(reasoning, name) is not None:
             raise field_error(
                 f"reasoning.{name}", "not supported by this server; the output has the thoughts themselves"
@@ -144,8 +159,9 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 def _response_format(create_request: CreateResponseRequest) -> dict[str, Any] | None:
     if create_request.text is None:
         return None
-    if create_request.text.verbosity not in (None, "medium"):
-        raise field_error("text.verbosity", "only 'medium' is supported")
+    if create_request.text.verbosity not in (None, *VERBOSITIES):
+        problem = f"must be one of {', '.join(VERBOSITIES)}, got {short_repr(create_request.text.verbosity)}"
+        raise field_error("text.verbosity", problem)
     text_format = create_request.text.format
     if text_format is None:
         return None

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, as clients use it. The routes of one response are `web.openai_api.response_endpoint`."""
+"""`POST /v1/responses` for clients. The routes of one response are in `web.openai_api.response_endpoint`."""
 
 from starlette.types import Send
 
@@ -17,7 +17,7 @@ from onward.web.openai_api.response_endpoint import stream_stored_response, with
 
 
 class CreateResponseEndpoint(GenerationEndpoint):
-    """`GET` with `Last-Event-ID` goes on with a stream, as with any other."""
+    """`GET` with `Last-Event-ID` resumes a stream, as at any other generating endpoint."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class CreateResponseEndpoint(GenerationEndpoint):
         await send(asgi.body_message(rest, more_body=False))
 
     def is_same_request(self, known_body: bytes, body: bytes) -> bool:
-        return is_same_request(known_body, body)
+        return is_same_request(known_body, body, self._services.model.name)
 
     async def with_previous_items(self, context: RequestContext, body: bytes) -> bytes:
         return await with_previous_response(self._response_store, context.caller, body, self._max_body_bytes)

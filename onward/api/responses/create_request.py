@@ -1,12 +1,13 @@
-"""What a client may say to `/v1/responses`, as it stands in the body. What it comes to, `request` says."""
+"""The request body of `/v1/responses`. `chat_request` converts it to a chat request."""
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from onward.api.requests.structured_outputs import SharedFields
 from onward.errors import InvalidRequest
 from onward.web.json_body import decode_raw
+from onward.web.openai_api.response_object import RepeatedFields
+from onward.web.openai_api.shared_fields import SharedFields
 
 _REFUSED = frozenset(
     {
@@ -14,85 +15,55 @@ _REFUSED = frozenset(
         "context_management",
         "conversation",
         "image",
-        "max_tool_calls",
         "moderation",
         "prompt",
         "prompt_cache_options",
     }
 )
-"""Known, and not to be had here. `max_tool_calls` is about tools that OpenAI runs by itself."""
-_LABELS = frozenset({"service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
-"""For the books of whoever serves, or for speed alone."""
+"""OpenAI's fields that this server does not support; `null` is accepted."""
+_ADVICE = {"conversation": "; use previous_response_id"}
 
 
 class UnsupportedField(InvalidRequest):
-    """A field of this name."""
-
-
-class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: dict[str, Any] | None = None
-    verbosity: str | None = None
-
-
-class ReasoningConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
-    context: str | None = None
-    mode: str | None = None
+    """The request has a field that this server does not support. Its name is the client's own and is not renamed."""
 
 
 class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
-    """Nothing is padded here, whatever it says."""
+    """Accepted without effect: events are never padded."""
 
 
-class ExtensionFields(SharedFields, frozen=True, kw_only=True):
-    """Those of our chats that OpenAI's responses do not have. They mean the same here."""
-
-    chat_template_kwargs: dict[str, Any] | None = None
-    thinking_budget: int | None = None
-
-
-class CreateResponseRequest(ExtensionFields, frozen=True, kw_only=True):
-    model: str
+class CreateResponseRequest(RepeatedFields, frozen=True, kw_only=True):
+    model: str | None = None
+    """Default: the model that is served, if it is the only one."""
     input: str | list[Any]
-    """A text, or items: messages, thoughts, calls and what they gave."""
-    instructions: str | None = None
-    previous_response_id: str | None = None
+    """A text, or a list of items: messages, reasoning, calls and their results."""
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    background: bool | None = None
-    """The answer is made although nobody waits for it."""
-    store: bool | None = None
-    """Whether it can be asked for by its id later. By default it can."""
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: int | None = None
     include: list[str] | None = None
-    tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextConfig | None = None
-    reasoning: ReasoningConfig | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    thinking_budget: int | None = None
+    client_metadata: Any = None
+    """Labels of the client program. Accepted without effect."""
+    service_tier: Any = None
+    """Accepted without effect: there is one tier."""
+    prompt_cache_retention: Any = None
+    """Accepted without effect: prefixes are cached as long as there is room."""
     onward_context: list[Any] | None = None
-
-    @property
-    def is_stored(self) -> bool:
-        return self.store is not False
 
     @property
     def context(self) -> list[Any]:
         return self.onward_context or []
 
 
+EXTENSION_FIELDS = (*SharedFields.__struct_fields__, "chat_template_kwargs", "thinking_budget")
+"""Fields of our chat requests that OpenAI's responses do not have. They have the same meaning here."""
+
+
 def check_fields(fields: dict[str, msgspec.Raw], body: bytes) -> None:
-    """Refuses what nobody here acts on, by its name: an answer that left it out would look like one that did not."""
-    for name in fields.keys() - set(CreateResponseRequest.__struct_fields__) - _LABELS:
+    """Refuses fields that this server does not act on: a response that ignored one would look as if it had been applied."""
+    for name in fields.keys() - set(CreateResponseRequest.__struct_fields__):
         if name in _REFUSED and decode_raw(fields[name], body) is None:
             continue
-        raise UnsupportedField(f"{name[:80]}: not supported by this server", param=name[:80])
+        advice = _ADVICE.get(name, "")
+        raise UnsupportedField(f"{name[:80]}: not supported by this server{advice}", param=name[:80])

@@ -1,22 +1,24 @@
-"""A response while it grows: pieces of an answer in, numbered events out, and the response itself as it stands.
+"""Turns the ChoiceUpdates of a response into numbered events, and returns the response so far.
 
-The number of an event is how many came before it, and depends on nothing but the tokens: so a reader that was cut off says
-the last number it has, and whoever goes on, here or elsewhere, knows what is left to tell. Logprobs may be behind the
-tokens, where those of an earlier attempt are made again; tokens wait for theirs.
+The number of an event is the number of events before it, and depends only on the tokens. So a reader that was cut off
+sends the last number that it has, and any process that resumes the response knows which events remain. Logprobs may
+arrive after their tokens if those of an earlier attempt are computed again; the events of these tokens wait for them.
 """
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from onward.api.lifecycle.choice_update import ChoiceUpdate
 from onward.api.lifecycle.endpoint_adapter import ObjectHeader
+from onward.api.lifecycle.event_groups import EventGroup, NamedEvent
 from onward.api.lifecycle.logprobs_json import TokenStrings
 from onward.api.lifecycle.request_output import TokenUsage
 from onward.api.responses.chat_request import ResponseChatRequest
+from onward.api.responses.item_events import ResponseItemEvents, item_json
 from onward.api.responses.output_item_builder import EventFields, OutputItemBuilder
 from onward.proto.engine import ErrorInfo
 from onward.proto.finish_reasons import ABORT, PD_RESCHEDULE
@@ -24,29 +26,15 @@ from onward.proto.step import TokenLogprobs
 from onward.text.message_events import EndEvents, TokenEvents
 from onward.text.tool_calls.call_ids import IdStyle
 from onward.web.error_format import response_error_fields
+from onward.web.openai_api.response_object import response_object
+from onward.web.openai_api.response_tools import namespaced_names
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 UsageFunction = Callable[[int], TokenUsage]
-"""After so many tokens."""
+"""Returns the usage after this number of tokens."""
 
 _encode = msgspec.json.encode
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseEvent:
-    sequence_number: int
-    name: str
-    data: bytes
-
-
-@dataclass(slots=True)
-class EventGroup:
-    """Events that whole tokens have brought about, and perhaps the end. A reader is given all of them or none."""
-
-    token_ids: list[int] = field(default_factory=list)
-    events: list[ResponseEvent] = field(default_factory=list)
-    finish_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +54,9 @@ class ResponseEventBuilder:
     ) -> None:
         self.status: ResponseStatus = "in_progress"
         self.num_events = 0
-        self._header, self._request, self._items, self._usage_of = header, request, item_builder, usage_of
+        self.header = header
+        """Its owner replaces it once the output is complete."""
+        self._request, self._items, self._usage_of = request, item_builder, usage_of
         self._num_tokens = 0
         self._pending_steps: deque[tuple[TokenEvents, int] | _PendingEnd] = deque()
         self._logprobs: deque[TokenLogprobs] = deque()
@@ -78,7 +68,7 @@ class ResponseEventBuilder:
     def is_over(self) -> bool:
         return self.status not in ("in_progress", "queued")
 
-    def opening(self) -> list[ResponseEvent]:
+    def opening(self) -> list[NamedEvent]:
         response = self.response()
         return [self._numbered((name, {"response": response})) for name in ("response.created", "response.in_progress")]
 
@@ -94,17 +84,18 @@ class ResponseEventBuilder:
             )
         return self._groups()
 
-    def flush_without_logprobs(self) -> list[EventGroup]:
-        """None will come: what waits for them is told without."""
+    def flush(self) -> list[EventGroup]:
+        """Returns the events that have waited for logprobs, without those that have not arrived, since none will
+        come. From now on no event waits for logprobs."""
         self._needs_logprobs = False
         return self._groups()
 
-    def fail(self, error: ErrorInfo) -> ResponseEvent:
+    def fail(self, error: ErrorInfo) -> NamedEvent:
         self._end_early("failed", error)
         return self._numbered(("response.failed", {"response": self.response()}))
 
-    def cancel(self) -> ResponseEvent:
-        """There is no event of that name: for the stream it is an answer that is not whole."""
+    def cancel(self) -> NamedEvent:
+        """Ends the response as cancelled. OpenAI has no event for that, so the stream gets `response.incomplete`."""
         self._end_early("cancelled")
         return self._numbered(("response.incomplete", {"response": self.response()}))
 
@@ -113,18 +104,23 @@ class ResponseEventBuilder:
         self.status, self._error = status, error
 
     def response(self) -> dict[str, Any]:
-        """As it stands."""
+        """Returns the response object so far."""
         usage = (
             response_usage(self._usage_of(self._num_tokens), self._items.num_reasoning_tokens) if self.is_over else None
         )
         details = {"reason": "max_output_tokens"} if self._is_too_long else None
-        return response_fields(self._header, self._request) | {
-            "status": self.status,
-            "error": None if self._error is None else response_error_fields(self._error),
-            "incomplete_details": details,
-            "output": self._items.output(),
-            "usage": usage,
-        }
+        return response_object(
+            self._request.body,
+            response_id=self.header.id,
+            created_s=self.header.created_s,
+            model=self.header.model,
+            status=self.status,
+            completed_at=self.header.completed_s if self.status == "completed" else None,
+            error=None if self._error is None else response_error_fields(self._error),
+            incomplete_details=details,
+            output=[item_json(item) for item in self._items.items],
+            usage=usage,
+        )
 
     def _groups(self) -> list[EventGroup]:
         groups = [EventGroup()]
@@ -161,11 +157,11 @@ class ResponseEventBuilder:
         self.status = "incomplete" if self._is_too_long else "completed"
         group.events.append(self._numbered((f"response.{self.status}", {"response": self.response()})))
 
-    def _numbered(self, event: EventFields) -> ResponseEvent:
+    def _numbered(self, event: EventFields) -> NamedEvent:
         name, fields = event
         number = self.num_events
         self.num_events += 1
-        return ResponseEvent(number, name, _encode({"type": name, "sequence_number": number} | fields))
+        return NamedEvent(name, _encode({"type": name, "sequence_number": number} | fields))
 
 
 def make_event_builder(
@@ -176,34 +172,14 @@ def make_event_builder(
     token_strings: TokenStrings,
     usage_of: UsageFunction,
 ) -> ResponseEventBuilder:
-    item_builder = OutputItemBuilder(request_id, id_style, token_strings if request.num_logprobs is not None else None)
+    item_builder = OutputItemBuilder(
+        request_id,
+        id_style,
+        token_strings if request.num_logprobs is not None else None,
+        ResponseItemEvents(),
+        namespaced_names=namespaced_names(request.body.tools),
+    )
     return ResponseEventBuilder(header, request, item_builder, usage_of)
-
-
-def response_fields(header: ObjectHeader, request: ResponseChatRequest) -> dict[str, Any]:
-    """The fields of a response object that do not change while the answer is made."""
-    body = request.body
-    return {
-        "id": header.id,
-        "object": "response",
-        "created_at": header.created_s,
-        "background": bool(body.background),
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "model": header.model,
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
-        "reasoning": {"effort": request.reasoning_effort, "summary": None},
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "text": {"format": {"type": "text"} if body.text is None or body.text.format is None else body.text.format},
-        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-        "tools": body.tools or [],
-        "top_logprobs": body.top_logprobs or 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": "disabled",
-        "user": body.user,
-        "metadata": body.metadata or {},
-    }
 
 
 def response_usage(usage: TokenUsage, num_reasoning_tokens: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Responses by their ids, whichever process of the instance runs them or has run them. Each caller has its own.
+"""Finds the responses of an instance by id, whichever of its api processes runs them or has run them, for their caller.
 
-What runs is shown by the process that runs it, what is over by the stream store. One that runs in the background and whose
-process has died is taken up by the next process that is asked for it, from the tokens so far.
+A running response comes from the process that runs it, an ended one from the stream store. If the process of a background
+response has died, the next process that gets a request for the response resumes it from the tokens so far.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ class BackgroundResponses:
         self._tasks = tasks
 
     async def start(self, prepared: PreparedRequest, access: AccessRecord | None = None) -> None:
-        """Until the engine has taken it. Raises what it is refused by. `access`: of the request that a client waits with;
-        its trace has what happens in the background too."""
+        """Starts a response and waits until the engine has accepted it. Raises the error if it is refused. `access`: the
+        access record of the client's request, whose trace includes the background work."""
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = self._tasks.start(self._run(prepared, accepted, access), prepared.attempt.caller)
         try:
             await asyncio.shield(accepted)
         except asyncio.CancelledError:
-            task.cancel()  # its client has gone before it could learn what to ask for
+            task.cancel()  # the client has disconnected before it could get the id of the response
             raise
 
     async def _run(
@@ -68,14 +68,14 @@ class BackgroundResponses:
         try:
             await self._runner.run(prepared, _discard_messages, on_accepted, access)
         except (OnwardError, RequestFailed) as refused:
-            # Later ones are a part of its record.
+            # An error after the acceptance is stored in the response's record.
             if not accepted.done():
                 accepted.set_exception(refused)
         except Exception:
             attempt = prepared.attempt
             _logger.exception(
                 log.event(
-                    "a background response failed by a fault of ours",
+                    "a background response failed because of an internal error",
                     **log.request_fields(attempt.request_id, attempt.client_request_id),
                 )
             )
@@ -86,15 +86,15 @@ class BackgroundResponses:
 
 
 async def _discard_messages(_: Message) -> None:
-    """Reads it."""
+    """Discards the ASGI messages of a response without a connection."""
 
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 
 
 def input_items_page(request: ResponseChatRequest, request_id: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """`GET /v1/responses/{id}/input_items`: what a response was made from, page by page. The latest first, unless the query
-    says otherwise."""
+    """Returns one page of the input items of a response, for `GET /v1/responses/{id}/input_items`. The latest item comes
+    first unless the query's `order` is `asc`."""
     all_items = [*request.body.context, *to_items(request.body.input)]
     items = [_listed(item, request_id, index) for index, item in enumerate(all_items)]
     order = query.get("order", "desc")
@@ -132,7 +132,7 @@ def _limit(value: str | None) -> int:
 
 
 def _listed(item: Item, request_id: str, index: int) -> Item:
-    """With the id and the status that clients may leave out, or say to be null, and words as a list of parts."""
+    """Returns the item with an id and a status, which clients may omit or send as null, and its text as a list of parts."""
     kind = item.get("type", "message")
     given_fields = {name: value for name, value in item.items() if value is not None}
     fields = {"id": f"in_{request_id}_{index}", "status": "completed"} | given_fields | {"type": kind}
@@ -149,7 +149,7 @@ RESUME_WAIT_S = 1.0
 
 
 class InstanceResponseStore:
-    """`Responses` of `web.openai_api.response_endpoint`, in one instance."""
+    """The `ResponseStore` of `web.openai_api.response_endpoint` in an instance."""
 
     poll_interval_s = 0.05
 
@@ -165,7 +165,8 @@ class InstanceResponseStore:
         self._services, self._streams = services, streams
 
     async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> StreamRecord:
-        """The caller's own, if it is there to be asked for."""
+        """Returns the record of a response of this caller. Raises `NotFound` if there is none, and `Unavailable` if the
+        stream store does not reply."""
         request_id = request_id_of_response(caller, response_id, param)
         record = await self._streams.find(request_id, caller=caller.access_filter, require_reply=True)
         if record is None or record.attempt.path != PATH:
@@ -179,7 +180,7 @@ class InstanceResponseStore:
         return view
 
     async def _any_view(self, record: StreamRecord) -> ResponseView:
-        """Of a response that need not be stored, for the client that it is written to."""
+        """Returns the view of a response that need not be stored, for the client that it is written to."""
         attempt = record.attempt
         return await self._services.executors.text.run(
             attempt.caller, lambda: ResponseView(self._builder, record), len(attempt.body)
@@ -198,12 +199,12 @@ class InstanceResponseStore:
         return msgspec.json.encode((await self._any_view(record)).response(record))
 
     async def rest(self, record: StreamRecord, num_sent_tokens: int | None) -> bytes:
-        """The events of a response that is over, behind those that this number of tokens has brought about. None: all."""
+        """Returns the events of an ended response after those of its first `num_sent_tokens` tokens. None: all events."""
         assert record.is_finished
         events = (await self._any_view(record)).events
         num_known = 0
         if num_sent_tokens is not None:
-            # Cancelled there, its last event has the number of the first one that the client does not have.
+            # The view of a response cancelled at that point has one event more than the client has: the cancellation.
             known_view = await self._any_view(cut_at(record, num_sent_tokens))
             num_known = len(known_view.events) - 1
         return b"".join(map(event_bytes, events[num_known:]))
@@ -220,7 +221,8 @@ class InstanceResponseStore:
         return msgspec.json.encode(view.context())
 
     async def resume(self, record: StreamRecord) -> None:
-        """From the tokens so far, by this process. Waits for a while only: the caller does not wait for an engine."""
+        """Resumes a response that no process runs, from the tokens so far. Waits at most `RESUME_WAIT_S`, since the
+        caller must not wait for an engine."""
         attempt = record.attempt
         if record.is_live or record.is_finished:
             return
@@ -232,10 +234,11 @@ class InstanceResponseStore:
             attempt.caller, attempt.body, lambda: self._builder.prepare_attempt(attempt, started_at_s, is_routed=False)
         )
         if prepared.request.is_stored:
-            # What a router or a client has left is kept for a short time only, and an engine may take longer to come.
+            # A record that a router or client has left is kept for a short time only, and an engine may take longer to
+            # start.
             self._streams.store_response(record)
-            # One that runs in the background was let in, and runs until it is over. One that its client has left has given
-            # its slot back, so it is admitted like a new request.
+            # A background response has been admitted, and runs to its end. A response whose client has disconnected has
+            # released its slot, so it is admitted like a new request.
             attempt = msgspec.structs.replace(prepared.attempt, was_accepted=prepared.request.is_background)
             prepared = with_prior_logprobs(dataclasses.replace(prepared, attempt=attempt), record)
             task = self._services.tasks.start(self._restart(prepared, record), attempt.caller)
@@ -256,11 +259,11 @@ class InstanceResponseStore:
         return await self._streams.cancel(record)
 
     async def store(self, record: StreamRecord) -> StreamRecord:
-        """As a router has decided that it has ended. Returns how it has."""
+        """Stores how a response has ended, as a router has decided. Returns the record that is then stored."""
         if record.is_cancelled:
             return await self._streams.cancel(msgspec.structs.replace(record, is_cancelled=False))
         if record.error is not None:
-            # It may have failed here: then this record takes the place of the one that the attempt has left.
+            # An attempt that failed here may have left a record. This record replaces it and keeps its logprobs.
             attempt = record.attempt
             record = with_longest_logprobs(record, await self._streams.find(attempt.request_id, caller=attempt.caller))
         self._streams.store_response(record)
@@ -273,14 +276,14 @@ class InstanceResponseStore:
 
 
 def cut_at(record: StreamRecord, num_tokens: int) -> StreamRecord:
-    """As if it had been cancelled there."""
+    """Returns the record as if the response had been cancelled after this number of tokens."""
     choices = [ChoiceSnapshot(choice.token_ids[:num_tokens]) for choice in record.attempt.choices]
     attempt = msgspec.structs.replace(record.attempt, choices=choices)
     return StreamRecord(attempt=attempt, logprobs=record.logprobs[:num_tokens], is_cancelled=True)
 
 
 class InstanceResponseReader:
-    """Makes the events of one response, from record to record, without beginning at its first token each time."""
+    """Returns the events of one response from successive records, without replaying from the first token each time."""
 
     def __init__(self, store: InstanceResponseStore) -> None:
         self._store = store

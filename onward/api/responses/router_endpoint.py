@@ -1,4 +1,4 @@
-"""What routers ask about responses: they hold the records, and an instance knows what the tokens in them mean."""
+"""Serves routers' queries about responses. A router has the records, but only an instance can turn tokens into text."""
 
 import msgspec
 from starlette.requests import Request
@@ -12,7 +12,7 @@ from onward.web.http_responses import json_response
 
 EVENTS, JSON = "text/event-stream", "application/json"
 MAX_OTHER_BYTES = 64 << 20
-"""Of a question beside the client's body: tokens and their scores."""
+"""Maximum size of a query without the client's body: tokens and their logprobs."""
 
 
 class RoutedResponseEndpoint:

@@ -14,6 +14,7 @@ from onward.engine.handoff.remote_prefill import RemotePrefillClient
 from onward.engine.live_requests import LiveRequests
 from onward.engine.outbox import ApiOutbox
 from onward.engine.request import Request
+from onward.engine.request_phases import PhaseRecorder
 from onward.engine.scheduling.scheduler import Scheduler
 from onward.engine.step_result_processor import StepResultProcessor
 from onward.obs.metrics import Registry
@@ -24,7 +25,7 @@ from onward.proto.step import WorkerHello
 
 @dataclass(slots=True)
 class HandoffOutbox:
-    """What other instances and our own data plane have to be told."""
+    """Messages to other instances, and commands for the worker's KV transfer thread."""
 
     prefill_peers: frozenset[str] = frozenset()
     """Addresses of all prefill instances that we have to do with."""
@@ -47,6 +48,7 @@ class HandoffManager:
         live: LiveRequests,
         limits: EngineLimits,
         registry: Registry,
+        phases: PhaseRecorder,
     ) -> None:
         self._remote: RemotePrefillClient | None = None
         self._service: PrefillService | None = None
@@ -60,10 +62,12 @@ class HandoffManager:
         )
         if config.role != "prefill" and worker.kv_endpoint is not None:
             scheduler.remote_prefill_enabled = True
-            self._remote = RemotePrefillClient(config, incarnation, worker, scheduler, result_processor, metrics)
+            self._remote = RemotePrefillClient(
+                config, incarnation, worker, scheduler, result_processor, metrics, phases
+            )
         if config.role != "decode":
             self._service = PrefillService(
-                config, incarnation, worker, scheduler, result_processor, outbox, live, limits, metrics
+                config, incarnation, worker, scheduler, result_processor, outbox, live, limits, metrics, phases
             )
 
     @property
@@ -109,14 +113,15 @@ class HandoffManager:
             self._remote.receive_kv_report(report, now_s)
 
     def tick(self, now_s: float, worker_silent_s: float) -> None:
-        """`worker_silent_s`: for how long our worker has been at one step, or away."""
+        """Handles timeouts of handoffs. `worker_silent_s` is how long our worker has been busy with one step, or
+        absent."""
         if self._remote is not None:
             self._remote.tick(now_s)
         if self._service is not None:
             self._service.tick(now_s, worker_silent_s)
 
     def on_worker_lost(self, now_s: float) -> None:
-        """Before the pool is renewed: what is under way between instances ends with the memory it was about."""
+        """Ends all handoffs in progress, also if the KV memory is kept: the worker that moved their data is dead."""
         if self._remote is not None:
             self._remote.on_worker_lost(now_s)
         if self._service is not None:
@@ -138,7 +143,7 @@ class HandoffManager:
         return outgoing
 
     def close(self) -> None:
-        """Tells all peers that we leave."""
+        """Tells all peers that this instance leaves."""
         if self._remote is not None:
             self._remote.close()
         if self._service is not None:

@@ -13,7 +13,7 @@ from onward.engine.handoff.handoff_manager import HandoffOutbox
 from onward.errors import OnwardError
 from onward.proto.control import StartEngine
 from onward.proto.handoff import ToDecode, ToPrefill
-from onward.transport.handoff_sockets import HandoffClientSocket
+from onward.transport.handoff_sockets import HandoffClientSocket, HandoffServerSocket
 from onward.transport.zmq_sockets import SocketPoller
 
 logger = logging.getLogger(__name__)
@@ -24,10 +24,19 @@ class PeerLinks:
         self._wires, self._start = wires, start
         self._known: frozenset[str] = frozenset()
         self._prefill: dict[str, HandoffClientSocket] = {}
-        self._decode = wires.handoff_server(start.handoff_fd, start.cluster_key) if start.handoff_fd >= 0 else None
+        self._decode: HandoffServerSocket | None = None
+        if not start.awaits_turn:
+            self.listen()
+
+    def listen(self) -> None:
+        """Accepts connections of decode instances, if this instance serves them."""
+        fd = self._start.handoff_fd
+        if fd >= 0 and self._decode is None:
+            self._decode = self._wires.handoff_server(fd, self._start.cluster_key)
 
     def send(self, outgoing: HandoffOutbox) -> list[tuple[str, bool]]:
-        """Which prefill peers could be reached, and which could not."""
+        """Sends all messages, and first opens and closes connections to match `outgoing.prefill_peers`. Returns, for
+        each message to a prefill peer, the peer's address and whether the message could be sent."""
         if outgoing.prefill_peers != self._known:
             self._update_peers(outgoing.prefill_peers)
         reached = [(address, self._send_to_prefill(address, message)) for address, message in outgoing.to_prefill]
@@ -45,7 +54,8 @@ class PeerLinks:
         self._known = addresses
 
     def _open(self, address: str) -> None:
-        """What is no address, or may not be used without a key, is a peer that cannot be reached: requests name them."""
+        """Opens a connection to a peer. Requests name peers, so an invalid address, or one that may not be used without
+        a key, is treated as an unreachable peer."""
         try:
             peer = self._wires.handoff_client(address, self._start.cluster_key, self._start.incarnation)
         except OnwardError as fault:

@@ -17,13 +17,14 @@ log = logging.getLogger(__name__)
 
 PING_INTERVAL_S = 0.5
 UNREACHABLE_AFTER_S = 1.0
-"""A connection may take so long to come (back) before we stop waiting for it."""
+"""How long requests wait for a connection to a peer to be made."""
 SILENCE_PAUSE_S = 2.0
-"""A peer that was silent is not asked for so long."""
+"""How long a peer that was silent is not asked."""
 MISMATCH_PAUSE_S = 60.0
-"""One that cannot exchange KV with us stays so until one of us is started anew."""
+"""How long a peer that cannot exchange KV with this instance is not asked. It stays incompatible until one of the
+two restarts."""
 FORGET_AFTER_S = 60.0
-"""A peer that no request has named for so long is no longer kept up with."""
+"""A peer is forgotten if no request has named it for this time."""
 
 
 @dataclass(slots=True)
@@ -48,14 +49,14 @@ class PrefillPeers:
         self._peers = {address: PrefillPeerState() for address in always_known}
         self._always_known = frozenset(self._peers)
         self.addresses = self._always_known
-        """Of all that are known now."""
+        """Addresses of all peers that are known now."""
         self._next_ping_s = 0.0
 
     def __contains__(self, address: str) -> bool:
         return address in self._peers
 
     def add(self, address: str, now_s: float) -> None:
-        """One that a request names is known from then on, for as long as it is named."""
+        """Adds a peer that a request names. It stays known for as long as requests name it."""
         if address not in self._peers:
             self._peers[address] = PrefillPeerState()
             self.addresses = frozenset(self._peers)
@@ -65,7 +66,7 @@ class PrefillPeers:
         return self._peers[address].is_available(now_s)
 
     def unavailable(self, now_s: float) -> set[str]:
-        """Those who should not be waited for. Who cannot be reached is named in the log, once."""
+        """Returns the peers that no request should wait for. Logs each unreachable peer once."""
         for address, peer in self._peers.items():
             if peer.is_unreachable(now_s) and not peer.is_reported_unreachable:
                 peer.is_reported_unreachable = True
@@ -85,7 +86,8 @@ class PrefillPeers:
             self._peers[address].unreachable_since_s = now_s
 
     def update_incarnation(self, address: str, incarnation: str, now_s: float) -> str | None:
-        """Its incarnation, as it says. Returns that of its predecessor, if it has just replaced one."""
+        """Records the incarnation that a peer reports. Returns the previous incarnation if the peer has been
+        replaced."""
         peer = self._peers[address]
         before, peer.incarnation = peer.incarnation, incarnation
         if before in ("", incarnation):
@@ -94,7 +96,8 @@ class PrefillPeers:
         return before
 
     def pause_after(self, error: ErrorInfo, address: str | None, now_s: float) -> None:
-        """A failure that says something of the peer itself keeps the next ones from it for a while."""
+        """Makes the peer unavailable for a while if the error shows a fault of the peer itself: a silent worker, or a
+        different KV layout. Ignores any other error, and a peer that is not known."""
         pauses_s = {handoff_errors.SILENCE_STAGE: SILENCE_PAUSE_S, "pd_layout_mismatch": MISMATCH_PAUSE_S}
         pause_s = pauses_s.get(error.stage or "") or pauses_s.get(error.code)
         if pause_s is None or address is None or (peer := self._peers.get(address)) is None:
@@ -104,7 +107,8 @@ class PrefillPeers:
         peer.paused_until_s = now_s + pause_s
 
     def due_pings(self, in_use: Collection[str | None], now_s: float) -> list[tuple[str, ToPrefill]]:
-        """Each is asked now and then whether it is still the same. Those that nobody has named for long are forgotten."""
+        """Returns a ping for each peer that is due, which asks whether the peer's incarnation has changed. Forgets
+        peers that no request has named for a long time."""
         if now_s < self._next_ping_s:
             return []
         self._next_ping_s = now_s + PING_INTERVAL_S

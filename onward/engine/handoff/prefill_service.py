@@ -9,7 +9,7 @@ transfer is known to be quiet. We decide nothing about the token: the peer's own
 returns what is to be sent.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onward.config import EngineConfig
 from onward.engine import admission
@@ -17,6 +17,7 @@ from onward.engine.handoff.handoff_metrics import HandoffMetrics, log_failed_han
 from onward.engine.live_requests import LiveRequests
 from onward.engine.outbox import ApiOutbox, PeerPrefillResult
 from onward.engine.request import FinishReason, Request, RequestStatus
+from onward.engine.request_phases import PhaseRecorder, TimedChange
 from onward.engine.scheduling import scheduling_policy
 from onward.engine.scheduling.outgoing_handoffs import OutgoingHandoffState
 from onward.engine.scheduling.scheduler import Scheduler
@@ -29,13 +30,23 @@ from onward.pd.layout import layout_difference
 from onward.pd.prefill_handoff_protocol import PrefillHandoffProtocol
 from onward.proto.engine import ErrorInfo
 from onward.proto.error_info import to_error_info
-from onward.proto.handoff import LeaseGrant, Ping, Pong, PrefillDone, PrefillRequest, ToDecode, ToPrefill
+from onward.proto.handoff import (
+    LeaseGrant,
+    Ping,
+    Pong,
+    PrefillDone,
+    PrefillPhases,
+    PrefillRequest,
+    ToDecode,
+    ToPrefill,
+)
 from onward.proto.kv_transfer import KvCommand, KvPush, KvReport, PushComplete, PushFailed
 from onward.proto.step import WorkerHello
+from onward.proto.trace import PhaseCause, PhaseChange
 
 WORKER_SILENCE_TIMEOUT_S = 10.0
-"""A worker that is at one step for so long, or away, is waited for no longer by those we compute for: they have other
-peers, or compute by themselves."""
+"""How long a worker may compute one step, or be absent, before unfinished prompts of peers fail. Their instances ask
+other peers, or compute the prompts themselves."""
 
 
 @dataclass(slots=True)
@@ -43,6 +54,8 @@ class PeerPrefillTask:
     key: HandoffKey
     request: Request
     result: PeerPrefillResult | None = None
+    changes: list[TimedChange] = field(default_factory=list)
+    """Phases of a traced request, until they are sent."""
 
 
 class PrefillService:
@@ -57,6 +70,7 @@ class PrefillService:
         live: LiveRequests,
         limits: admission.EngineLimits,
         metrics: HandoffMetrics,
+        phases: PhaseRecorder,
     ) -> None:
         assert worker.kv_layout is not None, "a prefill instance's worker has KV memory to send from"
         self._config, self._scheduler, self._result_processor, self._outbox = (
@@ -66,6 +80,7 @@ class PrefillService:
             outbox,
         )
         self._live, self._limits, self._metrics, self._layout = live, limits, metrics, worker.kv_layout
+        self._phases = phases
         self._outgoing_handoffs = scheduler.outgoing_handoffs
         self._engine_incarnation = incarnation
         self._num_kv_resets = 0
@@ -74,12 +89,14 @@ class PrefillService:
         )
         self._tasks: dict[HandoffKey, PeerPrefillTask] = {}
         self._commands: list[KvCommand] = []
-        self._pongs: list[tuple[str, ToDecode]] = []
+        self._unrepeated: list[tuple[str, ToDecode]] = []
+        """Messages that are sent once and belong to no state of a handoff."""
         self._worker_is_silent = False
 
     @property
     def incarnation(self) -> str:
-        """Of our KV memory: it is what peers have to do with."""
+        """Names this instance's KV memory together with the worker that pushes from it. Peers refer to both by this
+        name."""
         return f"{self._engine_incarnation}.{self._num_kv_resets}"
 
     @property
@@ -91,7 +108,7 @@ class PrefillService:
 
     def receive(self, decode_incarnation: str, message: ToPrefill, now_s: float) -> None:
         if isinstance(message, Ping):
-            self._pongs.append((decode_incarnation, Pong(self.incarnation)))
+            self._unrepeated.append((decode_incarnation, Pong(self.incarnation)))
             return
         self._protocol.receive(decode_incarnation, message, now_s)
         self._process_events(now_s)
@@ -125,8 +142,8 @@ class PrefillService:
             self._protocol.offer(handoff.key, len(handoff.request.block_ids), now_s)
 
     def on_worker_lost(self, now_s: float) -> None:
-        """Our KV memory is gone: whatever peers were to get from it is over. Those who were being computed when the
-        worker died are told so: the prompt may have been the cause."""
+        """Ends every push, also if the KV memory is kept, because the worker that pushed is dead. Peers whose prompts
+        were being computed are told that the worker crashed: such a prompt may have been the cause."""
         self._collect_results(now_s)
         crashed = {request.handoff for step in self._scheduler.steps_in_flight for request in step.runs}
         error = handoff_errors.worker_crashed("the worker died over this prompt")
@@ -138,8 +155,8 @@ class PrefillService:
         self._commands.clear()
 
     def take_messages(self) -> tuple[list[tuple[str, ToDecode]], list[KvCommand]]:
-        messages = self._protocol.take_messages() + self._pongs
-        commands, self._commands, self._pongs = self._commands, [], []
+        messages = self._unrepeated + self._protocol.take_messages()
+        commands, self._commands, self._unrepeated = self._commands, [], []
         return messages, commands
 
     def close(self) -> None:
@@ -166,16 +183,19 @@ class PrefillService:
     def _on_prefill_requested(self, key: HandoffKey, prefill: PrefillRequest, now_s: float) -> None:
         try:
             if reason := layout_difference(self._layout, prefill.kv_layout):
-                self._refuse(prefill.request_id, key, handoff_errors.layout_mismatch(reason), now_s)
+                self._refuse(prefill, key, handoff_errors.layout_mismatch(reason), now_s)
                 return
             if self._worker_is_silent:
                 raise _worker_silent()
             self._check_queue(len(prefill.token_ids), now_s)
             request = admission.create_peer_prefill_request(prefill, key, self._limits, now_s)
         except OnwardError as error:
-            self._refuse(prefill.request_id, key, to_error_info(error), now_s)
+            self._refuse(prefill, key, to_error_info(error), now_s)
             return
-        self._tasks[key] = PeerPrefillTask(key, request)
+        task = self._tasks[key] = PeerPrefillTask(key, request)
+        if prefill.is_traced:
+            request.phases = self._phases.new_log_for_peer(task.changes)
+            request.phases.enter("queue", request.num_generated)
         self._live.add(request)
         self._scheduler.enqueue(request)
         if scheduling_policy.must_run_alone(request):
@@ -188,7 +208,8 @@ class PrefillService:
             raise refusal.error
 
     def _fail_unfinished(self, now_s: float) -> None:
-        """All but what lies ready for the peer to take: that needs our worker no more."""
+        """Fails all prompts because our worker is silent. Prompts with a first token and a complete push are left to
+        their peers, since they no longer need the worker."""
         for task in [task for task in self._tasks.values() if task.result is None or self._sent_push(task) is None]:
             self._fail(task, to_error_info(_worker_silent()), now_s)
 
@@ -196,15 +217,17 @@ class PrefillService:
         handoff = self._outgoing_handoffs.get(task.key)
         return None if handoff is None else handoff.sent
 
-    def _refuse(self, request_id: str, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
+    def _refuse(self, prefill: PrefillRequest, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
         self._metrics.refusals.inc("prefill", error.code)
-        log_failed_handoff("prefill", request_id, key.decode_incarnation, error)
+        log_failed_handoff(
+            "prefill", prefill.request_id, key.decode_incarnation, error, label=prefill.client_request_id
+        )
         self._protocol.refuse(key, error, now_s)
 
     def _on_granted(self, task: PeerPrefillTask, grant: LeaseGrant, now_s: float) -> None:
         handoff = self._outgoing_handoffs.get(task.key)
         first_block, remainder = divmod(grant.num_cached_tokens, self._limits.worker.block_size)
-        # A request that has just ended, before its peer was told, has neither an offer nor blocks any more.
+        # A request that has just ended, and whose peer does not know it yet, has neither an offer nor blocks any more.
         if handoff is None or remainder or first_block + len(grant.block_ids) != len(task.request.block_ids):
             error = PdError("pd_layout_mismatch", "the granted blocks do not fit the prompt", stage="offer")
             self._fail(task, to_error_info(error), now_s)
@@ -213,7 +236,7 @@ class PrefillService:
         self._outgoing_handoffs.start(handoff, target, now_s)
 
     def _collect_results(self, now_s: float) -> None:
-        """What the token stages say of the prompts that we compute for others."""
+        """Takes the results of prompts that are computed for peers from the outbox."""
         for result in self._outbox.take_peer_prefill_results():
             assert result.request.handoff is not None, "a prompt computed for a peer belongs to a handoff"
             task = self._tasks.get(result.request.handoff)
@@ -227,7 +250,8 @@ class PrefillService:
                 self._ready_if_complete(task, now_s)
 
     def _ready_if_complete(self, task: PeerPrefillTask, now_s: float) -> None:
-        """Both the token and the word that every block has been written: nothing will follow."""
+        """Sends the result to the peer once the first token is known and the worker has reported that every block is
+        written. Otherwise does nothing; it is called again when the missing part arrives."""
         sent = self._sent_push(task)
         if task.result is None or sent is None:
             return
@@ -242,15 +266,29 @@ class PrefillService:
             sent.checksums,
             task.result.grammar_done,
         )
+        self._report_phases(task, now_s)
         self._protocol.ready(task.key, done, now_s)
 
+    def _report_phases(self, task: PeerPrefillTask, now_s: float, cause: PhaseCause = "") -> None:
+        if not task.changes:
+            return
+        changes = [change.to_message(now_s) for change in task.changes]
+        task.changes.clear()
+        changes.append(PhaseChange("ended", 0.0, cause, num_tokens=task.request.num_generated))
+        phases = PrefillPhases(task.key.handoff_id, self.incarnation, changes)
+        self._unrepeated.append((task.key.decode_incarnation, phases))
+
     def _fail(self, task: PeerPrefillTask, error: ErrorInfo, now_s: float, *, is_quiesced: bool = False) -> None:
+        self._report_phases(task, now_s, "handoff_failed")
         self._protocol.fail(task.key, error, now_s)
         self._end_failed(task, error, now_s, is_quiesced=is_quiesced)
 
     def _end_failed(self, task: PeerPrefillTask, error: ErrorInfo, now_s: float, *, is_quiesced: bool) -> None:
         self._metrics.ended.inc("prefill", error.code)
-        log_failed_handoff("prefill", task.request.request_id, task.key.decode_incarnation, error)
+        request = task.request
+        log_failed_handoff(
+            "prefill", request.request_id, task.key.decode_incarnation, error, label=request.spec.client_request_id
+        )
         if task.request.finish_reason is FinishReason.HANDED_OFF:  # sampled, and the peer never had its KV
             self._result_processor.record_finish(task.request, FinishReason.ERROR, now_s, error.code)
         self._end_task(task, now_s, is_quiesced=is_quiesced)

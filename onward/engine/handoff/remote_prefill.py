@@ -1,11 +1,12 @@
-"""A decode instance's prompts, computed by prefill instances: whom to ask, what becomes of it, and what else to do.
+"""Remote prefill on a decode instance: chooses the prefill peer for a prompt, and handles offers, failures and
+fallbacks.
 
-    WAITING ──ask a peer──> ASKED ──it offers, we have room──> GRANTED ──its KV is here──> RUNNING
-                              │ ^                                │
-               a failure: next peer, or compute it here <────────┘ (the lease is taken back)
+    WAITING ──ask a peer──> ASKED ──it offers, blocks are leased──> GRANTED ──KV is here──> RUNNING
+                              │ ^                                     │
+               a failure: next peer, or compute it here <─────────────┘ (the lease is revoked)
 
-The protocol itself is `DecodeHandoffProtocol`; blocks are the scheduler's; this joins the two, and keeps a
-task for each request that is out. No I/O: `take_messages` returns what is to be sent.
+`DecodeHandoffProtocol` has the protocol, and the scheduler has the blocks; this module joins the two. It keeps a task
+for each request that a peer works on. It does no I/O: `take_messages` returns what is to be sent.
 """
 
 from onward.config import EngineConfig
@@ -13,6 +14,7 @@ from onward.engine.handoff.handoff_metrics import HandoffMetrics, log_failed_han
 from onward.engine.handoff.prefill_peers import PrefillPeers
 from onward.engine.handoff.remote_prefill_index import RemotePrefill, RemotePrefillIndex
 from onward.engine.request import RequestStatus
+from onward.engine.request_phases import PhaseRecorder
 from onward.engine.scheduling import scheduling_policy
 from onward.engine.scheduling.peer_write_leases import PeerWriteLease
 from onward.engine.scheduling.scheduler import Scheduler
@@ -30,6 +32,7 @@ from onward.proto.handoff import (
     PeerGone,
     Pong,
     PrefillDone,
+    PrefillPhases,
     PrefillRequest,
     ToDecode,
     ToPrefill,
@@ -46,7 +49,7 @@ from onward.proto.kv_transfer import (
 from onward.proto.step import SlotTokens, WorkerHello
 
 RETRY_INTERVAL_S = 0.05
-"""How often to look whether those who could ask nobody can now."""
+"""How often to check whether a peer has become available to requests that wait for one."""
 
 CANCELLED_BY_DECODE = ErrorInfo(
     "pd_prefill_failed", "PD Error: the decode instance needs this prompt no longer", stage="decode"
@@ -62,18 +65,20 @@ class RemotePrefillClient:
         scheduler: Scheduler,
         result_processor: StepResultProcessor,
         metrics: HandoffMetrics,
+        phases: PhaseRecorder,
     ) -> None:
-        self._config, self._scheduler, self._result_processor, self._metrics = (
+        self._config, self._scheduler, self._result_processor, self._metrics, self._phases = (
             config,
             scheduler,
             result_processor,
             metrics,
+            phases,
         )
         self._leases = scheduler.leases
         assert worker.kv_layout is not None, "a decode instance's worker has KV memory to share"
         self._layout, self._vocab_size = worker.kv_layout, worker.vocab_size
         self._endpoint: KvEndpoint | None = worker.kv_endpoint
-        """None while there is no worker: then nobody is granted anything."""
+        """None while there is no worker; no peer gets a grant then."""
         self._protocol = DecodeHandoffProtocol(
             incarnation, HandoffTimeouts(config.lease_s, config.offer_hold_s, config.handoff_timeout_s)
         )
@@ -91,7 +96,7 @@ class RemotePrefillClient:
         return self._protocol.count_by_state()
 
     def route_new_requests(self, now_s: float) -> None:
-        """Decides where the prompts of those that are new in the queue are computed."""
+        """Decides for each new request in the queue whether its prompt is computed here or by a peer."""
         for request in self._scheduler.take_unrouted():
             if scheduling_policy.should_prefill_locally(
                 request, self._scheduler.allocator.num_uncached_tokens(request), self._config
@@ -116,17 +121,27 @@ class RemotePrefillClient:
         self.peers.mark_reachable(peer)
         if isinstance(message, HandoffHeartbeat):
             self._count_heartbeats(message)
+        if isinstance(message, PrefillPhases):
+            self._add_phases(peer, message)
+            return
         if isinstance(message, PrefillDone) and (task := self.tasks.of_handoff(message.handoff_id)):
             self._leases.on_peer_done(task.request, now_s)
         if not isinstance(message, Pong):
             self._protocol.receive(peer, message, now_s)
         elif previous_incarnation := self.peers.update_incarnation(peer, message.incarnation, now_s):
-            # One that has started anew knows nothing of what its predecessor was asked.
+            # A restarted peer knows nothing of the requests that its previous incarnation was asked for.
             self._protocol.receive(peer, PeerGone(previous_incarnation), now_s)
         self._process_events(now_s)
 
+    def _add_phases(self, peer: str, message: PrefillPhases) -> None:
+        task = self.tasks.of_handoff(message.handoff_id)
+        if task is not None and task.peer_address == peer and task.request.phases is not None:
+            request = task.request
+            self._phases.add_of_peer(request.api_id, request.request_id, request.epoch, peer, message.changes)
+
     def on_peer_send(self, peer: str, ok: bool, now_s: float) -> None:
-        """Whether the last message to this peer could be sent. One that is away for long is not waited for."""
+        """Records whether the last message to this peer could be sent. Requests stop waiting for a peer that stays
+        unreachable."""
         if peer not in self.peers:
             return
         if ok:
@@ -166,7 +181,8 @@ class RemotePrefillClient:
         self._pings += self.peers.due_pings(self.tasks.peers_in_use, now_s)
 
     def on_worker_lost(self, now_s: float) -> None:
-        """Our KV memory is gone, and all leases on it. Those who had one ask again."""
+        """Ends all leases on our KV memory, also if the memory is kept. The requests that had a lease wait for blocks
+        and then ask a peer again."""
         self._cancel_abandoned(now_s)
         for task in [task for task in self.tasks if task.request.status is RequestStatus.GRANTED]:
             self._cancel_handoff(task, now_s)
@@ -215,7 +231,7 @@ class RemotePrefillClient:
         self._leases.request_blocks(task.request, at_once=at_once)
 
     def _send_grant(self, handoff_id: int, lease: PeerWriteLease, now_s: float) -> None:
-        """The worker expects the writes, so the grant can be sent to the peer."""
+        """Sends the peer the grant for this lease. The worker must have reported that it expects the writes."""
         assert self._endpoint is not None, "a worker that opens leases has an endpoint"
         num_cached = lease.first_block * self._scheduler.pool.block_size
         lease_s, checksums = self._config.lease_s, self._config.kv_checksums
@@ -256,7 +272,9 @@ class RemotePrefillClient:
         return min(token_ids) >= 0 and max(token_ids) < self._vocab_size
 
     def _on_handoff_failed(self, task: RemotePrefill, error: ErrorInfo, now_s: float) -> None:
-        """A handoff has failed; the request goes on with another peer or locally."""
+        """Ends a failed handoff and continues the request: with another peer, locally, or on another instance. If this
+        instance had no blocks for it, the request waits for some, or is rescheduled if it is routed. A crash of the
+        peer's worker is charged to the request, which may fail it."""
         request = task.request
         log_failed_handoff("decode", request.request_id, task.peer_address, error, label=request.spec.client_request_id)
         self._metrics.ended.inc("decode", error.code)
@@ -306,7 +324,9 @@ class RemotePrefillClient:
         return task.started_s + self._config.handoff_timeout_s
 
     def _peer_candidates(self, task: RemotePrefill, now_s: float) -> list[scheduling_policy.PrefillPeerCandidate]:
-        """The peers that this one may be sent to, as the choice sees them."""
+        """Returns the peers that may compute this prompt, with the load, attempts and availability from which
+        `choose_prefill_peer` chooses. These are the peers that the request names, or else the configured ones. Adds
+        them to the known peers."""
         addresses = task.request.spec.prefill_peers or self._config.prefill_peers
         for address in addresses:
             self.peers.add(address, now_s)
@@ -337,11 +357,14 @@ class RemotePrefillClient:
             worker_crashes=max(request.worker_crashes, request.engine_crashes),
             rescore_from=request.score_from,
             max_draft_tokens=request.max_drafts,
+            client_request_id=request.spec.client_request_id,
+            is_traced=request.phases is not None,
         )
         self._protocol.request_prefill(address, prefill, now_s)
 
     def _give_up(self, task: RemotePrefill, now_s: float) -> None:
-        """Nobody could compute it, and we may not. The layer above may know someone who can."""
+        """Ends a request whose prompt no peer could compute and this instance may not compute. The router may move it
+        to an instance that can."""
         self._metrics.fallbacks.inc("none")
         self.tasks.remove(task)
         cause = task.error.message.removeprefix("PD Error: ") if task.error else "no prefill instance can be reached"
@@ -352,7 +375,8 @@ class RemotePrefillClient:
         self._result_processor.reschedule(task.request, to_error_info(error), now_s)
 
     def _count_heartbeats(self, heartbeat: HandoffHeartbeat) -> None:
-        """Of work that the peer is at. Where it waits for our worker its word says nothing of whether that lives."""
+        """Counts heartbeats of a peer's work in progress. A peer that waits for our worker sends heartbeats too, but
+        they do not show that our worker is alive, so they are not counted."""
         for handoff_id in heartbeat.handoff_ids:
             task = self.tasks.of_handoff(handoff_id)
             lease = None if task is None else self._leases.of(task.request)
@@ -368,7 +392,7 @@ class RemotePrefillClient:
             if request.status is RequestStatus.FINISHED:
                 self.tasks.remove(task)
             else:
-                self._wait_for_blocks(task)  # its blocks went to somebody who comes before it
+                self._wait_for_blocks(task)  # its blocks went to an earlier request
 
     def _cancel_handoff(self, task: RemotePrefill, now_s: float) -> None:
         if task.handoff_id is not None:
@@ -377,7 +401,8 @@ class RemotePrefillClient:
         self.tasks.end_handoff(task)
 
     def _cancel_at_unreachable_peers(self, now_s: float) -> None:
-        """What such a peer has only been asked for goes elsewhere. What it may write is under a lease, and ends with it."""
+        """Moves requests that such a peer has only been asked for to other peers. A granted request ends with its lease
+        instead."""
         unavailable_peers = self.peers.unavailable(now_s)
         affected = [task for peer in sorted(unavailable_peers) for task in self.tasks.at_peer(peer)]
         for task in affected:
@@ -395,7 +420,8 @@ class RemotePrefillClient:
         self._retry_first_waiting_for_blocks(now_s)
 
     def _retry_first_waiting_for_blocks(self, now_s: float) -> None:
-        """One at a time, in the queue's order: all of them together would find the same few blocks."""
+        """Retries one request at a time, in the order of the queue: several at once would compete for the same free
+        blocks."""
         first_request = self.tasks.awaiting_blocks.first()
         if first_request is None or self._endpoint is None or not self._scheduler.allocator.can_allocate(first_request):
             return

@@ -1,7 +1,7 @@
-"""Requests of this decode instance whose prompts peers compute, indexed by request, handoff, peer and what they await.
+"""Index of remote prefills on a decode instance: by request, by handoff, by peer, and by what they wait for.
 
-A remote prefill is at one peer, or waits until one of several peers is available, or until local blocks are free. This
-module only stores; `RemotePrefillClient` decides.
+A remote prefill is at one peer, or waits for one of several peers to become available, or waits for local blocks. This
+module only stores them; `RemotePrefillClient` decides.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from onward.timers import Timers
 
 @dataclass(slots=True, eq=False)
 class RemotePrefill:
-    """A request whose prompt is computed, or will be, by a prefill instance."""
+    """A request whose prompt a prefill instance computes or will compute."""
 
     request: Request
     started_s: float
@@ -39,7 +39,7 @@ class RemotePrefillIndex:
         self._awaiting_peers: dict[frozenset[str], dict[Request, RemotePrefill]] = {}
         """By the peers that they wait for: one look at a peer answers for all of them."""
         self._give_up_timers: Timers[Request] = Timers()
-        """Of those: when no peer is looked for any longer."""
+        """When to stop waiting for a peer, for each of these requests."""
         self.awaiting_blocks = RequestQueue()
         """We have refused blocks for these ourselves: no peer is asked again before there are some."""
         self.num_prompt_tokens = 0
@@ -75,7 +75,8 @@ class RemotePrefillIndex:
         return task
 
     def remove(self, task: RemotePrefill) -> None:
-        """The request is out no longer: its prompt is here, is computed here, or is wanted no more."""
+        """Removes the task of a request that needs no peer any more: its KV has arrived, its prompt is computed here,
+        or it has ended. The task's handoff must have ended before."""
         self.stop_waiting(task)
         self.num_prompt_tokens -= task.request.num_prompt
         del self._by_request[task.request]
@@ -86,7 +87,7 @@ class RemotePrefillIndex:
         self._by_handoff_id[handoff_id] = self._by_peer.setdefault(address, {})[handoff_id] = task
 
     def end_handoff(self, task: RemotePrefill) -> None:
-        """The task may start another one."""
+        """Removes the task's handoff, if it has one. The task may start another one afterwards."""
         if task.handoff_id is None:
             return
         assert task.peer_address is not None, "a handoff has a peer"

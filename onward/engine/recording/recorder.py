@@ -1,7 +1,7 @@
-"""What an engine core was given and what it answered, written down so that it can be run again.
+"""Records the inputs and outputs of an engine core, so that a run can be replayed.
 
-The core is a function of messages and times, so this is all that a strange event in production consists of. A record of
-something given is written before the core sees it: if the core dies of it, the recording ends with the cause.
+The core is a function of messages and times, so these are enough to reproduce a production fault. An input is recorded
+before the core processes it: if the core crashes on it, the recording ends with the cause.
 """
 
 from collections.abc import Callable
@@ -112,11 +112,11 @@ class HandoffOutboxRecord(msgspec.Struct, frozen=True, array_like=True, tag="h")
 
 
 class CloseRecord(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """Told to leave: the last turn."""
+    """The shutdown of the core: its last turn."""
 
 
 class CrashRecord(msgspec.Struct, frozen=True, array_like=True, tag="x"):
-    """The core raised, in the call that the record before this one tells of."""
+    """The core raised an exception in the call of the previous record."""
 
     fault: str
 

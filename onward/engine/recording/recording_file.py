@@ -40,7 +40,8 @@ _RECORD_HEADER = struct.Struct("<I")
 
 
 def check_recording(path: str) -> None:
-    """That a recording can be made there, before anything is loaded. Later, no fault of the path stops serving."""
+    """Checks, before anything is loaded, that a recording can be made at this path. Later, a fault of the path does not
+    stop the server."""
     try:
         created, file = _create_file(Path(path))
     except OSError as fault:
@@ -50,7 +51,8 @@ def check_recording(path: str) -> None:
 
 
 def open_recording(path: str) -> "RecordingWriter | None":
-    """None where it cannot be written, which is logged: an engine that is started anew serves without a recording."""
+    """Creates the recording file and returns its writer. Logs a warning and returns None if the file cannot be written:
+    a restarted engine serves without a recording rather than not at all."""
     try:
         return RecordingWriter(path)
     except (OSError, RuntimeError) as fault:  # RuntimeError: no thread could be started
@@ -91,7 +93,8 @@ class RecordingWriter:
             self._queue_chunk(MAX_WAIT_S)
 
     def flush_if_due(self, now_s: float) -> None:
-        """So that a crash costs a second of the recording at most."""
+        """Passes buffered records to the writing thread every FLUSH_INTERVAL_S, so that a crash loses about a second of
+        the recording at most."""
         if now_s >= self._next_flush_s:
             self._next_flush_s = now_s + FLUSH_INTERVAL_S
             self._queue_chunk(MAX_WAIT_S)
@@ -142,7 +145,8 @@ def pack_chunk(records: bytes) -> bytes:
 
 
 def _create_file(path: Path) -> tuple[Path, BinaryIO]:
-    """A new file. One that is there already is somebody's evidence, or that of the engine before: it gets a sibling."""
+    """Creates a new file. An existing file may be evidence, or the recording of the previous engine, so the new file
+    gets a numbered name beside it."""
     for number in range(MAX_SIBLINGS):
         candidate = path if number == 0 else path.with_name(f"{path.name}.{number}")
         try:

@@ -32,8 +32,8 @@ from onward.proto.engine import FromEngine
 
 MAX_SHOWN_CHARS = 300
 
-READABLE_SCHEMAS = frozenset({5, SCHEMA_VERSION})
-"""Schema 6 has other names than 5, and the same messages."""
+READABLE_SCHEMAS = frozenset({5, 6, SCHEMA_VERSION})
+"""Schema 6 has other names than 5, and the same messages. Schema 7 has more fields, which are absent in older ones."""
 RENAMED_CONFIG_FIELDS = {"handover_timeout_s": "handoff_timeout_s", "num_drafts": "num_draft_tokens"}
 _decoder = msgspec.msgpack.Decoder(Record)
 _encoder = msgspec.msgpack.Encoder()
@@ -42,7 +42,7 @@ _encoder = msgspec.msgpack.Encoder()
 @dataclass(slots=True, frozen=True)
 class ReplayDifference:
     record: int
-    """Its number in the recording; the first one is 0."""
+    """Number of the record in the recording; the first one is 0."""
     seconds: float
     """Since the recording's first time."""
     step: int
@@ -174,8 +174,9 @@ def replay(records: Iterable[memoryview | bytes]) -> ReplayResult:
 
 
 def _with_new_names(header: memoryview | bytes) -> bytes:
-    """The header of a recording. Its config is the only part of a recording that has names of fields; those of schema 5 are
-    replaced by today's."""
+    """Returns the encoded header of a recording with the current names of config fields in place of those of schema 5.
+    The config is the only part of a recording that contains field names. Bytes that cannot be decoded are returned
+    unchanged."""
     try:
         fields = msgspec.msgpack.decode(header)
     except msgspec.DecodeError:
@@ -195,7 +196,8 @@ def _decode(record: memoryview | bytes) -> Record:
 
 
 def first_difference(where: str, a: object, b: object) -> tuple[str, object, object]:
-    """The innermost place at which two answers differ, as a path, and what each has there."""
+    """Returns the innermost place at which two answers first differ, as a path that begins with `where`, and what
+    each has there. The answers must differ."""
     if type(a) is type(b) and isinstance(a, msgspec.Struct):
         pairs = [(f"{where}.{name}", getattr(a, name), getattr(b, name)) for name in a.__struct_fields__]
     elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):

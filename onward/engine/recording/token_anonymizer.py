@@ -40,7 +40,8 @@ class TokenAnonymizer:
         self._salt_key = secrets.token_bytes(16)
 
     def anonymize(self, message: Message) -> Message:
-        """The same message with other token ids. What has none comes back as it is."""
+        """Returns a copy of the message with other token ids, and without the embeddings, grammars, cache salts and
+        block hashes that would reveal text. Other messages are returned as they are."""
         match message:
             case Submit():
                 return self._submit(message)  # type: ignore[return-value]
@@ -103,6 +104,7 @@ class TokenAnonymizer:
             sampling,
             end_token_ids=tuple(self.token_ids(sampling.end_token_ids)),
             logit_bias=tuple(self._weighted(sampling.logit_bias)),
+            allowed_token_ids=tuple(self.token_ids(sampling.allowed_token_ids)),
             bad_words=tuple(tuple(self.token_ids(word)) for word in sampling.bad_words),
             grammar=None if sampling.grammar is None else replace(sampling.grammar, source=""),
             reasoning=None if sampling.reasoning is None else self._thinking(sampling.reasoning),
@@ -152,15 +154,16 @@ class TokenAnonymizer:
         return list(zip(self.token_ids([token for token, _ in pairs]), [weight for _, weight in pairs], strict=True))
 
     def _cache_salt(self, cache_salt: str) -> str:
-        """A tenant's secret. Equal ones stay equal, and none stays none."""
+        """Returns a keyed hash of the salt, because a salt is a tenant's secret. Equal salts stay equal, and an empty
+        one stays empty."""
         if not cache_salt:
             return ""
         return hashlib.blake2b(cache_salt.encode(), key=self._salt_key, digest_size=16).hexdigest()
 
 
 def anonymize_block_hashes(message: Message) -> Message:
-    """The same message with each name of a block replaced by the place of its first occurrence. A name is a hash of the
-    tokens up to its block, so anybody could hash a guessed prompt and compare."""
+    """Returns a copy of the message in which each block hash is replaced by the index of its first occurrence. A block
+    hash covers the tokens up to its block, so a reader could confirm a guessed prompt by hashing it."""
     if not isinstance(message, KvEventsReply):
         return message
     block_numbers: dict[bytes, bytes] = {}

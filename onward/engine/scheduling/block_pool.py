@@ -1,16 +1,16 @@
-"""The blocks of one KV memory: who holds each, and which are known by hash.
+"""The blocks of one KV memory: reference counts, states, and the prefix cache.
 
-A cached block is a free block that still has a hash, so the index over hashes *is* the prefix cache. A block is reused
-only when nobody holds it and its fence has passed: a step in flight may still write what its request has given up.
+A cached block is a free block that still has a hash, so the index of hashes is the prefix cache. A block is reused only
+when its reference count is zero and its fence has passed, since a step in flight may still write a released block.
 
     FREE ──allocate──> OWNED ──release──> FENCED ──fence passed──> CACHED (it has a hash) or FREE
       ^                  ^                                            │
       └──── evicted ─────┴──────────────── acquired by a hit ─────────┘
 
-Between instances a holder's blocks are in other hands for a while: LEASED, a peer may write them; SENDING, a transfer
-reads them, and holds a share of its own; QUARANTINED, nobody holds them but a peer's write may still come.
+Handoffs add three states. LEASED: a peer may write the block. SENDING: a transfer reads the block and holds a reference
+of its own. QUARANTINED: no request holds the block, but a peer's write may still arrive.
 
-The pool lives and dies with the memory it describes, which may outlive a worker.
+A pool has the lifetime of the memory that it describes, which may be longer than a worker's.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -34,20 +34,22 @@ class KvEventLog:
         self._changes: deque[tuple[bool, BlockHash]] = deque(maxlen=MAX_KEPT_CHANGES)
         self._next_number = 0
         self._oldest_valid = 0
-        """What came before belongs to memory that is gone."""
+        """Changes before this number belong to memory that is gone."""
 
     def append(self, known: bool, block_hash: BlockHash) -> None:
         self._changes.append((known, block_hash))
         self._next_number += 1
 
     def reset(self) -> None:
-        """The memory is gone, and every hash with it."""
+        """Forgets all changes because the memory is lost, and every hash with it. The next answer to each reader is a
+        reset."""
         self._changes.clear()
-        self._next_number += 1  # so that a reader who was up to date learns of it
+        self._next_number += 1  # so that a reader that was up to date notices the reset
         self._oldest_valid = self._next_number
 
     def since(self, number: int, block_hashes: Iterable[BlockHash]) -> KvEvents:
-        """The changes from `number` on. `block_hashes` are all cached blocks, for a reader that needs a reset."""
+        """Returns the changes from `number` on, at most MAX_CHANGES_PER_ANSWER. If they are not kept any more or belong
+        to lost memory, returns a reset with `block_hashes`, which must be the hashes of all cached blocks."""
         oldest = self._next_number - len(self._changes)
         if not max(oldest, self._oldest_valid) <= number <= self._next_number:
             known = [(True, block_hash) for block_hash in block_hashes]
@@ -67,7 +69,7 @@ class ReclaimEstimate:
         self.num_blocks = num_blocks
 
     def add(self, blocks: Sequence[int]) -> None:
-        """As if the holder of these gave up its share."""
+        """Adds to `num_blocks` the blocks that come free if the holder of `blocks` gives up its share of them."""
         for block in blocks:
             self._shares[block] += 1
             self.num_blocks += self._is_freed(block)
@@ -90,8 +92,8 @@ class BlockPool:
         log: KvEventLog | None = None,
         persisted_hashes: PersistedBlockHashes | None = None,
     ) -> None:
-        """`persisted_hashes`: kept beside the memory. Blocks that an earlier engine has sealed there are cached
-        blocks of this pool."""
+        """`persisted_hashes` is the hash table in shared memory beside the KV memory, or None. Blocks that an earlier
+        engine has sealed there become cached blocks of this pool."""
         assert num_blocks > 0, "a pool has blocks"
         assert block_size > 0, "a block has tokens"
         self.num_blocks = num_blocks
@@ -111,7 +113,7 @@ class BlockPool:
             self._adopt(persisted_hashes)
 
     def use_persisted_hashes(self, persisted_hashes: PersistedBlockHashes | None) -> None:
-        """Of new memory, in which no block has a hash yet."""
+        """Starts to use the hash table of new memory, in which no block has a hash yet."""
         assert not self._by_hash, "hashes belong to the memory of the blocks"
         self._persisted_hashes = persisted_hashes
 
@@ -142,11 +144,12 @@ class BlockPool:
 
     @property
     def cached_hashes(self) -> Collection[BlockHash]:
-        """Of all blocks that can be found."""
+        """Hashes of all blocks that a lookup can find."""
         return self._by_hash.keys()
 
     def count_by_state(self) -> dict[str, int]:
-        """Blocks by state; each block is in one. What a transfer reads is *sending*, whoever else holds it."""
+        """Counts blocks by state; each block has one state. A block that a transfer reads counts as sending, even if
+        requests hold it too."""
         counts = {
             "free": len(self._free),
             "cached": len(self._cached),
@@ -158,7 +161,7 @@ class BlockPool:
         return counts | {"owned": self.num_blocks - sum(counts.values())}
 
     def state_of(self, block: int) -> str:
-        """The state that `count_by_state` counts this block in."""
+        """Returns the state under which `count_by_state` counts this block."""
         if block in self._sending:
             return "sending"
         if block in self._leased:
@@ -187,7 +190,8 @@ class BlockPool:
         return taken
 
     def count_cached_prefix(self, block_hashes: Sequence[BlockHash]) -> tuple[int, int]:
-        """How many leading blocks are known and usable, and how many of those now count as available."""
+        """Returns how many leading hashes belong to usable blocks, and how many of these blocks count as available
+        now."""
         hits = available = 0
         for block_hash in block_hashes:
             block = self._by_hash.get(block_hash)
@@ -223,10 +227,10 @@ class BlockPool:
                 self._log.append(True, block_hash)
 
     def release(self, blocks: Sequence[int], fence_step: int | None) -> None:
-        """Gives up one share of each block. Until the result of `fence_step` is in, nobody may reuse them."""
+        """Drops one reference of each block. A block is not reused before the result of `fence_step` has arrived."""
         # Backwards, so that the end of a history is evicted before its beginning.
         for block in reversed(blocks):
-            assert self._ref_counts[block] > 0, f"block {block} is released by someone who does not hold it"
+            assert self._ref_counts[block] > 0, f"block {block} is released without being owned"
             self._ref_counts[block] -= 1
             if self._ref_counts[block] == 0:
                 if fence_step is None:
@@ -235,22 +239,24 @@ class BlockPool:
                     self._fenced[block] = fence_step
 
     def lift_fences(self, step: int | None) -> None:
-        """The result of `step` is in: no write of that step or an earlier one follows. None: no step is in flight."""
+        """Makes the blocks available whose fence is `step` or an earlier one. The result of `step` has arrived, so
+        these blocks are not written any more. None lifts all fences: no step is in flight."""
         for block in [block for block, fence in self._fenced.items() if step is None or fence <= step]:
             del self._fenced[block]
             self._make_available(block)
 
     def start_lease(self, blocks: Sequence[int]) -> None:
-        """A peer may write these from now on; their holder must not use them."""
+        """Marks blocks that a peer may write from now on. Each block must have exactly one holder, which must not use
+        it until the lease ends."""
         assert all(self._ref_counts[block] == 1 for block in blocks), "only blocks of one's own are leased"
         self._leased.update(blocks)
 
     def end_lease(self, blocks: Sequence[int]) -> None:
-        """What was to be written is written; they are their holder's again."""
+        """Ends the lease of blocks that a peer has written completely. Their holder keeps them."""
         self._leased.difference_update(blocks)
 
     def start_quarantine(self, blocks: Sequence[int]) -> None:
-        """Their holder gives leased blocks up while a peer may still write them."""
+        """Releases leased blocks that a peer may still write. They are not reused before `end_quarantine`."""
         for block in blocks:
             self._leased.remove(block)
             self._ref_counts[block] -= 1
@@ -258,20 +264,22 @@ class BlockPool:
         self._quarantined.update(blocks)
 
     def end_quarantine(self, blocks: Sequence[int]) -> None:
-        """The peer is known to be quiet."""
+        """Makes quarantined blocks available again. The caller must be certain that the peer writes nothing more."""
         for block in blocks:
             self._quarantined.remove(block)
             self._make_available(block)
 
     def start_sending(self, blocks: Sequence[int]) -> None:
-        """A transfer takes a share of its own: it may outlast the request."""
+        """Gives a transfer its own reference of each block that it reads, because the transfer may outlast the
+        request."""
         for block in blocks:
-            assert self._ref_counts[block] > 0, "only what somebody holds can be sent"
+            assert self._ref_counts[block] > 0, "only owned blocks can be sent"
             self._ref_counts[block] += 1
             self._sending[block] += 1
 
     def end_sending(self, blocks: Sequence[int], fence_step: int | None) -> None:
-        """`fence_step`: the newest step in flight. The request's own fence may not have passed yet."""
+        """Drops a transfer's reference of each block. `fence_step` must be the newest step in flight: the transfer may
+        have been the last holder while the request's own fence has not passed yet."""
         for block in blocks:
             self._sending[block] -= 1
             if not self._sending[block]:
@@ -279,7 +287,7 @@ class BlockPool:
         self.release(blocks, fence_step)
 
     def find_cached(self, block_hashes: Sequence[BlockHash]) -> list[int]:
-        """The blocks of these hashes, all of which `count_cached_prefix` has just counted."""
+        """Returns the blocks of these hashes, all of which `count_cached_prefix` has just counted."""
         return [self._by_hash[block_hash] for block_hash in block_hashes]
 
     def estimate_reclaim(self, kept: Collection[int] = ()) -> "ReclaimEstimate":
@@ -288,7 +296,8 @@ class BlockPool:
         return ReclaimEstimate(self._ref_counts, frozenset(kept), self.num_available + self.num_fenced - num_kept)
 
     def audit_idle(self) -> None:
-        """At idle every block is free or cached, and each cached one can be found by its hash."""
+        """Asserts that every block is free or cached, and that each cached block can be found by its hash. This holds
+        only when the engine is idle."""
         for state in ("fenced", "leased", "sending", "quarantined"):
             blocks = getattr(self, f"_{state}")
             assert not blocks, f"{state} at idle: {sorted(blocks)}"

@@ -34,7 +34,7 @@ class OutgoingHandoff:
     request: Request
     state: OutgoingHandoffState = OutgoingHandoffState.OFFERED
     lease_id: str = ""
-    """Of the peer; set with the grant, like the blocks and the backend."""
+    """The peer's lease. Set with the grant, like the blocks and the backend."""
     block_ids: list[int] = field(default_factory=list)
     """Ours that the transfer reads."""
     backend: str = ""
@@ -77,12 +77,20 @@ class OutgoingHandoffs:
         return None
 
     def reset(self) -> None:
-        """The memory is gone, and with it all that a transfer could read."""
+        """Forgets all pushes because the memory that they read is lost. All handoffs must have ended before."""
         assert not self._by_key, "handoffs end before the memory does"
         self._by_lease.clear()
 
+    def release_stopping(self) -> None:
+        """Releases the blocks of all pushes that are being stopped, because the worker that read them is dead. All
+        handoffs must have ended before."""
+        assert not self._by_key, "handoffs end with their worker"
+        for handoff in list(self._by_lease.values()):
+            self.release(handoff)
+
     def may_offer(self, key: HandoffKey) -> bool:
-        """Just in time: a peer's memory is asked for only when what we compute, or it has been offered, is nearly done."""
+        """Returns whether a prompt may be offered to the decode instance of `key` now. An offer takes the peer's
+        memory, so it is made only when the prompts being computed here, or offered to that peer, are nearly done."""
         offered = (r for r in self.offered if r.handoff and r.handoff.decode_incarnation == key.decode_incarnation)
         computing = (r for r in self._allocator.running if r.handoff is not None)
         tokens_ahead = sum(len(r.token_ids) - r.planned_computed for r in [*offered, *computing])
@@ -101,12 +109,13 @@ class OutgoingHandoffs:
         return [handoff for handoff in offers if self._by_key.get(handoff.key) is handoff]
 
     def withdraw_offer(self, request: Request) -> None:
-        """The request ends before its peer has granted blocks."""
+        """Forgets the offer of a request that ends before its peer has granted blocks."""
         assert request.handoff is not None, "only a prompt for a peer is offered"
         del self._by_key[request.handoff]
 
     def start(self, handoff: OutgoingHandoff, target: KvPush, now_s: float) -> None:
-        """The peer has granted blocks: compute, and push. The transfer holds a share of what it reads."""
+        """Starts to compute and push a prompt for which the peer has granted blocks. The transfer gets its own
+        reference of each block that it reads."""
         request = handoff.request
         handoff.state, handoff.lease_id = OutgoingHandoffState.PUSHING, target.lease_id
         handoff.backend, handoff.block_ids = target.endpoint.backend, list(request.block_ids)
@@ -116,7 +125,7 @@ class OutgoingHandoffs:
         self._allocator.start_running(request, now_s)
 
     def end(self, key: HandoffKey, now_s: float, *, is_quiesced: bool) -> list[KvCommand]:
-        """The handoff is over. What our worker has to be told: the blocks stay with a transfer until it is quiet."""
+        """Ends a handoff and returns the commands for our worker. Its blocks stay with the transfer until that is quiet."""
         handoff = self._by_key.pop(key, None)
         if handoff is None:
             return []
@@ -128,6 +137,6 @@ class OutgoingHandoffs:
         return [StopPush(handoff.lease_id)]
 
     def release(self, handoff: OutgoingHandoff) -> None:
-        """Nothing reads its blocks any more."""
+        """Forgets a push whose blocks are not read any more, and drops its references of them."""
         del self._by_lease[handoff.lease_id]
         self._allocator.pool.end_sending(handoff.block_ids, self._newest_step())

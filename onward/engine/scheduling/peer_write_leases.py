@@ -1,10 +1,10 @@
-"""Blocks of ours that a peer may write: a lease for each request whose prompt a peer computes (decode role).
+"""Leases on blocks that a peer may write: one for each request whose prompt a peer computes (decode role).
 
     in line ──there is room──> OPENING ──our worker expects writes──> OPEN ──the KV is here──> ENDED
                                   └────────────── revoked ──────────────┴──> REVOKED ──quiesced──> forgotten
 
-The only owner of leases and of their times. The blocks of a revoked lease are quarantined until our worker reports that
-nothing is written into them any more. `take_commands` returns what our worker has to be told; `remote_prefill` arranges
+This module is the only owner of leases and their times. The blocks of a revoked lease stay quarantined until our worker
+reports that nothing writes them any more. `take_commands` returns commands for our worker; `remote_prefill` arranges
 with peers which of them may write.
 """
 
@@ -25,11 +25,11 @@ from onward.proto.kv_transfer import (
 )
 
 REVOKE_GRACE_S = 1.0
-"""A revoked lease is usually quiet within milliseconds. After so long nothing waits for its blocks any more."""
+"""How long requests may wait for the blocks of a revoked lease. It is usually quiet within milliseconds."""
 MAX_QUARANTINE_S = 30.0
-"""After so long the memory is given up as a whole, and with it the writer that cannot be reached."""
+"""How long a block may be quarantined. Then the whole memory is given up, and with it the unreachable writer."""
 MAX_QUARANTINED_SHARE = 0.25
-"""Of the pool; beyond it likewise."""
+"""Share of the pool. Beyond it the memory is given up too."""
 
 
 class LeaseState(Enum):
@@ -50,11 +50,11 @@ class PeerWriteLease:
     block_ids: list[int]
     state: LeaseState = LeaseState.OPENING
     unconfirmed_since_s: float | None = None
-    """When our worker was told to expect writes, as long as it has reported nothing."""
+    """When our worker was told to expect writes; None once it has reported anything."""
     peer_done_s: float | None = None
     """When the peer was done: from then on our own worker is waited for."""
     revoked_s: float | None = None
-    """When our worker was told to revoke it."""
+    """When our worker was told to revoke the lease."""
 
     @property
     def worker_due_since_s(self) -> float | None:
@@ -82,7 +82,7 @@ class PeerWriteLeases:
         self._by_request: dict[Request, PeerWriteLease] = {}
         """Opening and open ones."""
         self._changed: dict[PeerWriteLease, None] = {}
-        """Our worker has to be told of their state."""
+        """Leases whose state our worker must be told."""
         self._abandoned: list[Request] = []
         self._last_taken_s = 0.0
 
@@ -105,7 +105,8 @@ class PeerWriteLeases:
         return min((since_s for since_s in due_since_s if since_s is not None), default=None)
 
     def worker_replacement_reason(self, now_s: float) -> str | None:
-        """A reason to give the KV memory up: too much of it is quarantined, or some has been for too long."""
+        """Returns why the KV memory must be given up, or None: too much of it is quarantined, or a block has been for
+        too long."""
         pool = self._allocator.pool
         if not pool.num_quarantined:
             return None
@@ -122,22 +123,33 @@ class PeerWriteLeases:
         return {"granted": len(self._by_request), "quarantined": len(self._by_id) - len(self._by_request)}
 
     def reset(self) -> None:
-        """The memory is gone, and with it all that peers could write."""
+        """Forgets all revoked leases because the memory that peers could write is lost. Granted leases must have ended
+        before."""
         assert not self._by_request, "handoffs end before the memory does"
         self._by_id.clear()
         self._changed.clear()
+
+    def release_revoked(self) -> None:
+        """Ends the quarantine of all blocks and forgets the revoked leases. The worker is dead and its memory is kept,
+        which means that no peer can write it any more. Granted leases must have ended before."""
+        assert not self._by_request, "handoffs end with their worker"
+        for lease in self.revoked:
+            self._allocator.pool.end_quarantine(lease.block_ids)
+        self.reset()
 
     def of(self, request: Request) -> PeerWriteLease | None:
         return self._by_request.get(request)
 
     def request_blocks(self, request: Request, *, at_once: bool) -> None:
-        """A peer could compute this one now. It gets blocks at once if there is room, or when a plan has made some."""
+        """Handles the offer of a peer that could compute this prompt now. With `at_once`, grants the request blocks if
+        there is room; otherwise the request waits in line until a plan has made room."""
         if not (at_once and self.grant(request)):
             self.awaiting_blocks.add(request)
             self.mark_short_of_blocks(request)
 
     def mark_short_of_blocks(self, request: Request) -> None:
-        """There was no room for it. It keeps its place in line until it is granted blocks, or is computed here."""
+        """Records that there was no room for the request. It keeps its place in line until it is granted blocks, or its
+        prompt is computed here."""
         if request not in self._short_of_blocks:
             self._short_of_blocks.add(request)
 
@@ -149,7 +161,7 @@ class PeerWriteLeases:
         self.awaiting_blocks.discard(request)
 
     def leave_line(self, request: Request) -> None:
-        """The request waits for leased blocks no longer: it has ended, or its prompt is computed here."""
+        """Removes a request that no longer waits for leased blocks: it has ended, or its prompt is computed here."""
         self.withdraw_request(request)
         self._short_of_blocks.discard(request)
 
@@ -173,7 +185,8 @@ class PeerWriteLeases:
         return True
 
     def complete(self, lease: PeerWriteLease, now_s: float) -> None:
-        """The KV of the whole list is in the leased blocks, and the request runs."""
+        """Ends a lease under which a peer has written the KV of all the request's tokens, and starts to run the
+        request."""
         request = lease.request
         self._end(lease, LeaseState.ENDED)
         del self._by_id[lease.lease_id]
@@ -182,7 +195,8 @@ class PeerWriteLeases:
         self._allocator.start_running(request, now_s)
 
     def revoke(self, request: Request) -> None:
-        """The peer is out. What it may still write is quarantined until it is known to be quiet."""
+        """Ends the lease of a failed or cancelled handoff and takes the request's slot and blocks back. Blocks that the
+        peer may still write are quarantined until the worker reports that it is quiet."""
         lease, slot, allocator = self._by_request[request], request.slot, self._allocator
         assert slot is not None, "a granted request has a slot"
         self._end(lease, LeaseState.REVOKED)
@@ -192,7 +206,8 @@ class PeerWriteLeases:
         clear_allocation(request)
 
     def abandon(self, request: Request) -> None:
-        """The scheduler ends the request, or takes its place, while a peer works for it."""
+        """Revokes the request's lease, or removes the request from the line, because the scheduler ends or preempts it
+        while a peer works for it. `take_abandoned` returns it afterwards, so that the handoff is cancelled."""
         if request in self._by_request:
             self.revoke(request)
         else:
@@ -200,18 +215,21 @@ class PeerWriteLeases:
         self._abandoned.append(request)
 
     def take_abandoned(self) -> list[Request]:
-        """Requests for which peers still work in vain."""
+        """Returns the abandoned requests since the last call. Their handoffs must be cancelled, because peers work for
+        them in vain."""
         abandoned, self._abandoned = self._abandoned, []
         return abandoned
 
     def on_peer_done(self, request: Request, now_s: float) -> None:
-        """The peer says that it has written everything."""
+        """Records when the peer first reported that it has written everything. From then on our worker owes a report,
+        see `worker_due_since_s`."""
         lease = self._by_request.get(request)
         if lease is not None and lease.peer_done_s is None:
             lease.peer_done_s = now_s
 
     def on_report(self, report: KvReport) -> PeerWriteLease | None:
-        """Our worker reports on a lease. Returns it as long as its peer may write, or has written, under it."""
+        """Updates the lease that a report of our worker is about. Returns it if it is granted; None if it is unknown or
+        revoked. A report that the writer of a revoked lease is quiet ends the quarantine."""
         lease = self._by_id.get(report.lease_id)
         if lease is None:
             return None
@@ -226,7 +244,7 @@ class PeerWriteLeases:
         return lease
 
     def take_commands(self, now_s: float) -> list[KvCommand]:
-        """What our worker has to be told. Its time to answer begins now."""
+        """Returns the commands for our worker, whose time to answer starts now."""
         commands: list[KvCommand] = []
         for lease in self._changed:
             match lease.state:
@@ -250,5 +268,5 @@ class PeerWriteLeases:
 
 
 def _is_overdue(lease: PeerWriteLease, now_s: float) -> bool:
-    """Nothing should wait for its blocks any more."""
+    """Returns whether the lease was revoked so long ago that no request should wait for its blocks any more."""
     return lease.revoked_s is not None and now_s - lease.revoked_s > REVOKE_GRACE_S

@@ -13,6 +13,8 @@ import hashlib
 
 from onward.proto.block_hash import BLOCK_HASH_BYTES, BlockHash
 
+TABLE_FORMAT = 1
+"""Raised whenever rows or the way block hashes are made change: a new server then does not use the table of an old one."""
 _SEAL_BYTES = 8
 _RELEASE_BYTES = 8
 _SEAL_END = BLOCK_HASH_BYTES + _SEAL_BYTES
@@ -36,7 +38,8 @@ class PersistedBlockHashes:
         self._last_release = max((self._release_of(block) for block in range(num_blocks)), default=0)
 
     def seal(self, block: int, block_hash: BlockHash) -> None:
-        """The block is computed to its end and is written no more while it has this hash. A request holds it."""
+        """Writes the hash and seal of a block that is computed to its end and held by a request. The block must not be
+        written until `break_seal`."""
         self.break_seal(block)
         self.record_acquire(block)
         start = block * _ROW_BYTES
@@ -44,21 +47,22 @@ class PersistedBlockHashes:
         self._rows[start + BLOCK_HASH_BYTES : start + _SEAL_END] = _seal_of(block, block_hash)
 
     def break_seal(self, block: int) -> None:
-        """The block may be written again."""
+        """Erases the seal of a block, so that its row counts as empty. Must precede any new write of the block."""
         start = block * _ROW_BYTES
         self._rows[start + BLOCK_HASH_BYTES : start + _SEAL_END] = _NO_SEAL
 
     def record_acquire(self, block: int) -> None:
-        """A request holds it."""
+        """Records that a request holds the block."""
         self._set_release(block, 0)
 
     def record_release(self, block: int) -> None:
-        """Its last holder has given it up."""
+        """Records that the last holder has released the block."""
         self._last_release = (self._last_release + 1) % _MAX_RELEASES
         self._set_release(block, self._last_release)
 
     def sealed(self) -> list[tuple[int, BlockHash]]:
-        """Sealed blocks in eviction order: blocks that no request held, oldest release first, then blocks of requests."""
+        """Returns the sealed blocks with their hashes in eviction order: first blocks that no request held, the oldest
+        release first, then blocks of requests."""
         found = [
             (block, block_hash) for block in range(self._num_blocks) if (block_hash := self._hash_of(block)) is not None
         ]

@@ -1,4 +1,4 @@
-"""Requests in the order in which they are served. Used for those that wait and for those that run."""
+"""Requests in the order in which they are served. Used for waiting and for running requests."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ class RequestQueue:
     def __init__(self) -> None:
         self._entries: list[tuple[QueueKey, Request]] = []
         self.num_prompt_tokens = 0
-        """Of all that are in it."""
+        """Prompt tokens of all requests in the queue."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -41,9 +41,9 @@ class RequestQueue:
             self.remove(request)
 
     def num_prompt_tokens_after(self, num_first: int) -> int:
-        """Without those of the first so many."""
+        """Returns the number of prompt tokens of all requests but the first `num_first`."""
         return self.num_prompt_tokens - sum(request.num_prompt for request in islice(self, max(0, num_first)))
 
     def _index(self, request: Request) -> int:
-        """Where the request is, or would be."""
+        """Returns the index at which the request is, or would be inserted."""
         return bisect_left(self._entries, queue_key(request), key=lambda entry: entry[0])

@@ -57,13 +57,13 @@ class Scheduler:
         """Requests that must run alone: the worker died under them twice, without progress. They keep their place in the
         queue."""
         self.draft_cost = 0.0
-        """Of guessing one token, see `WorkerHello`."""
+        """Cost of drafting one token; see `WorkerHello`."""
         self.steps_in_flight: deque[StepInFlight] = deque()
         self._next_step = 1
         self._recomputed: list[tuple[RecomputeCause, int]] = []
 
     def take_recomputed(self) -> list[tuple[RecomputeCause, int]]:
-        """Tokens of requests admitted since the last call whose KV was computed before and is computed again."""
+        """Returns, for requests admitted since the last call, the tokens whose KV is computed again, by cause."""
         recomputed, self._recomputed = self._recomputed, []
         return recomputed
 
@@ -80,11 +80,13 @@ class Scheduler:
         return self.allocator.running
 
     def requests_in_flight(self) -> list[Request]:
-        """Those that a step in flight runs. One that is only preempted by it cannot cause a worker's death."""
+        """Returns the requests that a step in flight runs. A request that such a step only preempts cannot cause a
+        worker's death."""
         return list(dict.fromkeys(request for step in self.steps_in_flight for request in step.runs))
 
     def reset(self, pool: BlockPool) -> None:
-        """The KV memory is lost. Everyone goes back to the queue with the tokens so far."""
+        """Starts over with the empty `pool` because the KV memory is lost. All running and preempting requests go back
+        to the queue with their tokens so far."""
         for request in [*self.running, *self.preempting]:
             request.lose_kv(RecomputeCause.WORKER)
             clear_allocation(request)
@@ -97,12 +99,16 @@ class Scheduler:
         self.steps_in_flight.clear()
 
     def detach_worker(self) -> None:
-        """The worker is dead, and its KV memory is kept: all that was committed is still there, and what steps in flight
-        may have written lies behind it. Who runs keeps slot and blocks, and is assigned to the next worker.
+        """Handles the death of a worker whose KV memory is kept. Committed KV is still there; steps in flight may have
+        written only behind it. Running requests keep slot and blocks, and are assigned to the next worker.
 
-        A request that was being preempted goes back to the queue: no reply will come. So does a mean: its sum so far was
-        in the worker alone."""
-        assert not self.allocator.awaiting_kv, "memory that peers write is not kept"
+        A request that was being preempted goes back to the queue, since no reply will come. So does a request with a
+        mean pool, whose sum was in the worker alone. All leases and pushes have ended before: memory that a peer may
+        still write is not kept (`supervisor.worker_deaths`), and only the worker has read what it pushed.
+        """
+        assert not self.allocator.awaiting_kv, "leases end before their worker is detached"
+        self.leases.release_revoked()
+        self.outgoing_handoffs.release_stopping()
         for request in list(self.preempting):
             self.requeue_preempted(request)
         for request in list(self.running):
@@ -143,11 +149,12 @@ class Scheduler:
 
     @property
     def isolated_request(self) -> Request | None:
-        """The suspect whose step is in flight."""
+        """Returns the suspect that runs alone in a step in flight, or None."""
         return next((step.runs[0] for step in self.steps_in_flight if step.is_isolated), None)
 
     def next_to_isolate(self) -> Request | None:
-        """The suspect that runs, or that the next plan is about."""
+        """Returns the suspect that runs alone in a step in flight, or that the next plan would run or admit; None if
+        there is none."""
         if not self.suspects or self.steps_in_flight:
             return self.isolated_request
         return self._choose_request_to_isolate(StepPlanBuilder(self._next_step, self.config.max_num_batched_tokens))
@@ -158,12 +165,14 @@ class Scheduler:
             self._unrouted[request] = None
 
     def take_unrouted(self) -> list[Request]:
-        """Waiting requests that are new in the queue since the last call: where is each prompt computed?"""
+        """Returns the waiting requests that have entered the queue since the last call. For each of them, the caller
+        decides where its prompt is computed."""
         unrouted, self._unrouted = self._unrouted, {}
         return [request for request in unrouted if request.status is RequestStatus.WAITING]
 
     def begin_commit(self, step: int) -> None:
-        """A result has come. Results come in order, one for each plan."""
+        """Removes a step in flight because its result has arrived, and lifts its fences. Results come in order, one for
+        each plan."""
         in_flight = self.steps_in_flight.popleft()
         assert in_flight.step == step, f"result of step {step} while {in_flight.step} is due"
         for request in [*in_flight.runs, *in_flight.preempts]:
@@ -173,11 +182,12 @@ class Scheduler:
         self.slots.lift_fences(step)
 
     def request_of_slot_epoch(self, slot_epoch: int) -> Request | None:
-        """Who that epoch belongs to, if it still runs under it."""
+        """Returns the request that runs under this slot epoch, if any."""
         return self.allocator.by_slot_epoch.get(slot_epoch)
 
     def requeue_preempted(self, request: Request) -> None:
-        """The worker has answered: nothing more will come from that epoch, and the token list is fixed."""
+        """Puts a preempted request back into the queue. The worker has confirmed the preemption: no further events come
+        for that slot epoch, and the request's tokens are final."""
         assert request.status is RequestStatus.PREEMPTING, "only a reply to a preempt requeues"
         self.preempting.remove(request)
         self._requeue(request)
@@ -204,12 +214,13 @@ class Scheduler:
         request.set_status(RequestStatus.FINISHED)
 
     def start_remote_prefill(self, request: Request) -> None:
-        """Out of the queue: a peer is asked to compute this one's prompt."""
+        """Takes the request out of the queue because a peer is asked to compute its prompt."""
         self.waiting.remove(request)
         request.set_status(RequestStatus.ASKED)
 
     def fall_back_to_local_prefill(self, request: Request) -> None:
-        """Back into the queue: its prompt is computed here."""
+        """Puts a request that waited for a peer back into the queue, to compute its prompt here. It becomes a suspect
+        if it was part of too many crashes."""
         self.leases.leave_line(request)
         request.set_status(RequestStatus.WAITING)
         request.prefill_locally = True
@@ -218,24 +229,25 @@ class Scheduler:
             self.suspects.add(request)
 
     def leaves_room_for_earlier(self, request: Request) -> bool:
-        """Whether it may have a slot and blocks here although others that come before it lack them: only if there is room
-        for all. They are taken by two kinds, those in the queue and those whose KV a peer brings; neither passes by the
+        """Returns whether the request may take a slot and blocks although earlier requests lack them: only if there is
+        room for all of them. Both the queue and remote prefills take slots and blocks, and neither may overtake the
         other."""
         return self.allocator.has_room_with(request, self._in_line_before(request))
 
     def publish_computed(self, request: Request) -> None:
         self.allocator.cache_computed_blocks(request)
-        self.allocator.free_blocks_before_window(request)  # those that have a hash can still be found by it
+        self.allocator.free_blocks_before_window(request)  # blocks with a hash can still be found by it
 
     def _newest_step(self) -> int | None:
         return self.steps_in_flight[-1].step if self.steps_in_flight else None
 
     def _choose_request_to_isolate(self, draft: StepPlanBuilder) -> Request | None:
-        """The suspect that gets the next step for itself, so that a crash hurts no other request: the first that runs, or
-        the first in the queue if it is a suspect and there is room for it.
+        """Returns the suspect that gets the next step for itself, so that a crash hurts no other request; None if there
+        is none. It is the first suspect that runs, or else the first request in the queue if that is a suspect and
+        there is room for it.
 
-        A suspect that cannot run, for want of blocks or of a peer's answer, costs the others neither a step nor the
-        overlap: what it waits for may be theirs to give.
+        A suspect that lacks blocks or waits for a peer's answer is not chosen. Other requests may hold what it waits
+        for, so it must delay neither their steps nor the overlap of steps.
         """
         if not self.suspects:
             return None
@@ -248,7 +260,8 @@ class Scheduler:
         return first if self.allocator.can_allocate(first) and self.leaves_room_for_earlier(first) else None
 
     def _must_wait_for_isolation(self, request: Request) -> bool:
-        """A prompt that we compute for a peer is offered first, and that takes no step."""
+        """Returns whether the request is a suspect that may only be admitted to a step of its own. A prompt that we
+        compute for a peer need not wait: its admission only makes an offer."""
         return request in self.suspects and request.handoff is None
 
     def _plan_suspect(self, draft: StepPlanBuilder, suspect: Request, now_s: float) -> None:
@@ -272,7 +285,7 @@ class Scheduler:
                 self._plan_run(draft, request, request.num_plannable_tokens)
 
     def _step_load(self) -> scheduling_policy.StepLoad:
-        """Of the step that is about to be planned, drafts not counted."""
+        """Returns the load of the step that is about to be planned, without drafts."""
         to_plan = [r.num_plannable_tokens for r in self.running if r.status is RequestStatus.RUNNING]
         rows, limit = sum(to_plan), self.config.max_num_batched_tokens
         next_request = self.waiting.first()
@@ -297,7 +310,7 @@ class Scheduler:
         missing = self.pool.num_blocks_for(planned_computed + num_tokens) - len(request.block_ids)
         if missing > self.pool.num_available:
             draft.short_of_blocks = True
-            # What is in flight may turn out to need less, if not all of its drafts are right.
+            # The steps in flight may need fewer blocks, if not all of their drafts are accepted.
             if not request.has_drafts_in_flight:
                 self._preempt_for(draft, request, scheduling_policy.CapacityShortage(missing), same_priority=True)
             return
@@ -315,8 +328,8 @@ class Scheduler:
         draft.add_run(request, num_tokens, new_block_ids, num_drafts)
 
     def _fit_drafts_into_blocks(self, request: Request, end: int, missing: int, num_drafts: int) -> tuple[int, int]:
-        """Blocks to allocate, and how many drafts they then hold. Each running request keeps a block to grow into:
-        nobody is preempted for the sake of a guess."""
+        """Returns the number of blocks to allocate, and how many drafts fit into them. A block is kept for each running
+        request to grow into: drafts never cause a preemption."""
         more = self.pool.num_blocks_for(end + num_drafts) - len(request.block_ids)
         if more <= max(0, missing) or more + len(self.running) <= self.pool.num_available:
             return more, num_drafts
@@ -335,19 +348,21 @@ class Scheduler:
                 self._preempt_to_admit(draft, request, self.allocator.plan_allocation(request))
 
     def _admit_waiting(self, draft: StepPlanBuilder, now_s: float, before: Request | None = None) -> None:
-        """Admits in the queue's order (`queue_key`); with `before`, only requests of a higher priority than that one.
+        """Admits requests in the order of the queue (`queue_key`); with `before`, only requests of a higher priority
+        than that one.
 
-        A waiting request may be passed by later ones only in these cases:
+        A waiting request may be overtaken by later ones only in these cases:
           * It is a prompt for a peer that may not be offered yet (`OutgoingHandoffs.may_offer`). Later prompts for the same
-            peer do not pass it.
+            peer do not overtake it.
           * It needs logits of prompt rows, and this step has no such rows left (`prompt_logprob_budget`).
           * A peer computes the later one's prompt, and slots and blocks suffice for both (`leaves_room_for_earlier`).
-        A request that lacks a slot or blocks, and a suspect that must run alone, are passed in no other case. Requests
+        A request that lacks a slot or blocks, and a suspect that must run alone, are overtaken in no other case. Requests
         whose prompts peers compute wait in another queue (`leases.awaiting_blocks`). If several of them lack blocks, blocks
-        are reserved for the first one only. The check is `MAX_OVERTAKEN` in `onward/sim/invariants.py`: how many later
-        requests of the same priority may pass one."""
+        are reserved for the first one only. `MAX_OVERTAKEN` in `onward/sim/invariants.py` checks how many later requests of
+        the same priority may overtake one.
+        """
         blocked_incarnations: set[str] = set()
-        """Peers that must first answer for an earlier prompt. They hold up nobody else's."""
+        """Peers that must first answer for an earlier prompt. Only their own later prompts wait for that."""
         while draft.token_budget and not draft.short_of_blocks and not draft.preempts:
             request = self._next_waiting(draft, blocked_incarnations)
             if request is None or (before is not None and request.priority >= before.priority):
@@ -360,8 +375,9 @@ class Scheduler:
                 return
 
     def _next_waiting(self, draft: StepPlanBuilder, blocked_incarnations: set[str]) -> Request | None:
-        """The first in the queue, without requests whose peer must answer first (added to `blocked_incarnations`) and
-        requests that need rows with logits, if this step has no more of them. Both hold up no other request."""
+        """Returns the first request of the queue that may be admitted. Skips requests whose peer must answer first
+        (added to `blocked_incarnations`) and requests that need rows with logits when this step has none left. Skipped
+        requests hold up no other request."""
         for request in self.waiting:
             key = request.handoff
             if key is not None and key.decode_incarnation in blocked_incarnations:
@@ -398,8 +414,9 @@ class Scheduler:
         return True
 
     def _in_line_before(self, request: Request) -> Iterator[Request]:
-        """Requests that come before this one, and whose slot and blocks must stay free: all in the queue, since each takes
-        them in its turn, and the first of those whose prompts peers compute, since such a prompt may take long."""
+        """Yields the earlier requests whose slots and blocks must stay free. These are all requests in the queue, and
+        the first remote prefill that lacks blocks; later remote prefills are left out because such a prompt may take
+        long."""
         if not self.remote_prefill_enabled:
             return
         key, first_short = scheduling_policy.queue_key(request), self.leases.first_short_of_blocks
@@ -412,7 +429,8 @@ class Scheduler:
                 yield waiting
 
     def _allocation_or_preempt(self, draft: StepPlanBuilder, request: Request) -> PlannedAllocation | None:
-        """The room for a waiting request. None if there is not enough; lower priorities may then be preempted for it."""
+        """Returns the allocation for a waiting request if there are a slot and blocks for it now. Otherwise returns
+        None, and preempts requests of lower priority if that makes enough room."""
         allocation = self.allocator.plan_allocation(request)
         if allocation.fits and self.slots.num_free:
             return allocation
@@ -461,7 +479,7 @@ class Scheduler:
             self.leases.abandon(victim)
             victim.set_status(RequestStatus.ASKED)
         elif victim.assign_pending:
-            # The worker has not been told of it, so there is nothing to wait for.
+            # The worker does not know of the request yet, so no reply has to be awaited.
             self.running.remove(victim)
             self._requeue(victim)
         else:

@@ -1,4 +1,4 @@
-"""The engine's choices: facts in, decision out. No state, no side effects; read this to know who wins."""
+"""The scheduler's decisions as pure functions: order, admission, preemption, drafts, peers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from onward.proto.engine import CRASHES_TO_ISOLATE
 QueueKey = tuple[int, float, int, str]
 
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
-"""What a client that finds the queue full is told at least and at most."""
+"""Bounds of the Retry-After that a client gets when the queue is full."""
 
 MAX_WAIT_CREDIT_S = 300.0
 """How much earlier than it came to this engine a request can count as arrived, for the time it has waited before."""
@@ -20,19 +20,22 @@ MAX_CRASH_CHARGES = 3
 
 
 def queue_key(request: Request) -> QueueKey:
-    """Smaller is served first: priority, then arrival by this engine's clock; among those of one turn, the order in which
-    they came. `Scheduler._admit_waiting` says when a waiting request may be passed by one with a larger key."""
+    """Returns the key by which the queue is sorted; the smallest is served first. Priority comes first, then arrival by
+    this engine's clock, then the order of arrival within one turn. `Scheduler._admit_waiting` describes when a request
+    with a larger key may overtake."""
     return request.priority, request.arrival_s, request.arrival_number, request.request_id
 
 
 def credited_arrival_s(now_s: float, waited_s: float) -> float:
-    """When a request that comes now has arrived, with credit for the time that it has waited elsewhere. Only durations are
-    believed, and only up to a bound: no sender's clock decides which request is served first."""
+    """Returns the arrival time of a request that arrives now, with credit for its wait elsewhere, at most
+    MAX_WAIT_CREDIT_S. The sender gives a duration, never a time, so no sender's clock decides which request is served
+    first."""
     return now_s - max(0.0, min(waited_s, MAX_WAIT_CREDIT_S))
 
 
 def retry_after_s(excess: float, per_s: float | None) -> float:
-    """When to come back: by then the excess is worked off, at the rate of late. Without any it is worth a try soon."""
+    """Returns the seconds after which a refused client should retry: the time to work off `excess` at the recent rate
+    `per_s`, within bounds. Without a known rate, returns the lower bound."""
     return max(MIN_RETRY_S, min(MAX_RETRY_S, excess / per_s)) if per_s else MIN_RETRY_S
 
 
@@ -41,20 +44,21 @@ def chunk_size(num_to_plan: int, budget: int) -> int:
 
 
 def may_admit(blocks_needed: int, blocks_available: int, num_running: int) -> bool:
-    """Room for the whole list, and a block for each running request to grow into: who is let in too early is
-    preempted at once."""
+    """Returns whether there are blocks for the whole token list and one more for each running request to grow into. A
+    request admitted without that reserve would be preempted at once."""
     return blocks_needed + num_running <= blocks_available
 
 
 def may_offer(tokens_ahead: int, tokens_per_step: int) -> bool:
-    """A peer's blocks are asked for when those before leave room in about one step: earlier, they would wait there
-    unused; later, we would."""
+    """Returns whether a prompt may be offered to its decode peer: at most one step's tokens are ahead of it. Offered
+    earlier, it would hold the peer's blocks unused; offered later, it would wait for them."""
     return tokens_ahead <= tokens_per_step
 
 
 def should_prefill_locally(request: Request, num_uncached: int, config: EngineConfig) -> bool:
-    """Whether a decode instance computes this one's prompt itself, without asking a peer: little is missing, or it has
-    begun here before and was preempted. A vector is always made here: there is nothing to hand over."""
+    """Returns whether a decode instance computes this prompt itself, without asking a peer. Embeddings are always
+    computed here, because they leave nothing to hand over. Otherwise `local_prefill` must allow it. Then the prompt is
+    computed here if few of its tokens are uncached, if this was decided before, or if the request was preempted."""
     if request.spec.sampling_params.pooling is not None:
         return True
     if not config.local_prefill:
@@ -63,40 +67,40 @@ def should_prefill_locally(request: Request, num_uncached: int, config: EngineCo
 
 
 def should_reschedule(request: Request) -> bool:
-    """Preempted where prompts may not be computed: it would need a peer's help to come back to an instance that is full.
-    Where somebody above can move it, it moves."""
+    """Returns whether a preempted request should move to another instance. On an instance that computes no prompts it
+    would need a peer's help to come back; a routed request can move instead."""
     return request.spec.is_routed and request.num_preemptions > 0
 
 
 STEP_OVERHEAD_ROWS = 4.0
-"""What a step costs before its first row, in rows. Measured on two cores: a step takes about (4 + rows) ms."""
+"""Fixed cost of a step, expressed in rows. Measured on two cores: a step takes about (4 + rows) ms."""
 PROBE_INTERVAL_TOKENS = 16
-"""After so many tokens without a draft it is tried again, whatever became of the last ones; after more in a fuller step,
-where there is less to win."""
+"""Tokens without a draft after which drafting is tried again, whatever the outcome of the last drafts. More in a fuller
+step, where drafts gain less."""
 PROBE_DRAFTS = 2
 
 
 @dataclass(slots=True)
 class StepLoad:
-    """Of a step that is being planned."""
+    """Load of a step that is being planned."""
 
     num_rows: int
     """Without drafts."""
     num_draft_rows_left: int
     """For drafts."""
     draft_cost: float = 0.0
-    """Of one more guess for everybody: a share of what the step takes anyhow."""
+    """Cost of one more draft token for every request, as a fraction of the step's duration."""
 
 
 def choose_num_drafts(limit: int, acceptance: DraftAcceptance, load: StepLoad, num_given: int = 0) -> int:
-    """How many tokens a request drafts in this step, at most `limit`. `num_given`: so many guesses of a peer are used
-    instead of new ones, and cost no guessing.
+    """Returns how many tokens a request drafts in this step, at most `limit`. If a peer has sent drafts (`num_given`),
+    these are verified instead of new ones, so drafting costs nothing.
 
-    A step of n rows takes STEP_OVERHEAD_ROWS + n, in the time of a row, and gives n tokens. One more draft takes the time
-    of a row and of its guessing, and gives a token if it and all before it are right. It is worth that if it gives more for
-    its time than the step does: alone nearly always, in a full step never. A model that guesses does so for all n at once,
-    in a pass that takes a share of the step's time, however many they are; so each guess takes that share of a token's
-    time.
+    In units of a row's time, a step of n rows takes STEP_OVERHEAD_ROWS + n and gives n tokens. One more draft takes the
+    time of its row and of its drafting. It gives a token if it and all drafts before it are accepted. A draft is worth
+    its time if it gives more tokens for that time than the step does: nearly always for a request that runs alone, and
+    never in a full step. A draft model proposes for all n requests in one pass, whose time is a fraction of the step's
+    time, so each draft is charged that fraction of a token's time.
     """
     limit = min(limit, load.num_draft_rows_left, num_given or limit)
     worth = load.num_rows / (load.num_rows + STEP_OVERHEAD_ROWS) + (0.0 if num_given else load.draft_cost)
@@ -114,7 +118,7 @@ class PrefillPeerCandidate:
     address: str
     num_in_flight: int
     num_attempts: int
-    """Of the request in question."""
+    """Attempts of the request in question at this peer."""
     available: bool
     """False for a while after it has failed."""
 
@@ -124,26 +128,28 @@ MAX_ATTEMPTS_PER_PEER = 3
 
 
 def choose_prefill_peer(peers: Sequence[PrefillPeerCandidate], *, may_fall_back: bool) -> PrefillPeerCandidate | None:
-    """The one with the least attempts of this request, then the least work; None if all have had their chance."""
+    """Returns the available peer with the fewest attempts of this request, then the fewest handoffs in flight. Returns
+    None if no peer is available that has attempts left."""
     limit = 1 if may_fall_back else MAX_ATTEMPTS_PER_PEER
     candidates = [peer for peer in peers if peer.available and peer.num_attempts < limit]
     return min(candidates, key=lambda peer: (peer.num_attempts, peer.num_in_flight), default=None)
 
 
 def can_retry_later(peers: Sequence[PrefillPeerCandidate]) -> bool:
-    """Whether a peer that is away now may still be asked later, where the prompt may not be computed here."""
+    """Returns whether a peer that is unavailable now may still be asked later. Applies only if the prompt may not be
+    computed here."""
     return any(peer.num_attempts < MAX_ATTEMPTS_PER_PEER for peer in peers)
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityShortage:
-    """What a request needs to go on."""
+    """What a request needs to continue."""
 
     blocks: int
     num_growth_blocks: int = 0
     """Running requests for which a block each is kept to grow into. A victim needs none."""
     slots: int = 0
-    """So many slots are missing too; each victim brings one."""
+    """Slots that are missing too; each victim frees one."""
 
     def is_met(self, num_blocks: int, num_victims: int) -> bool:
         growing = max(0, self.num_growth_blocks - num_victims)
@@ -158,12 +164,13 @@ def choose_victims(
     *,
     same_priority: bool,
 ) -> list[Request]:
-    """The requests to preempt so that `needer` can go on: lowest priority first, then latest arrival, then least work lost.
+    """Returns the requests to preempt so that `needer` can continue: lowest priority first, then latest arrival, then
+    least work lost. `reclaim` holds the blocks that are free or on their way back already.
 
-    None if all of them together would not make enough room: they would lose their work, and their blocks would lie unused.
-    None either of those without which there is enough room. And never one that comes before the needer in the queue's
-    order, so the oldest of the highest priority never loses its blocks. With `same_priority` False only lower priorities
-    are taken. `reclaim` holds what is free or on its way back already.
+    Returns no victims if all candidates together do not make enough room, since they would lose their work in vain.
+    Leaves out each victim without which there is enough room. A victim always comes after the needer in the queue's
+    order, so the oldest request of the highest priority never loses its blocks. With `same_priority` False, only
+    requests of lower priority are candidates.
     """
     candidates = [
         request
@@ -190,8 +197,8 @@ def choose_victims(
 
 
 def must_run_alone(request: Request) -> bool:
-    """Twice under a crash without progress, of the worker or of the engine: the third time no other request is hurt, and
-    the cause is known."""
+    """Returns whether the request has been in too many crashes without progress, of the worker or of the engine. Its
+    next step runs it alone, so that another crash hurts no other request and shows whether this one is the cause."""
     return is_suspect(request.worker_crashes, request.engine_crashes)
 
 

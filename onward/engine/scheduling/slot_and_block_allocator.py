@@ -41,7 +41,8 @@ class SlotPool:
             self._fenced[slot] = fence_step
 
     def lift_fences(self, step: int | None) -> None:
-        """The result of `step` is in; None: no result of any step in flight will come."""
+        """Frees the slots whose fence is `step` or an earlier one, because the result of `step` has arrived. None frees
+        all: no result of a step in flight will come."""
         for slot in [slot for slot, fence in self._fenced.items() if step is None or fence <= step]:
             del self._fenced[slot]
             self._free.append(slot)
@@ -73,20 +74,18 @@ class SlotAndBlockAllocator:
         self.by_slot_epoch: dict[int, Request] = {}
         self._next_epoch = 1
         self.attention_window: int | None = None
-        """Of the worker's model."""
+        """Attention window of the worker's model."""
 
     def reset(self, pool: BlockPool) -> None:
-        """The KV memory is lost."""
+        """Starts over with the empty `pool` and free slots, because the KV memory is lost."""
         self.pool = pool
         self.slots = SlotPool(self._config.max_num_seqs)
         self.running = RequestQueue()
         self.by_slot_epoch.clear()
 
     def plan_allocation(self, request: Request) -> PlannedAllocation:
-        # All but the last token may come from the cache: its logits are needed, so it is always computed. So are the
-        # rows whose logits somebody wants.
-        #   |-- hits: shared blocks --|-- needed: own blocks --|
-        #   0              hits * block_size          blocks_for(len(token_ids))
+        # The last token is always computed, because its logits are needed. The same holds for all rows whose logits the
+        # request asks for.
         block_size = self.pool.block_size
         first_scored = request.first_scored_row
         cacheable = len(request.token_ids) - 1 if first_scored is None else first_scored
@@ -112,8 +111,8 @@ class SlotAndBlockAllocator:
         return self.slots.num_free > 0 and self.plan_allocation(request).fits
 
     def has_room_with(self, request: Request, others: Iterable[Request]) -> bool:
-        """A slot and blocks for all of them, and a block for each to grow into, but for the request itself. Looks at no
-        more of the others than there are slots."""
+        """Returns whether there are slots and blocks for the request and all `others`, and one growth block for each of
+        the others and each running or granted request. Examines no more of the others than there are free slots."""
         num_free_slots, num_growth_blocks = self.slots.num_free - 1, len(self.running) + len(self.awaiting_kv)
         num_blocks = self.plan_allocation(request).num_blocks_consumed
         for other in others:
@@ -141,7 +140,8 @@ class SlotAndBlockAllocator:
         request.slot = self.slots.take()
 
     def start_running(self, request: Request, now_s: float) -> None:
-        """From here on the worker speaks for this slot. The next plan tells it so."""
+        """Starts a slot epoch: from here on the worker reports results for this slot. The next plan assigns the
+        slot."""
         self._start_epoch(request)
         if request.scheduled_s is None:
             request.scheduled_s = now_s
@@ -149,7 +149,8 @@ class SlotAndBlockAllocator:
         self.running.add(request)
 
     def reassign(self, request: Request) -> None:
-        """Its worker is gone and its KV is not: the next worker is told of the slot, its blocks and what is computed."""
+        """Starts a new slot epoch for a request whose worker died and whose KV is kept. The next worker gets the slot,
+        its blocks and the number of computed tokens."""
         assert request.slot is not None, "a request that runs has a slot"
         self.by_slot_epoch.pop(request.slot_epoch, None)
         request.planned_runs.clear()
@@ -169,7 +170,7 @@ class SlotAndBlockAllocator:
         clear_allocation(request)
 
     def cache_computed_blocks(self, request: Request) -> None:
-        """Names the blocks whose KV is computed to the end, so that others can share them."""
+        """Gives hashes to the blocks whose KV is complete, so that other requests can share them."""
         block_size, config = self.pool.block_size, self._config
         num_cacheable = request.num_computed if config.output_caching else min(request.num_computed, request.num_prompt)
         num_full = num_cacheable // block_size if config.prefix_caching else 0

@@ -12,12 +12,12 @@ class StepPlanBuilder:
     token_budget: int
     """Tokens that may still be given out."""
     prompt_logprob_budget: int = MAX_PROMPT_LOGPROB_ROWS
-    """Of these, how many may be prompt tokens whose logprobs are asked for."""
+    """How many of these tokens may be prompt tokens whose logprobs are requested."""
     assigns: dict[Request, AssignSlot] = field(default_factory=dict)
     runs: dict[Request, RunSlot] = field(default_factory=dict)
     preempts: dict[Request, PreemptSlot] = field(default_factory=dict)
     short_of_blocks: bool = False
-    """A running request could not go on. Nobody new is let in until it can."""
+    """A running request could not continue. No new request is admitted until it can."""
 
     def add_run(self, request: Request, num_tokens: int, new_block_ids: list[int], num_drafts: int = 0) -> None:
         assert request.slot is not None, "only a request with a slot runs"
@@ -28,7 +28,9 @@ class StepPlanBuilder:
             self.prompt_logprob_budget -= num_tokens
 
     def budget_for(self, request: Request, num_computed: int) -> int:
-        """A chunk ends where the rows begin whose logits are wanted, so that it has either none of them or only them."""
+        """Returns the maximum tokens of the request's next chunk, which begins at row `num_computed`; may be 0. A
+        chunk has only rows before `first_logits_row`, or only rows from it on. The latter are also limited by
+        `prompt_logprob_budget`."""
         first_reported = request.first_logits_row
         if first_reported is None:
             return self.token_budget
@@ -63,7 +65,8 @@ class StepPlanBuilder:
         self.preempts[request] = PreemptSlot(request.slot, request.slot_epoch)
 
     def build(self) -> StepPlan | None:
-        """The plan, or None if there is nothing to do. From here on the step is in flight."""
+        """Returns the plan, or None if there is nothing to do. Adds the step to each request's planned runs, so the
+        plan must be sent."""
         if not self.runs and not self.preempts:
             return None
         for request, run in self.runs.items():

@@ -1,6 +1,6 @@
 """Activations and soft-caps of sixteen lanes, from `simd.exp`: the same bits on every CPU.
 
-`numpy_reference` has them as the textbook does.
+`numpy_reference` has the textbook formulas.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def _sigmoid(x):
 
 @inlined_kernel_function
 def soft_cap(x, cap):
-    """cap * tanh(x / cap); tanh(y) = 1 - 2 / (e^2y + 1)."""
+    """Returns cap * tanh(x / cap), computed as tanh(y) = 1 - 2 / (e^2y + 1)."""
     one, two = simd.splat(np.float32(1.0)), simd.splat(np.float32(2.0))
     limit = simd.splat(cap)
     return limit * (one - two / (simd.exp(two * (x / limit)) + one))
@@ -28,7 +28,7 @@ def soft_cap(x, cap):
 
 @inlined_kernel_function
 def _erf_of_magnitude(x):
-    """erf(|x|) to 1.5e-7 (Abramowitz and Stegun, 7.1.26)."""
+    """Returns erf(|x|) to 1.5e-7 (Abramowitz and Stegun, 7.1.26)."""
     one = simd.splat(np.float32(1.0))
     size = simd.larger_magnitude(x, simd.splat(np.float32(0.0)))
     t = one / simd.fma(simd.splat(np.float32(0.3275911)), size, one)
@@ -41,8 +41,19 @@ def _erf_of_magnitude(x):
 
 
 @inlined_kernel_function
+def clamped_swiglu(gate, up, alpha, limit):
+    """Returns `proto.model.ClampedSwiglu` of gate and up. NaN stays NaN, which the clamps alone would drop, and
+    infinity becomes NaN."""
+    zero, one, highest = simd.splat(np.float32(0.0)), simd.splat(np.float32(1.0)), simd.splat(limit)
+    fault = (gate - gate) + (up - up)
+    gate = simd.minimum(gate, highest)
+    up = simd.maximum(simd.minimum(up, highest), zero - highest)
+    return (up + one) * (gate * _sigmoid(simd.splat(alpha) * gate)) + fault
+
+
+@inlined_kernel_function
 def activate(kind, x):
-    """`kind` is one of `KINDS`. NaN stays NaN."""
+    """Returns the activation of x. `kind` is one of `KINDS`. NaN stays NaN."""
     if kind == _SILU:
         return x * _sigmoid(x)
     if kind == _GELU_TANH:  # 0.5 x (1 + tanh(u)) = x * sigmoid(2 u)

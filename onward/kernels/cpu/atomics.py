@@ -1,4 +1,4 @@
-"""What threads say to each other with: atomic words, and ways to wait for them to change."""
+"""Communication between threads: atomic words, and ways to wait until they change."""
 
 import platform
 import sys
@@ -11,14 +11,17 @@ from onward.kernels.cpu.llvm_vectors import I32, I64, Builder, Value, element_po
 
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
 FUTEX_CALL = _FUTEX_CALLS.get(platform.machine()) if sys.platform == "linux" else None
-_WAIT, _WAKE = 128, 129
-"""Of threads of one process."""
+_WAIT, _WAKE = 0, 1
+"""Futex operations for threads of any process that maps the word."""
+_PRIVATE = 128
+"""Flag of an operation for threads of one process, which the kernel finds faster."""
 _NAP_US = 50
 
 
 @intrinsic
 def fetch_add(typing_context, words, index, amount):
-    """Adds to an int64, and returns what it was. All memory that others wrote before is seen, and the reverse."""
+    """Adds to an int64 and returns its previous value. Everything that other threads wrote before their own access to
+    the word is visible after this call, and the reverse."""
 
     def emit(context, builder, sig, args):
         pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
@@ -38,7 +41,7 @@ def load_acquire(typing_context, words, index):
 
 @intrinsic
 def read_cycle_counter(typing_context):
-    """The core's time stamp; 0 where programs may not read it."""
+    """Returns the core's time stamp; 0 where programs may not read it."""
 
     def emit(context, builder, sig, args):
         if not _is_x86(builder):
@@ -62,7 +65,7 @@ def pause(typing_context):
 
 @intrinsic
 def short_sleep(typing_context):
-    """Leaves the core for a moment, so that whoever is waited for can have it."""
+    """Leaves the core for a moment, so that the thread that is waited for can run on it."""
 
     def emit(context, builder, sig, args):
         _call(builder, "usleep", I32, ir.Constant(I32, _NAP_US))
@@ -73,27 +76,45 @@ def short_sleep(typing_context):
 
 @intrinsic
 def sleep_while(typing_context, words, index, value):
-    """Sleeps until someone calls `wake_all` on this word, unless its low half differs from `value` already. May return
-    early."""
+    """Sleeps until another thread calls `wake_all` on this word, unless its low half differs from `value` already. May
+    return early."""
+    return types.void(words, types.intp, types.int64), _sleep_emitter(_PRIVATE)
 
-    def emit(context, builder, sig, args):
-        if FUTEX_CALL is None:
-            _call(builder, "usleep", I32, ir.Constant(I32, 4 * _NAP_US))
-        else:
-            _futex(context, builder, sig, args, _WAIT, args[2])
-        return context.get_dummy_value()
 
-    return types.void(words, types.intp, types.int64), emit
+@intrinsic
+def sleep_while_shared(typing_context, words, index, value):
+    """Sleeps like `sleep_while`, on a word in memory that other processes map; `wake_all_shared` ends it."""
+    return types.void(words, types.intp, types.int64), _sleep_emitter(0)
 
 
 @intrinsic
 def wake_all(typing_context, words, index):
+    return types.void(words, types.intp), _wake_emitter(_PRIVATE)
+
+
+@intrinsic
+def wake_all_shared(typing_context, words, index):
+    return types.void(words, types.intp), _wake_emitter(0)
+
+
+def _sleep_emitter(flag: int) -> Any:
     def emit(context, builder, sig, args):
-        if FUTEX_CALL is not None:
-            _futex(context, builder, sig, args, _WAKE, ir.Constant(I64, 1 << 30))
+        if FUTEX_CALL is None:
+            _call(builder, "usleep", I32, ir.Constant(I32, 4 * _NAP_US))
+        else:
+            _futex(context, builder, sig, args, _WAIT | flag, args[2])
         return context.get_dummy_value()
 
-    return types.void(words, types.intp), emit
+    return emit
+
+
+def _wake_emitter(flag: int) -> Any:
+    def emit(context, builder, sig, args):
+        if FUTEX_CALL is not None:
+            _futex(context, builder, sig, args, _WAKE | flag, ir.Constant(I64, 1 << 30))
+        return context.get_dummy_value()
+
+    return emit
 
 
 def _is_x86(builder: Builder) -> bool:

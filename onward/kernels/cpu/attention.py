@@ -1,4 +1,4 @@
-"""Attention over paged float32 KV, read in place. One function for prefill, chunk, decode and verification.
+"""Attention over paged float32 KV, read in place. One function serves prefill, chunk, decode and verification.
 
 A tile is up to `row_tile` consecutive positions of one slot. Its rows share each loaded key, but each (row, head) keeps
 its own order: a dot product along head_dim, a softmax over sixteen lanes folded at the end, a sum over positions from
@@ -19,7 +19,7 @@ _score_stride = inlined_kernel_function(score_stride)
 
 @inlined_kernel_function
 def _key_scores(pairs, head_dim, q, q_at, keys, key_at, scores, scores_at, stride):
-    """scores[j, 0:16] = q[j] . sixteen keys."""
+    """Computes scores[j, 0:16] = q[j] . sixteen keys."""
     j = 0
     while j < pairs:
         qj, sj, rest = q_at + j * head_dim, scores_at + j * stride, pairs - j
@@ -42,7 +42,7 @@ def _key_scores(pairs, head_dim, q, q_at, keys, key_at, scores, scores_at, strid
 
 @inlined_kernel_function
 def _add_values(pairs, head_dim, scores, scores_at, stride, values, value_at, count, sums, sums_at):
-    """sums[j] += sum over `count` positions of scores[j, position] * value[position]."""
+    """Adds the weighted values: sums[j] += sum over `count` positions of scores[j, position] * value[position]."""
     column = 0
     while column + 64 <= head_dim:
         v, j = value_at + column, 0
@@ -93,13 +93,13 @@ def _softmax(scores, at, num_valid, num_blocks):
 
 @inlined_kernel_function
 def first_visible(position, window):
-    """The first position that a row sees."""
+    """Returns the first position that a row attends to."""
     return max(0, position - window + 1) if window > 0 else 0
 
 
 @inlined_kernel_function
 def prepare_scores(scores, at, first_block, first, num_valid, options):
-    """Caps a row's scores, and leaves out those before `first` and from `num_valid` on."""
+    """Caps a row's scores, and sets scores before `first` and from `num_valid` on to minus infinity."""
     lowest = np.float32(-np.inf)
     filled = (num_valid + 15) // 16
     if options.softcap > np.float32(0.0):
@@ -113,7 +113,7 @@ def prepare_scores(scores, at, first_block, first, num_valid, options):
 
 @inlined_kernel_function
 def highest_score(scores, at, first_block, num_valid, head, options):
-    """The maximum of a row's scores after `prepare_scores`, the head's sink included."""
+    """Returns the maximum of a row's scores after `prepare_scores`, the head's sink included."""
     high = simd.splat(np.float32(-np.inf))
     for block in range(first_block, (num_valid + 15) // 16):
         high = simd.maximum(high, simd.load(scores, at + block * 16))
@@ -132,7 +132,7 @@ def sink_weight(top, head, options):
 
 @inlined_kernel_function
 def _softmax_with(options, scores, at, first_block, first, num_valid, num_blocks, head):
-    """`_softmax` over the positions from `first` on, which lies in `first_block`."""
+    """Does the same as `_softmax` over the positions from `first` on, which lies in `first_block`."""
     prepare_scores(scores, at, first_block, first, num_valid, options)
     highest = highest_score(scores, at, first_block, num_valid, head, options)
     top, total = simd.splat(highest), simd.splat(np.float32(0.0))
@@ -149,7 +149,8 @@ def _softmax_with(options, scores, at, first_block, first, num_valid, num_blocks
 @kernel_function
 def attend_tile(q, q_stride, kv, kv_at, block_table, table_at, block_size, tile, tile_at, kv_head,
                 num_kv_heads, group_size, head_dim, scratch, q_at, out, out_stride, options):  # fmt: skip
-    """All heads of `kv_head`'s group, for the rows of one tile. `tile` holds (first row, rows, slot, position)."""
+    """Computes all heads of `kv_head`'s group, for the rows of one tile. `tile` has (first row, rows, slot,
+    position)."""
     out_of_line()
     first_row, num_rows = np.int64(tile[tile_at]), np.int64(tile[tile_at + 1])
     position = np.int64(tile[tile_at + 3])

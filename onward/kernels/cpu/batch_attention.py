@@ -45,7 +45,7 @@ def rotate_rows(c, phase, thread, kv, kv_at, q_norm, k_norm, options):
 
 @kernel_function
 def attend_item(c, item, kv, kv_at, scratch_at, options):
-    """One (tile, KV head). `options` are `AttentionOptions`, or None."""
+    """Computes one (tile, KV head). `options` are `AttentionOptions`, or None."""
     tile_at = item // c.num_kv_heads * 4
     heads_width = c.num_heads * c.head_dim
     q_stride = heads_width + 2 * c.num_kv_heads * c.head_dim
@@ -91,6 +91,6 @@ def _with_options(thread, context):
 
 
 rotate_and_attend = Kernel(_plain, CONTEXT)
-"""For the float path, with float32 KV. int8 has these phases inside its own kernel."""
+"""For the float path, with float32 KV. The int8 kernel contains these phases."""
 rotate_and_attend_with_options = Kernel(_with_options, CONTEXT)
-"""The same for models whose attention differs from a Llama's."""
+"""`rotate_and_attend` for models whose attention differs from a Llama's."""

@@ -1,7 +1,7 @@
-"""What every kernel over a batch is told about rows and KV: the fields of `models.layers.forward_batch.ForwardBatch` and
-`models.layers.paged_kv`.
+"""The fields about rows and KV in the context of every kernel over a batch. They come from
+`models.layers.forward_batch.ForwardBatch` and `models.layers.paged_kv`.
 
-Addresses are int64; what lies there is said beside them.
+Addresses are int64; comments beside them give the type of the memory there.
 """
 
 from typing import Any, NamedTuple
@@ -30,25 +30,25 @@ BATCH_FIELDS: list[tuple[str, type]] = [
     ("num_lots", np.int64),  # see phases
     ("work", np.int64),  # int64, see phases; zeroed before each run
     ("eps", np.float32),
-    # Of models with `AttentionOptions` only.
+    # Used by models with `AttentionOptions` only.
     ("true_head_dim", np.int64),  # without padding
     ("rotary_half", np.int64),  # half of the rotated dimensions of a head
-    ("norm_is_whole", np.int64),  # of q and k: over all heads together
-    ("query_factor", np.float32),  # what q is multiplied with, beside 1 / sqrt(head_dim)
-    ("softcap", np.float32),  # of scores; 0: none
+    ("norm_is_whole", np.int64),  # whether the norm of q and k is over all heads together
+    ("query_factor", np.float32),  # factor of q, beside 1 / sqrt(head_dim)
+    ("softcap", np.float32),  # soft-cap of scores; 0: none
 ]
 
 
 class AttentionOptions(NamedTuple):
-    """How attention of one layer differs from a Llama's. Kernels get None instead where nothing differs, and are
-    compiled without all of it."""
+    """How attention of one layer differs from a Llama's. For a Llama, kernels get None instead, and are compiled
+    without these operations."""
 
     window: Any
-    """Positions that a row sees, its own included; 0: all."""
+    """Positions that a row attends to, its own included; 0: all."""
     sinks: Any
     """The address of a score per head that takes part in the softmax; 0: none."""
     cos: Any
-    """The address of the table; 0: the layer rotates nothing."""
+    """The address of the table; 0: the layer has no rotary embedding."""
     sin: Any
     rotary_half: Any
     true_head_dim: Any

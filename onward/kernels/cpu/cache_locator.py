@@ -1,4 +1,5 @@
-"""Where numba finds compiled kernels. Its own locators pass over a folder that they cannot write, and compile again."""
+"""Finds numba's folder of compiled kernels. numba's own locators skip a folder that they cannot write, and compile
+again."""
 
 from pathlib import Path
 
@@ -6,7 +7,7 @@ from numba.core.caching import UserProvidedCacheLocator
 
 
 class KernelCacheLocator(UserProvidedCacheLocator):
-    """The folder in numba's `CACHE_DIR`; one that is read-only too, if kernels are there."""
+    """The folder in numba's `CACHE_DIR`. A read-only folder is used too, if it has kernels."""
 
     def ensure_cache_path(self) -> None:
         try:

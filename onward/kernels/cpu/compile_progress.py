@@ -1,5 +1,5 @@
-"""Tells how far numba is with the kernels, where they have to be compiled: the first start on a machine takes half a
-minute for it, later ones load them."""
+"""Reports numba's progress when kernels must be compiled. The first start on a machine takes half a minute for that;
+later ones load the kernels."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from numba.core import event
 MESSAGE = "compiling kernels for this CPU, kept for later starts"
 
 _NUM_FUNCTIONS = 85
-"""Of an int8 model, as numba counts them. Only the bar's speed depends on it."""
+"""Functions of an int8 model, as numba counts them. Only the speed of the progress bar depends on it."""
 
 
 class _CompileListener(event.Listener):
@@ -29,7 +29,7 @@ class _CompileListener(event.Listener):
 
 @contextlib.contextmanager
 def report_compile_progress(progress: Callable[[str, float | None], None]) -> Iterator[None]:
-    """Says nothing where every kernel is in the cache."""
+    """Reports progress inside the context. Reports nothing if every kernel is in the cache."""
     listener = _CompileListener(progress)
     event.register("numba:compile", listener)
     try:

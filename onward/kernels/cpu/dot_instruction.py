@@ -1,11 +1,11 @@
-"""The one instruction that int8 matrix products are made of: sixteen sums of four products, unsigned times signed.
+"""The one instruction from which int8 matrix products are built: sixteen sums of four products, unsigned times signed.
 
     vnni    one AVX-512 instruction
     avx2    16-bit multiply-adds, which cannot saturate on these operands
     plain   shifts and 32-bit multiplies, for every CPU
 
-All are exact, so they give the same bits. Which one is used is decided by what the target has (see `target`), and then by
-a known answer: an instruction that saturates or is emulated wrongly is not used, whatever its name.
+All levels are exact, so they give the same bits. The level is the fastest that the target has (see `target`) and that
+gives a known answer: an instruction that saturates or is emulated wrongly is not used.
 """
 
 import ctypes
@@ -34,7 +34,8 @@ Emit = Callable[[Builder, Value, Value, Value], Value]
 
 
 def emit_dot(level: str, builder: Builder, total: Value, weights: Value, inputs: Value) -> Value:
-    """total[i] + sum over j < 4 of weights[i].byte[j] (unsigned) * inputs[i].byte[j] (signed); all are <16 x i32>."""
+    """Emits total[i] + sum over j < 4 of weights[i].byte[j] (unsigned) * inputs[i].byte[j] (signed); all are <16 x
+    i32>."""
     if level == "vnni":
         return call_llvm(builder, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, weights, inputs)
     if level == "avx2":
@@ -51,7 +52,7 @@ def _emit_plain(builder: Builder, total: Value, weights: Value, inputs: Value) -
 
 
 def _emit_pairs(builder: Builder, total: Value, weights: Value, inputs: Value) -> Value:
-    """Bytes 0 and 2, then 1 and 3, as pairs of 16 bits."""
+    """Multiplies bytes 0 and 2, then 1 and 3, as pairs of 16 bits."""
     low_bytes, eight = ir.Constant(_I16X32, [255] * 32), ir.Constant(_I16X32, [8] * 32)
     weights, inputs = builder.bitcast(weights, _I16X32), builder.bitcast(inputs, _I16X32)
     even = (builder.and_(weights, low_bytes), builder.ashr(builder.shl(inputs, eight), eight))
@@ -78,14 +79,14 @@ def _i32s(value: int) -> ir.Constant:
 
 
 def supported_levels() -> list[str]:
-    """Those whose instructions the target has, fastest first."""
+    """Returns the levels whose instructions the target has, fastest first."""
     instructions = kernel_target().instructions
     return [level for level in LEVELS if instructions.issuperset(_NEEDS[level])]
 
 
 @functools.cache
 def best_level() -> str:
-    """The fastest level that the target has and that gives the known answer."""
+    """Returns the fastest level that the target has and that gives the known answer."""
     for level in supported_levels():
         if passes_self_test(functools.partial(emit_dot, level)):
             return level
@@ -94,7 +95,7 @@ def best_level() -> str:
 
 
 def passes_self_test(emit: Emit) -> bool:
-    """The largest sums there can be, of either sign, and every byte on its own."""
+    """Compares with known answers: for the largest possible sums, of either sign, and for every byte on its own."""
     cases = [([255] * 4, [127] * 4), ([255] * 4, [-128] * 4), ([255, 255, 0, 0], [127, 127, 0, 0])]
     cases += [([1 << j if i == j else 0 for i in range(4)], [-3, 5, -7, 11]) for j in range(4)]
     cases += [([7 * i + 1, 255 - i, 3 * i, 128 + i], [i - 8, 8 - i, -i, 127 - i]) for i in range(9)]
@@ -107,7 +108,8 @@ def passes_self_test(emit: Emit) -> bool:
 
 
 def _compile(emit: Emit) -> Callable[..., None]:
-    """A function on three arrays of 64 bytes, made without numba so that nothing is compiled before the choice."""
+    """Returns a function on three arrays of 64 bytes. It is built without numba, so that numba compiles nothing before
+    the choice."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     pointer = ir.IntType(8).as_pointer()

@@ -1,7 +1,8 @@
-"""The sum that a softmax divides by, of one row: what logprobs are told from.
+"""The sum of exponentials of one row of logits, from which logprobs are computed.
 
-Sixteen running sums over each 256 logits, folded, and the chunks added up in float64 from first to last: the order, and so
-the bits, are the row's own on every CPU. numpy's `exp` has other last bits where there is no AVX2.
+Each chunk of 256 logits has sixteen running sums, which are folded; chunks are added in float64 from first to last. So
+the order, and with it the bits, depend on the row alone on every CPU. numpy's `exp` has other last bits on a CPU
+without AVX2.
 """
 
 import numpy as np
@@ -43,7 +44,8 @@ _KERNEL = Kernel(_sum_exp, CONTEXT)
 
 
 def exp_sum(logits: np.ndarray, peak: np.float32) -> float:
-    """The sum of e to the power of each logit less `peak`. Small enough for the caller's thread alone."""
+    """Returns the sum of e to the power of each logit less `peak`. It runs on the caller's thread alone, as it is
+    quick."""
     assert logits.dtype == np.float32, "the kernel reads float32 logits"
     assert logits.ndim == 1, "the sum is over one row of logits"
     assert logits.flags.c_contiguous, "the kernel reads a contiguous row"

@@ -1,8 +1,8 @@
 """Attention over int8 KV: the same steps in the same order as `attention`, with integer products.
 
-Queries are int8 with a scale per (row, head). Attention weights, times the scales of their values, are bytes with a scale
-per (row, head) and 64 positions, counted from the first: so each row's rounding, like all of its sums, depends on its own
-history only. The integer sums are exact.
+Queries are int8 with a scale per (row, head). Attention weights, times the scales of their values, are bytes with a
+scale per (row, head) and 64 positions, counted from the first. So each row's rounding, like all of its sums, depends on
+its own history only. The integer sums are exact.
 
 A thread's scratch:  record addresses | value scales | queries | their scales, corrections, 1 / sums | weight scales
                      | sums | scores, which become the weights
@@ -27,7 +27,7 @@ _score_stride = inlined_kernel_function(score_stride)
 
 @inlined_kernel_function
 def _quantize_query(q, q_at, head_dim, scale, out, out_at, scales, corrections, pair):
-    """int8, and the scale that makes up for it and for `scale`."""
+    """Quantizes a query to int8, and stores its scale, which includes `scale`, and its correction."""
     largest = simd.splat(np.float32(0.0))
     for i in range(0, head_dim, 16):
         largest = simd.larger_magnitude(largest, simd.load(q, q_at + i))
@@ -45,7 +45,7 @@ def _quantize_query(q, q_at, head_dim, scale, out, out_at, scales, corrections, 
 
 @inlined_kernel_function
 def _score(pairs, record, head_dim, q, scales, corrections, scores, scores_at, stride):
-    """Sixteen scores of every pair."""
+    """Computes sixteen scores of every pair."""
     j = 0
     while j < pairs:
         at, to, rest = j * head_dim, scores_at + j * stride, pairs - j
@@ -68,7 +68,8 @@ def _score(pairs, record, head_dim, q, scales, corrections, scores, scores_at, s
 
 @inlined_kernel_function
 def _weigh_group(scores, at, top, value_scales, value_at, weights, weights_at, total):
-    """Sixty-four scores become bytes. Returns their scale, and `total` with the true weights added."""
+    """Turns sixty-four scores into bytes. Returns their scale, and `total` with the weights added before they are
+    rounded."""
     e0 = simd.exp(simd.load(scores, at) - top)
     e1 = simd.exp(simd.load(scores, at + 16) - top)
     e2 = simd.exp(simd.load(scores, at + 32) - top)
@@ -89,8 +90,8 @@ def _weigh_group(scores, at, top, value_scales, value_at, weights, weights_at, t
 
 @inlined_kernel_function
 def _softmax(scores, at, num_valid, num_groups, value_scales, scales, scales_at):
-    """The first `num_valid` scores become weights, bytes where the floats were; the rest become zeros. Returns 1 / the
-    sum of the weights."""
+    """Turns the first `num_valid` scores into weights, bytes in the place of the floats, and the rest into zeros.
+    Returns 1 / the sum of the weights."""
     lowest, zero = np.float32(-np.inf), np.float32(0.0)
     filled, groups = (num_valid + 15) // 16, (num_valid + _GROUP - 1) // _GROUP
     tail = at + (filled - 1) * 16
@@ -104,7 +105,7 @@ def _softmax(scores, at, num_valid, num_groups, value_scales, scales, scales_at)
     total = simd.splat(zero)
     weights = simd.as_bytes(scores, at)
     for group in range(groups):
-        # A group's bytes end before the next group's floats begin, so they can take the place of floats already read.
+        # A group's bytes end before the next group's floats begin, so they overwrite only floats that were read.
         scale, total = _weigh_group(scores, at + group * _GROUP, top, value_scales, group * _GROUP,
                                     weights, group * _GROUP, total)  # fmt: skip
         scales[scales_at + group] = scale
@@ -119,7 +120,8 @@ def _softmax(scores, at, num_valid, num_groups, value_scales, scales, scales_at)
 def _softmax_with(
     options, scores, at, first_block, first, num_valid, num_groups, value_scales, scales, scales_at, head
 ):
-    """`_softmax` over the positions from `first` on, which lies in `first_block`. Groups of 64 stay where they are."""
+    """Does the same as `_softmax` over the positions from `first` on, which lies in `first_block`. Groups of 64 still
+    begin at multiples of 64."""
     lowest, zero = np.float32(-np.inf), np.float32(0.0)
     filled, groups, first_group = (num_valid + 15) // 16, (num_valid + _GROUP - 1) // _GROUP, first_block // 4
     prepare_scores(scores, at, first_block, first, num_valid, options)
@@ -143,7 +145,7 @@ def _softmax_with(
 @inlined_kernel_function
 def _add_values(pairs, records, first, count, values_at, head_dim, weights, weights_at, step, scales, scales_at,
                 scales_step, sums):  # fmt: skip
-    """Up to sixty-four positions of every pair."""
+    """Adds the values of up to sixty-four positions to the sums of every pair."""
     column = 0
     while column < head_dim:
         j = 0
@@ -175,7 +177,8 @@ def _add_values(pairs, records, first, count, values_at, head_dim, weights, weig
 @kernel_function
 def attend_tile_int8(q, q_stride, kv_address, block_table, table_at, block_size, tile, tile_at, kv_head, num_kv_heads,
                      group_size, head_dim, scratch, scratch_at, out, out_stride, options):  # fmt: skip
-    """All heads of `kv_head`'s group, for the rows of one tile. `tile` holds (first row, rows, slot, position)."""
+    """Computes all heads of `kv_head`'s group, for the rows of one tile. `tile` has (first row, rows, slot,
+    position)."""
     out_of_line()
     first_row, num_rows = np.int64(tile[tile_at]), np.int64(tile[tile_at + 1])
     position = np.int64(tile[tile_at + 3])

@@ -3,7 +3,7 @@
     scores[j, 0:16] = (float(q[j] . sixteen keys) * q_scale[j]) * key_scales
     sums[j, :]      = sums[j, :] + float(sum over up to 64 positions of weight[j] * value) * weight_scale[j]
 
-The integer sums are exact; each (row, lane) has one chain of float operations, whatever shares the loop.
+The integer sums are exact. Each (row, lane) has one chain of float operations, whichever rows share the loop.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ _BYTES = I8.as_pointer()
 
 
 def _step(builder: Builder, pointer: Value, index: Value | int, times: int = 1) -> Value:
-    """`index * times` elements further."""
+    """Returns the pointer `index * times` elements further on."""
     if isinstance(index, int):
         return builder.gep(pointer, [ir.Constant(ir.IntType(64), index * times)])
     return builder.gep(pointer, [builder.mul(index, ir.Constant(index.type, times))])
@@ -46,8 +46,9 @@ def _splat_four(builder: Builder, pointer: Value) -> Value:
 
 @intrinsic_on_literals
 def int8_scores(typing_context, level, rows, record, head_dim, q, q_at, scales, corrections, row, out, out_at, stride):
-    """`record` is the address of sixteen keys. Queries are int8 [pairs, head_dim] from `q_at` on; `scales` and
-    `corrections` (-128 times the sum of a query) have one value per pair, of which the first is `row`."""
+    """Computes the scores of sixteen keys, which are at the address `record`. Queries are int8 [pairs, head_dim] from
+    `q_at` on. `scales` and `corrections` (-128 times the sum of a query) have one value per pair, from index `row`
+    on."""
     require_literals(level, rows)
     num_rows = rows.literal_value
 
@@ -83,9 +84,9 @@ def int8_scores(typing_context, level, rows, record, head_dim, q, q_at, scales, 
 @intrinsic_on_literals
 def int8_values(typing_context, level, rows, columns, records, first, num_records, values_at, column, head_dim,
                 weights, weights_at, weights_step, scales, scales_at, scales_step, sums, sums_at):  # fmt: skip
-    """`records` holds addresses, of which up to four from `first` on are taken. A row's weights are 64 bytes from
-    `weights_at` on, in rows of `weights_step` bytes; its sums are `head_dim` floats. Handles 16 * `columns` lanes from
-    `column` on."""
+    """Adds weighted values to sums, for 16 * `columns` lanes from `column` on. `records` has addresses, of which
+    `num_records` (up to four) from `first` on are read. A row's weights are 64 bytes from `weights_at` on, in rows of
+    `weights_step` bytes; its sums are `head_dim` floats."""
     require_literals(level, rows, columns)
     num_rows, num_columns = rows.literal_value, columns.literal_value
 

@@ -1,11 +1,11 @@
-"""How kernels are compiled: numba, cached on disk, no fast-math.
+"""Compiles kernels: by numba, cached on disk, without fast-math.
 
 A kernel is a C function (thread, context): every thread of `threads.ThreadPool` may call it, and `context` is a structure
 of sizes and addresses. numba's own parallel loops would compile each kernel seven times over.
 
-The cache folder is named after these kernels' sources and the level of `dot`, since numba itself only looks at the file of
-the outermost function; inside, numba keys by the CPU that it compiles for, so levels of `ONWARD_SIMD` share nothing.
-Fast-math stays off everywhere: the order of float operations is part of the result.
+The cache folder is named after a hash of the kernels' sources and the level of `dot_instruction`, because numba itself
+only looks at the file of the outermost function. Inside, numba keys by the CPU that it compiles for, so levels of
+`ONWARD_SIMD` share nothing. Fast-math stays off everywhere: the order of float operations is part of the result.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ def _cache_folder() -> Path:
 
 
 config.CACHE_DIR = str(_cache_folder())  # pyright: ignore[reportAttributeAccessIssue]
-# Kernels that our folder cannot take go to the user's own; numba's default would try the package's folder before.
+# Kernels that cannot be written to our folder go to the user's; numba's default would try the package's folder first.
 config.CACHE_LOCATOR_CLASSES = "onward.kernels.cpu.cache_locator.KernelCacheLocator,UserWideCacheLocator"  # pyright: ignore[reportAttributeAccessIssue]
 config.CPU_NAME = kernel_target().cpu  # pyright: ignore[reportAttributeAccessIssue]
 config.CPU_FEATURES = kernel_target().features  # pyright: ignore[reportAttributeAccessIssue]
@@ -49,17 +49,18 @@ _INNER: dict[str, Any] = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapp
 
 
 def kernel_function(function: Any) -> Any:
-    """Called from kernels only."""
-    return numba.njit(**_INNER, forceinline=False)(function)  # or it would inherit its caller's
+    """Decorates a function that only kernels call."""
+    return numba.njit(**_INNER, forceinline=False)(function)  # explicit, because it would inherit its caller's value
 
 
 def inlined_kernel_function(function: Any) -> Any:
-    """Called from kernels only, and small enough to be part of its caller."""
+    """Decorates a function that only kernels call, and that is small enough to be inlined."""
     return numba.njit(**_INNER, forceinline=True)(function)
 
 
 def compile_cached(signature: Any, function: Any, **options: Any) -> Any:
-    """A C function, compiled or from the cache. A folder that cannot be written and lacks it costs the time to compile."""
+    """Returns a C function, compiled or from the cache. If the cache folder cannot be written and lacks the function,
+    it is compiled at each start."""
     try:
         return numba.cfunc(signature, cache=True, **options)(function)
     except (OSError, RuntimeError) as fault:
@@ -68,7 +69,7 @@ def compile_cached(signature: Any, function: Any, **options: Any) -> Any:
 
 
 class Kernel:
-    """Compiled, or loaded from the cache, when its address is first asked for."""
+    """A kernel, compiled or loaded from the cache when its address is first read."""
 
     def __init__(self, function: Callable[[Any, Any], None], context: np.dtype) -> None:
         self._function, self.context = function, context
@@ -83,7 +84,8 @@ class Kernel:
         return self._compiled.address
 
     def run_on_caller(self, context: np.ndarray) -> None:
-        """On the caller's thread, for kernels that share nothing out. The caller keeps what `context` points to."""
+        """Runs on the caller's thread, for kernels that do not share their work. The caller keeps the memory that
+        `context` points to alive."""
         assert context.dtype == self.context
         self._call(0, context.ctypes.data)
 
@@ -94,7 +96,7 @@ class Kernel:
 
 @intrinsic
 def out_of_line(typing_context: Any) -> Any:
-    """Said inside a large device function: call it, do not copy it into every caller. Code size is compile time."""
+    """Prevents inlining of the kernel function that calls this, which is for large ones: code size is compile time."""
 
     def emit(ctx: Any, builder: Builder, sig: Any, args: Any) -> Any:
         builder.function.attributes.add("noinline")

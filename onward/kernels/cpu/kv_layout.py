@@ -1,12 +1,12 @@
-"""How keys and values lie in memory: records of sixteen positions of one KV head.
+"""The memory layout of keys and values: records of sixteen positions of one KV head.
 
     float32   keys [head_dim][16], values [16][head_dim]
     int8      keys [head_dim / 4][16][4], each plus 128; 16 float32 scales;
               values [4][head_dim][4 positions]; 16 float32 scales
 
 A page of `block_size` positions is [kv head][block_size / 16] records; pages follow each other. Sizes and offsets count
-elements of the array's own type (uint8 stands for int8), which is what `itemsize` says. In int8 each (position, head) has
-a scale for its key and one for its value; both lie as the integer products want them.
+elements of the array's own type (uint8 stands for int8), whose size is `itemsize`. In int8 each (position, head) has a
+scale for its key and one for its value; both are in the order in which the integer products read them.
 """
 
 import numpy as np
@@ -32,13 +32,13 @@ values_offset_of = inlined_kernel_function(values_offset)
 
 @inlined_kernel_function
 def record_at(page, head, part, num_kv_heads, parts_per_page, size):
-    """Where sixteen positions begin: part number `part` of a page."""
+    """Returns the offset of a record: part number `part` of a page."""
     return ((page * num_kv_heads + head) * parts_per_page + part) * size
 
 
 @inlined_kernel_function
 def store_key(kv, record, lane, source, source_at, head_dim):
-    """The key of position `lane` of a record."""
+    """Stores the key of position `lane` of a record."""
     if simd.itemsize(kv) == 4:
         for i in range(head_dim):
             kv[record + i * POSITIONS_PER_RECORD + lane] = source[source_at + i]

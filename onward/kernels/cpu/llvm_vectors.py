@@ -1,7 +1,7 @@
 """Emitting LLVM vectors: types, and the few operations that every kernel's code is built from.
 
-What is emitted here is called from kernels as if it were Python: an intrinsic gets numba types and returns a signature and
-a function that emits code.
+Kernels call an intrinsic like a Python function. An intrinsic gets numba types, and returns a signature and a function
+that emits code.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from numba.core.errors import RequireLiteralValue
 
 Value = Any
 Builder = Any
-"""llvmlite's own types lack what its objects have."""
+"""Any, because llvmlite's own types lack attributes that its objects have."""
 
 LANES = 16
 
@@ -33,7 +33,7 @@ def intrinsic(function: Any) -> Any:
 
 
 def intrinsic_on_literals(function: Any) -> Any:
-    """Some of its arguments must be literals; see `require_literals`."""
+    """Decorates an intrinsic of which some arguments must be literals; see `require_literals`."""
     decorate: Any = extending.intrinsic(prefer_literal=True)
     return decorate(function)
 
@@ -58,8 +58,8 @@ def call_llvm(builder: Builder, name: str, result: ir.Type, *args: Value) -> Val
 
 
 def half_to_float(builder: Builder, bits: Value) -> Value:
-    """A finite float16, or a vector of them, given as the i32 that holds its bits: exact on every CPU, by moving the bits
-    into a float32 and correcting its exponent."""
+    """Converts a finite float16, or a vector of them, given as the i32 with its bits. The result is exact on every CPU:
+    the bits are moved into a float32, and its exponent is corrected."""
     is_vector = isinstance(bits.type, ir.VectorType)
 
     def constant(kind: ir.Type, value: float) -> ir.Constant:
@@ -77,7 +77,7 @@ def fma_value(builder: Builder, a: Value, b: Value, c: Value) -> Value:
 
 
 def element_pointer(context: Any, builder: Builder, array_type: Any, array: Any, index: Any) -> Value:
-    """Points to element `index` of a contiguous numba array, whatever its shape, or of what a pointer points to."""
+    """Returns a pointer to element `index` of a contiguous numba array of any shape, or of the memory at a pointer."""
     if isinstance(array_type, types.CPointer):
         return builder.gep(array, [index])
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])

@@ -29,7 +29,8 @@ from onward.kernels.cpu.llvm_vectors import (
 
 @intrinsic_on_literals
 def outer_sum(typing_context, rows, columns, resume, a, a_at, a_step, b, b_at, b_step, count, out, out_at, out_step):
-    """`rows`, `columns` and `resume` are literals; `resume` goes on from what `out` holds instead of from zero."""
+    """Computes the sums that the module describes, and writes them to `out`. `rows`, `columns` and `resume` are
+    literals. With `resume` the sums begin with the values in `out` instead of zero."""
     require_literals(rows, columns, resume)
     num_rows, num_columns, resumes = rows.literal_value, columns.literal_value, resume.literal_value
 

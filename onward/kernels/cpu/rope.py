@@ -1,4 +1,5 @@
-"""Between the qkv product and attention: norms of q and k, rotary embedding, and the write into paged KV."""
+"""The operations between the qkv product and attention: norms of q and k, rotary embedding, and the write into paged
+KV."""
 
 import numpy as np
 
@@ -9,7 +10,8 @@ from onward.kernels.cpu.kv_layout import POSITIONS_PER_RECORD, record_at, record
 
 @inlined_kernel_function
 def mean_square(x, at, size):
-    """Sixteen running sums, folded at the end. `size` is a multiple of 16."""
+    """Returns the mean of the squares, by sixteen running sums that are folded at the end. `size` is a multiple of
+    16."""
     total = simd.splat(np.float32(0.0))
     for i in range(0, size, 16):
         v = simd.load(x, at + i)
@@ -35,7 +37,7 @@ def _rotate_head(x, at, cos, sin, angle_at, half):
 
 @inlined_kernel_function
 def _normalize_part(x, at, weight, size, num_true, eps):
-    """Of `size` values, of which `num_true` are not padding (which is zero)."""
+    """Applies the norm to `size` values, of which `num_true` are not padding (which is zero)."""
     mean = mean_square(x, at, size) * (np.float32(size) / np.float32(num_true))
     inverse = np.float32(1.0) / np.sqrt(mean + eps)
     for i in range(size):
@@ -44,7 +46,7 @@ def _normalize_part(x, at, weight, size, num_true, eps):
 
 @kernel_function
 def _prepare_heads(qkv, at, position, num_heads, num_kv_heads, head_dim, q_norm, k_norm, eps, options):
-    """Norms, rope and scale as `options` say, of all heads of q and k of one row."""
+    """Applies norms, rope and scale to all heads of q and k of one row, as `options` say."""
     out_of_line()
     true_dim, half = options.true_head_dim, options.rotary_half
     k_at = at + num_heads * head_dim
@@ -65,7 +67,7 @@ def _prepare_heads(qkv, at, position, num_heads, num_kv_heads, head_dim, q_norm,
 @kernel_function
 def rotate_and_store(qkv, at, position, page, block_size, num_heads, num_kv_heads, head_dim, cos, sin,
                      q_norm, k_norm, eps, kv, kv_at, options):  # fmt: skip
-    """One row: q and k are normalized and rotated in place, k and v are copied into their page.
+    """Normalizes and rotates q and k of one row in place, and copies k and v into their page.
 
     `q_norm` and `k_norm` are the addresses of the norms' weights, 0 where the model has none.
     """

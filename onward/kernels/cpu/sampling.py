@@ -1,11 +1,11 @@
-"""Choosing the next token from logits: greedy, or one draw from the cumulative distribution.
+"""Samples the next token from logits: greedy, or by one random number from the cumulative distribution.
 
-The draw is one number in [0, 1) per (seed, choice, position), so it knows neither batch nor slot nor thread. Tokens are
-visited in the order of their ids, and all sums are made in an order that the row's logits alone decide. Among equals the
-lowest id wins, and a cut (top-k, top-p) keeps all tokens that are as likely as the last one it keeps.
+There is one number in [0, 1) per (seed, choice, position), so it does not depend on batch, slot or thread. Tokens are
+visited in the order of their ids, and the row's logits alone decide the order of all sums. Among equals the lowest id
+wins, and a cut (top-k, top-p) keeps all tokens that are as likely as the last one it keeps.
 
 Cuts are found by bisection over the bits of a weight, which order floats by size. Mostly they fall among a few hundred
-candidates, which are picked out first; where they do not, the whole row is searched.
+candidates, which are picked out first. If they do not, the whole row is searched.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from onward.kernels.cpu.phases import claim_items, mark_finished, wait_for_phase
 
 _CHUNK = 1024
 _CANDIDATE = np.float32(2.0**-12)
-"""The least weight, relative to the likeliest token's, that makes a candidate."""
+"""The least weight of a candidate, relative to the likeliest token's."""
 _MAX_CANDIDATES = 4096
 _BITS_OF_ONE = 0x3F800000
 
@@ -45,13 +45,13 @@ CONTEXT = np.dtype(
 
 
 def scratch_size(vocab_size: int) -> int:
-    """Floats of one thread: weights of all tokens, in whole chunks, and weights and ids of candidates."""
+    """Returns the floats of one thread: weights of all tokens, in whole chunks, and weights and ids of candidates."""
     return -(-vocab_size // _CHUNK) * _CHUNK + 2 * (_MAX_CANDIDATES + _CHUNK)
 
 
 @inlined_kernel_function
 def _mix(x):
-    """A bijection of 64 bits in which every input bit changes half of the output's (splitmix64's finalizer)."""
+    """Mixes 64 bits: a bijection in which every input bit changes half of the output's (splitmix64's finalizer)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -59,7 +59,7 @@ def _mix(x):
 
 @inlined_kernel_function
 def _uniform(seed, choice, position):
-    """In [0, 1), with 53 bits."""
+    """Returns a number in [0, 1), with 53 bits."""
     step = np.uint64(0x9E3779B97F4A7C15)
     state = _mix(seed + step)
     state = _mix((state ^ choice) + step)
@@ -69,7 +69,7 @@ def _uniform(seed, choice, position):
 
 @kernel_function
 def _peak(logits, at, size):
-    """The largest logit, or NaN if any is NaN or infinite upwards."""
+    """Returns the largest logit, or NaN if any is NaN or plus infinity."""
     infinity = np.float32(np.inf)
     high, num_bad = simd.splat(-infinity), simd.splat_i32(np.int32(0))
     whole = size // 16 * 16
@@ -95,7 +95,8 @@ def _first_of(logits, at, size, value):
 
 @kernel_function
 def _weigh(logits, at, size, peak, temperature, weights):
-    """Weights relative to the likeliest token's, which gets 1; zeros after the last. Returns how many there are."""
+    """Writes weights relative to the likeliest token's, which gets 1, with zeros after the last. Returns how many there
+    are, zeros included."""
     inverse, top = simd.splat(np.float32(1.0) / temperature), simd.splat(peak)
     whole = size // 16 * 16
     for i in range(0, whole, 16):
@@ -116,7 +117,8 @@ def _pad(weights, size):
 
 @kernel_function
 def _mass_from(weights, size, lowest):
-    """The sum of the weights that are not below `lowest`; never less for a smaller one. `size` is whole chunks."""
+    """Returns the sum of the weights that are not below `lowest`. It never decreases for a smaller `lowest`. `size` is
+    whole chunks."""
     out_of_line()
     mass = np.float64(0.0)
     for chunk in range(0, size, _CHUNK):
@@ -138,7 +140,8 @@ def _count_from(weights, size, lowest):
 
 @kernel_function
 def _cut(weights, size, num_kept, mass_kept):
-    """The greatest weight from which on there are `num_kept` tokens (or, if that is 0, a mass of `mass_kept`)."""
+    """Returns the greatest weight such that `num_kept` tokens (or, if that is 0, a mass of `mass_kept`) are not below
+    it."""
     low, high = np.int64(0), np.int64(_BITS_OF_ONE) + 1  # enough from `low` on, not from `high` on
     while high - low > 1:
         middle = (low + high) // 2
@@ -162,7 +165,8 @@ def _drop_below(weights, size, lowest):
 
 @kernel_function
 def _pick_out(weights, size, lowest, candidates, ids):
-    """Copies the weights that are not below `lowest`, in order. Returns how many there are, or more than fit."""
+    """Copies the weights that are not below `lowest`, in order. Returns how many there are; if they do not fit, a
+    number above `_MAX_CANDIDATES`."""
     count = 0
     for block in range(0, size, 16):
         if simd.max_lanes(simd.load(weights, block)) >= lowest:
@@ -178,7 +182,7 @@ def _pick_out(weights, size, lowest, candidates, ids):
 
 @kernel_function
 def _token_at(weights, size, point):
-    """The token in whose share `point`, a number below the sum of all weights, lies."""
+    """Returns the token whose share contains `point`, a number below the sum of all weights."""
     start = 0
     while start + _CHUNK < size:
         share = _mass_from(simd.shifted(weights, start), _CHUNK, np.float32(0.0))
@@ -191,7 +195,7 @@ def _token_at(weights, size, point):
         if point < w:
             return i
         point -= w
-    # Rounding may leave a crumb: then it is the last token with any weight.
+    # Rounding may leave a small rest of `point`: the result is then the last token with any weight.
     last = size - 1
     while last > 0 and not weights[last] > np.float32(0.0):
         last -= 1
@@ -200,7 +204,7 @@ def _token_at(weights, size, point):
 
 @kernel_function
 def _draw_from(weights, size, top_k, top_p, min_p, number):
-    """Cuts, then draws. `size` is whole chunks, with zeros where there is no token."""
+    """Applies the cuts, then samples. `size` is whole chunks, with zeros where there is no token."""
     zero = np.float32(0.0)
     if top_k > 0:
         _drop_below(weights, size, _cut(weights, size, top_k, 0.0))
@@ -232,7 +236,7 @@ def _choose(c, row, at, peak, weights):
             mass = _mass_from(candidates, end, np.float32(0.0))
             if top_k > 0:
                 return np.int64(ids[_draw_from(candidates, end, top_k, top_p, min_p, number)])
-            # What top-p keeps is a share of all tokens, candidates or not.
+            # top-p keeps a share of the mass of all tokens, candidates or not.
             wanted = top_p * _mass_from(weights, padded, np.float32(0.0)) if top_p < 1.0 else 0.0
             if mass >= wanted:
                 if top_p < 1.0:
@@ -261,4 +265,4 @@ def _sample(thread, context):
 
 
 sample = Kernel(_sample, CONTEXT)
-"""One token per row of logits."""
+"""Samples one token per row of logits."""

@@ -1,4 +1,4 @@
-"""Vectors of sixteen 32-bit lanes for numba kernels: explicit, so that the order of float operations is written down.
+"""Vectors of sixteen 32-bit lanes for numba kernels: explicit, so that the code defines the order of float operations.
 
 `f32x16` and `i32x16` are numba types backed by LLVM vectors; LLVM lowers them to what the CPU has (one AVX-512 register,
 two of AVX2, four of NEON). Arrays are contiguous, offsets count elements from the first one, and nothing checks bounds.
@@ -60,7 +60,7 @@ class _VectorModel(models.PrimitiveModel):
 
 @intrinsic
 def load(typing_context, array, index):
-    """Sixteen float32 from `array`, starting at element `index`."""
+    """Loads sixteen float32 from `array`, starting at element `index`."""
 
     def emit(context, builder, sig, args):
         pointer = element_pointer(context, builder, sig.args[0], *args)
@@ -71,7 +71,7 @@ def load(typing_context, array, index):
 
 @intrinsic
 def store_float(typing_context, array, index, value):
-    """One float32 into memory of any type; `index` counts the array's own elements."""
+    """Stores one float32 into memory of any type; `index` counts the array's own elements."""
 
     def emit(context, builder, sig, args):
         pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
@@ -105,7 +105,7 @@ def store_i8_pair(typing_context, array, index, low, high):
     return types.void(array, types.intp, i32x16, i32x16), emit
 
 
-# Kernels are given addresses; these say what lies there.
+# Kernels get addresses; these functions turn them into typed pointers.
 
 
 def _emit_pointer(context, builder, sig, args):
@@ -148,19 +148,19 @@ def doubles(typing_context, address):
 
 
 def _emit_shifted(context, builder, sig, args):
-    """The pointer to an element, as what the result points to."""
+    """Emits the pointer to an element, with the type of the result."""
     return builder.bitcast(builder.gep(args[0], [args[1]]), context.get_value_type(sig.return_type))
 
 
 @intrinsic
 def shifted(typing_context, pointer, index):
-    """Points to element `index`."""
+    """Returns a pointer to element `index`."""
     return pointer(pointer, types.int64), _emit_shifted
 
 
 @intrinsic
 def as_bytes(typing_context, pointer, index):
-    """The memory from element `index` on, as uint8."""
+    """Returns the memory from element `index` on, as uint8."""
     return types.CPointer(types.uint8)(pointer, types.int64), _emit_shifted
 
 
@@ -176,7 +176,7 @@ def as_int64s(typing_context, pointer, index):
 
 @intrinsic
 def itemsize(typing_context, pointer):
-    """Bytes of what a pointer points to, known when the kernel is compiled."""
+    """Returns the bytes of an element at a pointer, known when the kernel is compiled."""
     size = pointer.dtype.bitwidth // 8
     return types.int64(pointer), lambda context, builder, sig, args: context.get_constant(types.int64, size)
 
@@ -190,13 +190,13 @@ def _emit_scalar(kind: ir.Type) -> Any:
 
 @intrinsic
 def float_at(typing_context, pointer, offset):
-    """A float32 at a byte offset."""
+    """Loads a float32 at a byte offset."""
     return types.float32(pointer, types.intp), _emit_scalar(F32)
 
 
 @intrinsic
 def half_at(typing_context, pointer, offset):
-    """A finite float16 at a byte offset, widened."""
+    """Loads a finite float16 at a byte offset, widened."""
 
     def emit(context, builder, sig, args):
         return half_to_float(builder, builder.zext(_emit_scalar(I16)(context, builder, sig, args), I32))
@@ -237,7 +237,7 @@ for _function, _names in _OPERATORS.items():
 
 @intrinsic
 def splat(typing_context, scalar):
-    """Every lane is `scalar`, a float32."""
+    """Returns a vector with `scalar`, a float32, in every lane."""
     return f32x16(types.float32), lambda context, builder, sig, args: splat_value(builder, args[0])
 
 
@@ -267,8 +267,8 @@ def minimum(typing_context, a, b):
 
 @intrinsic
 def larger_magnitude(typing_context, a, b):
-    """The absolute value of whichever is farther from zero in each lane. NaN is farther than everything: a fault must
-    show, and the plain maximum would drop it."""
+    """Returns in each lane the larger of the absolute values. NaN counts as larger than everything, so that a fault
+    stays visible; the plain maximum would drop it."""
 
     def emit(context, builder, sig, args):
         return builder.bitcast(_max_bits(builder, *(_magnitude_bits(builder, a) for a in args)), F32X16)
@@ -277,7 +277,7 @@ def larger_magnitude(typing_context, a, b):
 
 
 def _magnitude_bits(builder: Builder, value: Value) -> Value:
-    """Ordered as integers like the magnitudes they stand for."""
+    """Returns integers whose order is that of the magnitudes."""
     return builder.and_(builder.bitcast(value, I32X16), splat_value(builder, ir.Constant(I32, 0x7FFFFFFF)))
 
 
@@ -292,7 +292,7 @@ def round_even(typing_context, a):
 
 @intrinsic
 def to_i32(typing_context, a):
-    """Of whole numbers within the range of int32."""
+    """Converts whole numbers within the range of int32."""
     return i32x16(f32x16), lambda context, builder, sig, args: builder.fptosi(args[0], I32X16)
 
 
@@ -303,7 +303,7 @@ def to_f32(typing_context, a):
 
 @intrinsic
 def keep_first(typing_context, vector, count, fill):
-    """Lanes from `count` on become `fill`."""
+    """Replaces lanes from `count` on by `fill`."""
 
     def emit(context, builder, sig, args):
         limit = splat_value(builder, builder.trunc(args[1], I32))
@@ -314,13 +314,13 @@ def keep_first(typing_context, vector, count, fill):
 
 
 def _not_below(builder: Builder, vector: Value, limit: Value) -> Value:
-    """Lanes that are at least `limit`, or NaN."""
+    """Returns a mask of the lanes that are at least `limit`, or NaN."""
     return builder.fcmp_unordered(">=", vector, splat_value(builder, limit))
 
 
 @intrinsic
 def keep_not_below(typing_context, vector, limit):
-    """Lanes below `limit` become 0."""
+    """Replaces lanes below `limit` by 0."""
 
     def emit(context, builder, sig, args):
         return builder.select(_not_below(builder, *args), args[0], splat_value(builder, ir.Constant(F32, 0.0)))
@@ -330,7 +330,7 @@ def keep_not_below(typing_context, vector, limit):
 
 @intrinsic
 def count_not_below(typing_context, total, vector, limit):
-    """Adds 1 to the lanes of `total` where the vector is not below `limit` (NaN is not)."""
+    """Adds 1 to the lanes of `total` where the vector is not below `limit`. NaN counts as not below."""
 
     def emit(context, builder, sig, args):
         return builder.add(args[0], builder.zext(_not_below(builder, args[1], args[2]), I32X16))
@@ -345,7 +345,7 @@ def float_of_bits(typing_context, bits):
 
 @intrinsic
 def power_of_two(typing_context, exponent):
-    """2 to the given whole powers, which must lie in -127..127 (-127 gives 0)."""
+    """Returns 2 to the given whole powers, which must lie in -127..127 (-127 gives 0)."""
 
     def emit(context, builder, sig, args):
         biased = builder.add(args[0], splat_value(builder, ir.Constant(I32, 127)))
@@ -354,7 +354,7 @@ def power_of_two(typing_context, exponent):
     return f32x16(i32x16), emit
 
 
-# Across lanes, always pairing lane i with lane i + 8, then 4, 2, 1.
+# Reductions across lanes always combine lane i with lane i + 8, then 4, 2, 1.
 
 
 def _fold(builder: Builder, vector: Value, combine: Any) -> Value:
@@ -378,7 +378,7 @@ def sum_lanes_i32(typing_context, vector):
 
 @intrinsic
 def max_magnitude(typing_context, vector):
-    """Of all lanes; NaN if any of them is."""
+    """Returns the largest magnitude of all lanes; NaN if any of them is NaN."""
 
     def emit(context, builder, sig, args):
         bits = _magnitude_bits(builder, args[0])
@@ -401,7 +401,7 @@ def max_lanes(typing_context, vector):
 
 @inlined_kernel_function
 def exp(x):
-    """e to the x. Below -87.3 the result is 0; above 88 it stays at e^88."""
+    """Returns e to the x. Below -87.3 the result is 0; above 88 it stays at e^88."""
     x = maximum(minimum(x, splat(88.0)), splat(-87.9))
     n = round_even(x * splat(1.4426950408889634))
     r = fma(n, splat(-0.693359375), x)

@@ -1,10 +1,11 @@
 """The CPU that kernels are compiled for: this one, or a simpler one that `ONWARD_SIMD` names.
 
-    native   what LLVM finds on this machine
+    native   the CPU that LLVM finds on this machine
     avx2     x86-64-v3: AVX2, FMA and F16C, no AVX-512
     plain    the least that the architecture has; on x86-64 that is SSE2, where `fma` is a call into the C library
 
-The level decides how fast a kernel is, never which bits it gives. Forcing one shows that on a single machine.
+The level decides how fast a kernel is, never which bits it gives. Forced levels let tests check that on a single
+machine.
 """
 
 import functools
@@ -17,17 +18,17 @@ from onward.config import SimdLevel, simd_level
 from onward.errors import StartupError
 
 _OF_AVX2 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
-"""What LLVM may use for x86-64-v3 beyond SSE."""
+"""Features that LLVM may use for x86-64-v3 beyond SSE."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuTarget:
-    """As LLVM writes it."""
+    """A CPU and its features, in LLVM's notation."""
 
     cpu: str
     features: str
     instructions: frozenset[str]
-    """The features that kernels may choose code by."""
+    """Features by which kernels may choose code."""
 
 
 @functools.cache
@@ -36,7 +37,7 @@ def kernel_target() -> CpuTarget:
 
 
 def target_for(level: SimdLevel, features: Mapping[str, bool], *, is_x86: bool) -> CpuTarget:
-    """The target of a level on a machine with these features."""
+    """Returns the target of a level on a machine with these features."""
     present = frozenset(name for name, is_there in features.items() if is_there)
     if level == "native":
         return CpuTarget(llvm.get_host_cpu_name(), _flattened(features), present)

@@ -1,16 +1,16 @@
-"""The threads that kernels run on: one that leads, and helpers that join in when they can.
+"""The threads that kernels run on: a leader, and helpers that join when they can.
 
-A helper waits, first spinning and soon asleep, until a kernel is offered, and enters it if it is still open when the
-helper comes. The leader waits for those who entered, not for those who have not come yet: on busy cores nobody waits
-for a thread that the system does not run. (A pool of OpenMP would, and would spin on a core that the engine needs.)
-That is right for every kernel whose work is drawn through `phases`, and only for those.
+A helper waits until a kernel is offered, first spinning and soon asleep. It enters the kernel if that is still open
+when the helper arrives. The leader waits for helpers that have entered, not for helpers that have not arrived yet: on
+busy cores it never waits for a thread that the system does not run. (A pool of OpenMP would, and would spin on a core
+that the engine needs.) This is correct for kernels whose items are claimed through `phases`, and only for those.
 """
 
 import ctypes
 import functools
 import threading
 import weakref
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from llvmlite import ir
@@ -23,14 +23,14 @@ from onward.kernels.cpu.llvm_vectors import Builder, intrinsic
 # Words of the control block, each on a cache line of its own.
 _OFFER, _STATE, _KERNEL, _CONTEXT, _STOPPED = 0, 8, 16, 17, 24
 _NUM_WORDS = 32
-_OPEN = 1 << 32
-"""In `_STATE`, above the number of helpers that are inside."""
-_SPINS_BEFORE_SLEEP = 1500
-_SPINS_BEFORE_NAP = 4000
+OPEN = 1 << 32
+"""Set in `_STATE` while helpers may enter; the lower bits count the helpers that are inside."""
+SPINS_BEFORE_SLEEP = 1500
+SPINS_BEFORE_NAP = 4000
 
 
 @intrinsic
-def _call(typing_context: Any, address: Any, thread: Any, context: Any) -> Any:
+def call_kernel(typing_context: Any, address: Any, thread: Any, context: Any) -> Any:
     def emit(ctx: Any, builder: Builder, sig: Any, args: Any) -> Any:
         word = ir.IntType(64)
         function = ir.FunctionType(ir.VoidType(), [word, word]).as_pointer()
@@ -41,35 +41,35 @@ def _call(typing_context: Any, address: Any, thread: Any, context: Any) -> Any:
 
 
 def _help(thread, control):
-    """A helper's life."""
+    """Runs as a helper until the pool stops: enters each offered kernel that is still open."""
     seen = 0
     while load_acquire(control, _STOPPED) == 0:
         spins = 0
         while load_acquire(control, _OFFER) == seen:
             spins += 1
-            if spins < _SPINS_BEFORE_SLEEP:
+            if spins < SPINS_BEFORE_SLEEP:
                 pause()
             else:
                 sleep_while(control, _OFFER, seen)
         seen = load_acquire(control, _OFFER)
-        if fetch_add(control, _STATE, 1) >= _OPEN:
-            _call(control[_KERNEL], thread, control[_CONTEXT])
+        if fetch_add(control, _STATE, 1) >= OPEN:
+            call_kernel(control[_KERNEL], thread, control[_CONTEXT])
         fetch_add(control, _STATE, -1)
 
 
 def _lead(control, kernel, context):
-    """Offers a kernel, takes part in it, and waits for those who came."""
+    """Offers a kernel, runs it as thread 0, closes it, and waits for the helpers that have entered."""
     control[_KERNEL] = kernel
     control[_CONTEXT] = context
-    fetch_add(control, _STATE, _OPEN)
+    fetch_add(control, _STATE, OPEN)
     fetch_add(control, _OFFER, 1)
     wake_all(control, _OFFER)
-    _call(kernel, 0, context)
-    fetch_add(control, _STATE, -_OPEN)
+    call_kernel(kernel, 0, context)
+    fetch_add(control, _STATE, -OPEN)
     spins = 0
     while load_acquire(control, _STATE) != 0:
         spins += 1
-        if spins < _SPINS_BEFORE_NAP:
+        if spins < SPINS_BEFORE_NAP:
             pause()
         else:
             short_sleep()
@@ -88,6 +88,17 @@ def _compiled_lead() -> Any:
     return compile_cached(types.void(_CONTROL, types.int64, types.int64), _lead)
 
 
+class KernelThreads(Protocol):
+    """Threads that share a kernel's items."""
+
+    @property
+    def size(self) -> int:
+        """The highest number of threads that may run a kernel. Each has a number below it."""
+        ...
+
+    def run(self, kernel: Kernel, context: np.ndarray) -> None: ...
+
+
 class ThreadPool:
     """`size` threads, the caller's included. Helpers end when the pool is no longer referred to."""
 
@@ -103,7 +114,8 @@ class ThreadPool:
         weakref.finalize(self, _stop, self._control)
 
     def run(self, kernel: Kernel, context: np.ndarray) -> None:
-        """Whoever fills `context` keeps what it points to. One run at a time."""
+        """Runs a kernel; one run at a time. `context` holds addresses, and the caller keeps the memory that they point
+        to alive."""
         assert context.dtype == kernel.context
         self._lead(self._pointer, kernel.address, context.ctypes.data)
 
@@ -120,7 +132,7 @@ _NOTHING = Kernel(_nothing, np.dtype([("unused", np.int64)]))
 
 
 def _stop(control: np.ndarray) -> None:
-    """The last offer is one of nothing, so that those who sleep wake up and see that they may go."""
+    """Ends the helpers. Offers an empty kernel, so that sleeping helpers wake up and see that the pool has stopped."""
     control[_STOPPED] = 1
     context = np.zeros((), _NOTHING.context)
     pointer = control.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))

@@ -1,4 +1,4 @@
-"""The sum of rows, one after the other, so that its bits do not depend on where a chunk of them ends."""
+"""The sum of rows, one after the other, so that its bits do not depend on where a chunk of rows ends."""
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -12,7 +12,8 @@ import triton.language as tl
 from onward.kernels.triton.kernel_launch import launch
 
 _COLUMNS = 32
-"""Few, so that many processors share a row: all of them wait for memory, one row after the other."""
+"""Columns of a program. Few, so that many processors share a row: all of them wait for memory, one row after the
+other."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -26,7 +27,7 @@ def _add_rows(x, total, num_rows, stride, size, BLOCK: tl.constexpr):
 
 
 def accumulate_rows(x: torch.Tensor, total: torch.Tensor) -> None:
-    """x [rows, size] in any type, total float64 [size]."""
+    """Adds x [rows, size], in any type, to total, float64 [size]."""
     rows, size = x.shape
     grid = (triton.cdiv(size, _COLUMNS),)
     launch(_add_rows, grid, x, total, rows, x.stride(0), size, BLOCK=_COLUMNS, num_warps=1)

@@ -1,5 +1,5 @@
-"""What lies between the two products of an MLP: silu(gate) * up of a product that holds both, gate first, and the other
-activations, with or without a gate."""
+"""The operations between the two products of an MLP: silu(gate) * up of a product that has both, gate first, and the
+other activations, with or without a gate."""
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -36,7 +36,7 @@ def _silu_gate(gate_up, out, size, in_stride, out_stride, BLOCK: tl.constexpr, P
 
 
 def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor, *, overlap: bool = False) -> None:
-    """gate_up [rows, 2 size], out [rows, size]."""
+    """Computes out = silu(gate) * up. gate_up [rows, 2 size], out [rows, size]."""
     rows, size = out.shape
     launch(
         _silu_gate,
@@ -80,7 +80,7 @@ def _activate(x, out, size, in_stride, out_stride, BLOCK: tl.constexpr, ACTIVATI
 
 
 def activate(x: torch.Tensor, activation: Activation, out: torch.Tensor) -> None:
-    """x [rows, size], or [rows, 2 size] with gates first; out [rows, size]."""
+    """Computes `Ops.activate`. x [rows, size], or [rows, 2 size] with gates first; out [rows, size]."""
     rows, size = out.shape
     assert x.shape[1] in (size, 2 * size)
     launch(

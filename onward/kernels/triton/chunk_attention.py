@@ -1,8 +1,8 @@
 """Attention of chunks of several requests, each over its own paged history and, causally, over itself.
 
-The chunks' keys and values are in the pages before this runs. A program serves one tile of query rows of one KV head: a row
-is a (token, query head of that KV head), so that a short chunk still fills a tile and each key is read once for its heads.
-With the same splits a row has the bits that `decode_attention` gives it.
+The chunks' keys and values are in the pages before this runs. A program serves one tile of query rows of one KV head. A
+row is a (token, query head of that KV head), so that a short chunk still fills a tile and each key is read once for its
+heads. With the same splits a row has the same bits as from `decode_attention`.
 
     history    |------ computed before ------|---- chunk ----|
                0                           start       start + count
@@ -45,19 +45,19 @@ TILE_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """How the rows are shared out. Only `splits` decides the order of sums."""
+    """How the rows are divided among programs. Only `splits` decides the order of sums."""
 
     splits: Splits
     rows: int = TILE_ROWS
     num_warps: int = 8
     num_stages: int = 3
     max_registers: int | None = 128
-    """Of a thread. With 128, two programs of 8 warps share a processor; the merged splits are then spilled to memory, which
-    costs less than the second program gains."""
+    """Registers of a thread. With 128, two programs of 8 warps share a processor; the merged splits are then spilled to
+    memory, which costs less than the second program gains."""
 
     @classmethod
     def choose(cls, head_dim: int, *, fixed_order: bool) -> "ChunkPlan":
-        """Measured on an H200."""
+        """Returns the plan that was fastest on an H200."""
         splits, num_stages = (FIXED_SPLITS, 2) if fixed_order else (WHOLE, 3)
         return cls(splits, num_stages=num_stages) if head_dim <= 128 else cls(splits, num_stages=2, max_registers=None)
 
@@ -133,8 +133,9 @@ def chunk_attention(
     plan: ChunkPlan,
     scoring: Scoring | None = None,
 ) -> None:
-    """q and out [rows, heads, head_dim] (rows may be strided), tables int32 [requests, blocks], tiles those of
-    `chunk_tiles` for `plan.rows` rows, or of fewer. Without `scoring` scores are divided by the root of the head's size."""
+    """Computes causal attention of chunks. q and out [rows, heads, head_dim] (rows may be strided), tables int32
+    [requests, blocks], tiles from `chunk_tiles` for at most `plan.rows` rows. Without `scoring` scores are divided by
+    the root of the head's size."""
     check_kv_layout(kv)
     _, num_heads, dim = q.shape
     _, _, num_kv_heads, page, _ = kv.shape

@@ -1,4 +1,4 @@
-"""How chunks of prompts are cut into the tiles of chunk attention. Plain numpy: the host prepares it for each step."""
+"""Cuts chunks of prompts into the tiles of chunk attention. Plain numpy: the host prepares the tiles for each step."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,12 @@ import numpy as np
 
 
 def chunk_tiles(chunks: Sequence[tuple[int, int, int]], group: int, rows: int) -> np.ndarray:
-    """int32 [tiles, 4]: first row of the batch, tokens, request (row of the block tables), position of the first token.
+    """Returns tiles, int32 [tiles, 4]: first row of the batch, tokens, request (row of the block tables), position of
+    the first token.
 
-    `chunks` are (request, position of the first token, tokens), in the order of the batch's rows. A tile holds `rows` query
-    rows, `group` of them for each token. Those with the longest history come first, so that the device does not end on one.
+    `chunks` are (request, position of the first token, tokens), in the order of the batch's rows. A tile has `rows`
+    query rows, `group` of them for each token. Tiles with the longest history come first, so that the device does not
+    end on one.
     """
     per_tile = max(1, rows // group)
     parts: list[np.ndarray] = []

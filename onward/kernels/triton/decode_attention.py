@@ -1,15 +1,15 @@
-"""Everything between the QKV product and the output product of a decode step, in one launch.
+"""All operations between the QKV product and the output product of a decode step, in one launch.
 
-Norm of each query and key head (Qwen3; optional), rotary embedding, KV write, and attention of one new token per request
-over its paged history. The new key and value are put into the last tile from registers, so that no program waits for
-another one's write: the program of the last split writes them for later steps.
+These are the norm of each query and key head (Qwen3; optional), rotary embedding, KV write, and attention of one new
+token per request over its paged history. The new key and value are put into the last tile from registers, so that no
+program waits for another one's write. The program of the last split writes them for later steps.
 
     qkv     [batch, (heads + 2 kv heads) * head_dim]: queries, keys, values of one token each
     history positions 0 .. length - 2 are in the pages; position length - 1 is the new token
 
-A batch that fills the device has one program for each (row, KV head), which merges its splits as they come. A smaller one
-has several: each computes every n-th split, and the last one to finish merges them in order. The grid depends on the batch
-alone, so that a captured graph serves every length.
+A batch that fills the device has one program for each (row, KV head), which merges splits as it computes them. A
+smaller batch has several: each computes every n-th split, and the last program to finish merges them in order. The grid
+depends on the batch alone, so that a captured graph serves every length.
 """
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
@@ -48,25 +48,26 @@ from onward.kernels.triton.split_softmax import (
 MIN_DOT_COLUMNS = 8
 _MERGED_AT_ONCE = 8
 _FOUR_WARPS_UP_TO = 32
-"""Pairs of row and KV head. With so few, each program gets four warps."""
+"""Pairs of row and KV head. Up to this number, each program gets four warps."""
 _ONE_PROGRAM_FROM = 384
-"""Pairs of row and KV head. From so many on, each has one program."""
+"""Pairs of row and KV head. From this number on, each pair has one program."""
 _WANTED_PROGRAMS = 1024
-"""As many share the work of fewer pairs."""
+"""Number of programs that share the work of fewer pairs."""
 _WIDE_BELOW = 1024
-"""Pairs of row and KV head. With fewer, where no other batch has to give the same bits, a program has two warps and wider
-tiles: programs of one warp lose more to the product behind them, which is launched early and takes room beside them."""
+"""Pairs of row and KV head. Below this number, and without a fixed order, a program has two warps and wider tiles.
+Programs of one warp would lose more to the matrix product after them, which is launched early and takes room beside
+them."""
 _WIDE = Splits(0, 0, 0, tile=64)
 """One split, for programs of two warps."""
 _SHORT_SPLITS = Splits(fine=64, num_fine=32, coarse=256)
-"""For few pairs, where no other batch has to give the same bits."""
+"""For few pairs, without a fixed order."""
 _LONG_SPLITS = Splits(fine=256, num_fine=8, coarse=256)
-"""For more pairs that still share out their rows, likewise."""
+"""For more pairs that still have several programs each, without a fixed order."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How the work of a batch is shared out. Only `splits` decides the order of sums."""
+    """How the work of a batch is divided among programs. Only `splits` decides the order of sums."""
 
     splits: Splits
     parts: int = 1
@@ -84,7 +85,8 @@ class DecodePlan:
     def choose(
         cls, batch: int, num_kv_heads: int, head_dim: int, max_length: int, *, fixed_order: bool
     ) -> "DecodePlan":
-        """Measured on an H200."""
+        """Returns the plan for a batch of this shape: the fastest one on an H200, with `fixed_order` among those that give
+        equal bits."""
         programs = batch * num_kv_heads
         num_warps = 4 if programs <= _FOUR_WARPS_UP_TO or head_dim > 128 else 1
         if programs >= _ONE_PROGRAM_FROM:
@@ -101,7 +103,8 @@ class DecodePlan:
 
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
-    """Where programs leave their splits. Tickets are zero between launches; each launch puts them back."""
+    """Memory for the splits of programs that share a row. Tickets are zero between launches; each launch resets
+    them."""
 
     partials: torch.Tensor
     peaks: torch.Tensor
@@ -125,7 +128,7 @@ class DecodeScratch:
     def for_batches(
         cls, heads: HeadShape, max_batch: int, max_length: int, device: str, *, fixed_order: bool
     ) -> "DecodeScratch":
-        """Room for every batch whose programs share rows, of any length."""
+        """Allocates memory for every batch whose programs share rows, of any length."""
         rows = min(max_batch, -(-_ONE_PROGRAM_FROM // heads.num_kv_heads))
         kinds = (FIXED_SPLITS,) if fixed_order else (_SHORT_SPLITS, _LONG_SPLITS)
         num_splits = max(splits.count(max_length) for splits in kinds)
@@ -137,7 +140,7 @@ def _add_last_tile(
     q, keys, values, key, value, at, begin, position, scale, peak, total, acc,
     TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """The tile that the new token is in, which is not in its page yet."""
+    """Adds the tile with the new token, whose key and value are not in its page yet."""
     positions = at + tl.arange(0, TILE)[:, None]
     keys, values = tl.where(positions == position, key, keys), tl.where(positions == position, value, values)
     visible = positions <= position
@@ -150,7 +153,7 @@ def _add_last_tile(
 def _add_earlier_tile(
     q, keys, values, at, begin, scale, peak, total, acc, TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr
 ):  # fmt: skip
-    """A tile before the last one."""
+    """Adds a tile before the last one."""
     if WINDOW > 0:
         visible = at + tl.arange(0, TILE)[:, None] >= begin
         peak, total, acc = add_tile(q, keys, values, visible, scale, peak, total, acc, 0, True, CAP)
@@ -170,7 +173,7 @@ def _merge_all(
     is_in = is_head[:, None] & (dims < DIM)[None, :]
     peak, total, acc = empty_softmax(ROWS, WIDTH, 1)
     for start in range(first_split, num_splits, AT_ONCE):
-        # Written out, so that all of their loads are under way together. Behind the last split nothing is merged.
+        # Unrolled, so that all of their loads run at the same time. After the last split nothing is merged.
         for step in tl.static_range(AT_ONCE):
             split = start + step
             is_split = is_head & (split < num_splits)
@@ -217,7 +220,7 @@ def _decode_attention(
     q_weights, q_partner_weights = load_norm(q_norm, DIM, WIDTH, ROTATED, NORM)
     k_weights, k_partner_weights = load_norm(k_norm, DIM, WIDTH, ROTATED, NORM)
     if EARLY:
-        # The history is older than the kernel before this one.
+        # The kernel before this one does not write the history.
         last_keys, last_values = load_tile(
             kv, table, kv_head, last_tile, begin, tl.where(has_last, position, 0), page_stride, value_offset,
             PAGE, DIM, WIDTH, TILE, True, WINDOW,
@@ -334,13 +337,13 @@ def decode_attention(
     scoring: Scoring | None = None,
     overlap: bool = False,
 ) -> None:
-    """`tables` [batch, blocks] and `lengths` [batch] are int32; lengths count the new token. `norms` are the weights for
-    heads of q and k, `rotary` cosines and sines, float32 [positions, rotated / 2]. out [batch, heads, head_dim]. Without
-    `scoring` scores are divided by the root of the head's size. A row of length 0 is padding: nothing is read or written
-    for it.
+    """Computes `Ops.decode_attention`. `tables` [batch, blocks] and `lengths` [batch] are int32; lengths count the new
+    token. `norms` are the weights for heads of q and k, `rotary` cosines and sines, float32 [positions, rotated / 2].
+    out [batch, heads, head_dim]. Without `scoring` scores are divided by the root of the head's size. A row of length 0
+    is padding: nothing is read or written for it.
 
-    With `overlap` the launch begins while the kernel before it ends. Then only `qkv` may be that kernel's work: lengths,
-    tables and the history are read at once.
+    With `overlap` the launch begins while the kernel before it ends. Of the inputs, that kernel may write only `qkv`:
+    lengths, tables and the history are read at once.
     """
     check_kv_layout(kv)
     batch, num_heads, dim = out.shape

@@ -1,4 +1,4 @@
-"""What single elements of the residual stream and of the logits go through, in models that need it."""
+"""Elementwise operations on the residual stream and on the logits, for models that need them."""
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -16,7 +16,7 @@ _BLOCK = 1024
 
 @triton.jit
 def tanh(x):
-    """Of float32. A large exponential is infinite, and gives one."""
+    """Returns tanh of float32. A large exponential is infinite, and gives one."""
     return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
 
 
@@ -44,7 +44,7 @@ def _finish_logits(logits, multiplier, cap, size, stride, BLOCK: tl.constexpr, C
 
 
 def add_scaled(x: torch.Tensor, factor: float, residual: torch.Tensor) -> None:
-    """residual += factor * x, [rows, size] each."""
+    """Adds in place: residual += factor * x, [rows, size] each."""
     rows, size = x.shape
     launch(
         _add_scaled, (rows, triton.cdiv(size, _BLOCK)), x, residual, factor, size, x.stride(0), residual.stride(0),
@@ -53,7 +53,7 @@ def add_scaled(x: torch.Tensor, factor: float, residual: torch.Tensor) -> None:
 
 
 def finish_logits(logits: torch.Tensor, multiplier: float, softcap: float | None) -> None:
-    """In place: times the multiplier, then softcap * tanh(logits / softcap)."""
+    """Multiplies the logits by the multiplier, then applies softcap * tanh(logits / softcap), both in place."""
     rows, size = logits.shape
     launch(
         _finish_logits, (rows, triton.cdiv(size, _BLOCK)), logits, multiplier, softcap or 1.0, size, logits.stride(0),

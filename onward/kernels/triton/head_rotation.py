@@ -1,4 +1,6 @@
-"""Norm and rotary embedding of heads, for the kernels that need rotated queries and keys: all of them get the same bits."""
+"""Norm and rotary embedding of heads, shared by all kernels that need rotated queries and keys, so that they have the
+same bits.
+"""
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -14,7 +16,7 @@ from onward.kernels.triton.split_softmax import halving_sum
 
 @triton.jit
 def _partners(dims, DIM: tl.constexpr, ROTATED: tl.constexpr):
-    """The dimension that each one is rotated with. Those behind ROTATED are not, and have themselves."""
+    """Returns the dimension that each dimension is rotated with. From ROTATED on, that is the dimension itself."""
     if ROTATED == DIM:
         return (dims + DIM // 2) % DIM
     elif ROTATED > 0:
@@ -25,7 +27,7 @@ def _partners(dims, DIM: tl.constexpr, ROTATED: tl.constexpr):
 
 @triton.jit
 def load_angles(cos_table, sin_table, position, DIM: tl.constexpr, WIDTH: tl.constexpr, ROTATED: tl.constexpr):
-    """Cosines and signed sines [WIDTH] of a position; the tables are [positions, ROTATED / 2]."""
+    """Loads cosines and signed sines [WIDTH] of a position; the tables are [positions, ROTATED / 2]."""
     dims = tl.arange(0, WIDTH)
     if ROTATED > 0:
         HALF: tl.constexpr = ROTATED // 2
@@ -41,8 +43,8 @@ def load_angles(cos_table, sin_table, position, DIM: tl.constexpr, WIDTH: tl.con
 
 @triton.jit
 def load_norm(norm, DIM: tl.constexpr, WIDTH: tl.constexpr, ROTATED: tl.constexpr, NORM: tl.constexpr):
-    """The weights [WIDTH] of the norm of a head, and those of each dimension's partner in the rotation. NORM is the number
-    of weights: padding of a head has none. 0: there is no norm."""
+    """Loads the weights [WIDTH] of the norm of a head, and those of each dimension's partner in the rotation. NORM is
+    the number of weights, as the padding of a head has none. 0: there is no norm."""
     SIZE: tl.constexpr = NORM if NORM > 0 else DIM
     dims = tl.arange(0, WIDTH)
     own = tl.load(norm + dims, mask=dims < SIZE, other=0.0)
@@ -55,14 +57,15 @@ def rotated(
     at, is_row, weights, partner_weights, cos, signed_sin, eps,
     DIM: tl.constexpr, WIDTH: tl.constexpr, ROTATED: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """The heads at the pointers `at` [rows, 1], normalised and rotated, in float32 [rows, WIDTH]; zeros behind DIM. The
-    first ROTATED dimensions are rotated, and the first NORM have a norm; what lies behind those is zero."""
+    """Loads the heads at the pointers `at` [rows, 1] and returns them normalised and rotated, in float32 [rows, WIDTH],
+    with zeros from DIM on. The first ROTATED dimensions are rotated. With a norm, the first NORM dimensions have
+    weights and further ones become zero."""
     dims = tl.arange(0, WIDTH)
     is_in = is_row & (dims < DIM)[None, :]
     x = tl.load(at + dims[None, :], mask=is_in, other=0.0).to(tl.float32)
     partner = tl.load(at + _partners(dims, DIM, ROTATED)[None, :], mask=is_in, other=0.0).to(tl.float32)
     if NORM > 0:
-        # A thread has loaded eight neighbours at once.
+        # A thread has loaded eight neighbours at once, which are added first.
         mean = halving_sum(x * x, 1, WIDTH, WIDTH // 8) * (1.0 / NORM)
         factor = tl.rsqrt(mean + eps)[:, None]
         x = x * factor * weights[None, :]
@@ -75,7 +78,8 @@ def head_tensors(
     rotary: tuple[torch.Tensor, torch.Tensor] | None,
     any_: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """The tensors of norms and angles as a kernel's arguments. It does not read those that a model does not have."""
+    """Returns the tensors of norms and angles as a kernel's arguments. Placeholders stand for missing ones, which the
+    kernel does not read."""
     cos, sin = rotary if rotary is not None else (any_, any_)
     return (*(norms if norms is not None else (cos, cos)), cos, sin)
 
@@ -83,7 +87,7 @@ def head_tensors(
 def head_sizes(
     norms: tuple[torch.Tensor, torch.Tensor] | None, rotary: tuple[torch.Tensor, torch.Tensor] | None
 ) -> dict[str, int]:
-    """The dimensions of a head that have a norm, and those that are rotated."""
+    """Returns the numbers of dimensions of a head that have a norm and that are rotated, as a kernel's options."""
     return {
         "NORM": 0 if norms is None else len(norms[0]),
         "ROTATED": 0 if rotary is None else 2 * rotary[0].shape[1],

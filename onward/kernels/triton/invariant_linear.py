@@ -1,8 +1,8 @@
 """Matrix products whose order of sums does not depend on the batch.
 
-A row's output is summed over the inputs in their order, in one program, whatever other rows there are: the same bits alone
-and in any batch. Beside that, silu(gate) * up is done on the way, and with `overlap` a launch begins while the kernel
-before it ends: it then asks for its first weights, which depend on no kernel, before it waits for its input.
+A row's output is summed over the inputs in their order, in one program, whatever other rows there are: the same bits
+alone and in any batch. The kernel can also apply silu(gate) * up. With `overlap` a launch begins while the kernel
+before it ends: it then prefetches its first weights, which depend on no kernel, before it waits for its input.
 """
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
@@ -21,10 +21,10 @@ from onward.kernels.triton.kernel_launch import launch
 from onward.kernels.triton.prefetch import LINE, prefetch
 
 _TILES_TOGETHER = 16
-"""Of rows."""
+"""Tiles of rows that are computed together, see `_linear`."""
 
 
-@triton.jit(do_not_specialize=["num_rows"])  # else some numbers of rows would have kernels of their own
+@triton.jit(do_not_specialize=["num_rows"])  # otherwise some numbers of rows would have kernels of their own
 def _linear(
     x, weight, weight_at, out, num_rows, num_outputs, num_inputs, out_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
@@ -53,7 +53,7 @@ def _linear(
         if GATE:
             acc_up = tl.dot(a, weight.load([num_outputs + column, at]).T, acc_up, input_precision="ieee")
     if GATE:
-        # Rounded as if the product had been stored: the bits of a product and `silu_and_mul` behind it.
+        # Rounded as if the product had been stored: the bits are those of a product followed by `silu_and_mul`.
         acc = gated(acc.to(out.dtype.element_ty).to(tl.float32), acc_up.to(out.dtype.element_ty).to(tl.float32))
     rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, OUTPUTS)
     is_in = (rows < num_rows)[:, None] & (columns < num_outputs)[None, :]
@@ -69,7 +69,8 @@ def invariant_linear(
     gates: bool = False,
     overlap: bool = False,
 ) -> None:
-    """x [rows, inputs], weight [outputs, inputs] (twice the outputs if it `gates`: gate first), out [rows, outputs]."""
+    """Computes `Ops.invariant_linear`. x [rows, inputs], weight [outputs, inputs] (twice the outputs if it `gates`:
+    gate first), out [rows, outputs]."""
     num_rows, num_inputs = x.shape
     num_outputs = out.shape[1]
     assert num_outputs % plan.outputs == 0 or not gates, "a tile of gates would reach into the ups"
@@ -85,18 +86,18 @@ def invariant_linear(
 
 
 def _lines_ahead(plan: LinearPlan, num_inputs: int) -> int:
-    """Lines of each row of weights that are asked for before the wait: a power of two."""
+    """Returns the number of lines of each row of weights that are prefetched before the wait: a power of two."""
     most = min(plan.ahead, num_inputs) // LINE.value
     return 1 << (most.bit_length() - 1) if most else 0
 
 
 def with_padding_rows(x: torch.Tensor, wanted: int) -> torch.Tensor:
-    """A view of `wanted` rows, as far as the buffer has them behind those of `x`."""
+    """Returns a view of `wanted` rows, or of fewer if the buffer has fewer after those of `x`."""
     there = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // x.stride(0)
     return x.as_strided((max(len(x), min(wanted, there)), x.shape[1]), x.stride())
 
 
 def _in_whole_tiles(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """With as many of the rows that lie behind it as a whole tile needs: they are computed too, and not stored. Without
+    """Returns a view with as many rows after `x` as a whole tile needs. They are computed too, and not stored. Without
     them 160 rows took longer than 256: a tile that reaches over the end of its tensor seems to be copied slowly."""
     return with_padding_rows(x, triton.cdiv(len(x), rows) * rows)

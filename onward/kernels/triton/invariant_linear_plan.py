@@ -1,14 +1,14 @@
-"""How products whose order of sums is fixed are cut up: tables of what was fastest on an H200. Knows no Triton."""
+"""Plans for products whose order of sums is fixed: tables of what was fastest on an H200. Independent of Triton."""
 
 from dataclasses import dataclass, replace
 
 _MANY = 512
-"""From so many rows on, whatever the matrix."""
+"""From this number of rows on, all matrices have the same plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearPlan:
-    """How the work is cut up. None of it changes a bit of the result: inputs are added up in their order."""
+    """How the work is divided. No field changes a bit of the result: inputs are added up in their order."""
 
     rows: int
     outputs: int
@@ -16,8 +16,8 @@ class LinearPlan:
     num_warps: int = 4
     num_stages: int = 4
     ahead: int = 0
-    """Inputs whose weights are asked for before the launch waits for its input. Few rows only: the others compute longer
-    than they wait."""
+    """Inputs whose weights are prefetched before the launch waits for its input. Only for few rows: with many,
+    computing takes longer than waiting."""
 
     @classmethod
     def choose(cls, num_rows: int, num_outputs: int, *, gates: bool = False) -> "LinearPlan":
@@ -29,7 +29,7 @@ class LinearPlan:
 
 
 _Table = dict[int, tuple[tuple[int, LinearPlan], ...]]
-"""Up to so many rows: for matrices of at least so many outputs, largest first."""
+"""Maps a largest number of rows to plans, each with the smallest number of outputs that it is for, largest first."""
 
 _AHEAD = 256
 _FOR_MANY = LinearPlan(128, 128, num_warps=8)
@@ -72,16 +72,16 @@ def _measured(table: _Table, num_rows: int, num_outputs: int) -> LinearPlan:
 
 
 _LIBRARY_ROWS = 512
-"""From so many rows on the library's products are faster than ours for all matrices."""
+"""From this number of rows on, the library's products are faster than ours for all matrices."""
 _LARGE_MATRIX = 8_000_000
 _LARGE_MATRIX_ROWS = 17
-"""For matrices of that many weights already from so many rows on."""
+"""From this number of rows on, they are faster for matrices of at least `_LARGE_MATRIX` weights."""
 _FEW_GRANULE, _MANY_GRANULE = 32, 256
 
 
 def library_rows(num_rows: int, num_outputs: int, num_inputs: int) -> int | None:
-    """With how many rows the library's product is called, None if ours is faster. Measured on an H200. Rounded up,
-    so that there are few sizes: each is tried before it is used."""
+    """Returns the number of rows with which the library's product is called; None if ours is faster. Measured on an
+    H200. The number is rounded up, so that there are few sizes: each is tried before it is used."""
     if num_rows >= _LIBRARY_ROWS:
         return -(-num_rows // _MANY_GRANULE) * _MANY_GRANULE
     if num_rows >= _LARGE_MATRIX_ROWS and num_outputs * num_inputs >= _LARGE_MATRIX:

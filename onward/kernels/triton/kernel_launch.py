@@ -1,7 +1,8 @@
-"""Every launch of a kernel, so that all kernels of a step can be compiled before the first one runs, by several processes.
+"""Launches kernels. All launches go through here, so that several processes can compile all kernels of a step before
+the first one runs.
 
 Triton compiles a kernel when it is first launched, in about half a second that other threads cannot use. Within
-`compile_share` nothing is launched; of the kernels that would have been, every n-th is compiled into Triton's cache.
+`compile_share` nothing is launched; every n-th of the kernels that would be launched is compiled into Triton's cache.
 """
 
 # Triton is not installed everywhere.
@@ -23,7 +24,8 @@ class _CompileShare:
     seen: set[Hashable] = field(default_factory=set)
 
     def takes(self, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
-        """Whether this one is new and ours. All processes see the same kernels in the same order."""
+        """Returns whether this kernel is new and belongs to this part. All processes see the same kernels in the same
+        order."""
         key = _variant(kernel, args, options)
         if key in self.seen:
             return False
@@ -36,13 +38,14 @@ _share: ContextVar[_CompileShare | None] = ContextVar("share", default=None)
 
 
 def _variant(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Hashable:
-    """What Triton compiles once."""
+    """Returns a key that is equal for all launches that share one compiled kernel."""
     kinds = tuple(None if p.do_not_specialize else _kind(arg) for p, arg in zip(kernel.params, args, strict=False))
     return kernel.__name__, kinds, tuple(sorted((k, _constant(v)) for k, v in options.items()))
 
 
 def _kind(arg: Any) -> Hashable:
-    """What Triton makes a kernel of its own for: types, ones, and multiples of 16."""
+    """Returns the properties of an argument for which Triton compiles separate kernels: types, ones, and multiples of
+    16."""
     if isinstance(arg, torch.Tensor):
         return arg.dtype, arg.data_ptr() % 16 == 0
     if isinstance(arg, int):
@@ -55,7 +58,7 @@ def _constant(value: Any) -> Hashable:
 
 
 def is_launching() -> bool:
-    """Whether kernels run when they are launched, or are only noted or compiled."""
+    """Returns whether `launch` runs kernels. Otherwise it only records or compiles them."""
     return _share.get() is None
 
 
@@ -65,13 +68,13 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
         kernel[grid](*args, **options)
     elif share.takes(kernel, args, options):
         compiled = kernel.warmup(*args, grid=grid, **options)
-        assert compiled.run is not None  # asking for it builds what launches the kernel, which is cached too
+        assert compiled.run is not None  # reading it builds the kernel's launcher, which is cached too
 
 
 @contextmanager
 def record_variants() -> Iterator[set[Hashable]]:
-    """Nothing is launched or compiled; the variants that would have been are in the set."""
-    share = _CompileShare(1, 1)  # the second of one: nobody's
+    """Records the variants of kernels in a set; within the context nothing is launched or compiled."""
+    share = _CompileShare(1, 1)  # part 1 of 1 takes no kernel: parts count from 0
     token = _share.set(share)
     try:
         yield share.seen

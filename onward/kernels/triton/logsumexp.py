@@ -1,6 +1,7 @@
 """The normalisers of log-probabilities: the logarithm of each row's sum of exponentials.
 
-One program per row and one kernel for all: neither the number of rows nor what else is in the batch can change a bit.
+There is one program per row and one kernel for all rows, so a row's bits depend neither on the number of rows nor on
+what else is in the batch.
 """
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
@@ -15,7 +16,7 @@ import triton.language as tl
 from onward.kernels.triton.kernel_launch import launch
 
 _TOKENS = 2048
-"""At once."""
+"""Tokens that are read at once."""
 
 
 @triton.jit
@@ -35,7 +36,7 @@ def _log_totals(logits, out, stride, size, BLOCK: tl.constexpr):
 
 
 def logsumexp(logits: torch.Tensor) -> torch.Tensor:
-    """logits float32 [rows, vocabulary]; returns float64 [rows]."""
+    """Returns the logarithms of the sums of exponentials, float64 [rows]. logits float32 [rows, vocabulary]."""
     assert logits.dtype == torch.float32, "another type would be another kernel, with sums in another order"
     rows, size = logits.shape
     out = torch.empty(rows, dtype=torch.float64, device=logits.device)

@@ -1,5 +1,5 @@
-"""Asking for memory ahead of its use. What a launch will read, and no kernel before it writes, can be on its way while the
-launch still waits for its input."""
+"""Prefetches memory. Data that a launch will read, and that no kernel before it writes, can be fetched while the launch
+still waits for its input."""
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -13,7 +13,7 @@ LINE = tl.constexpr(64)
 
 @triton.jit
 def prefetch(pointers):
-    """Has the cache lines at these addresses brought from memory, and waits for nothing."""
+    """Fetches the cache lines at these addresses from memory into the L2 cache, without waiting for them."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
     )

@@ -1,4 +1,4 @@
-"""Rows of activations to float8 (e4m3), each with a scale of its own."""
+"""Quantizes rows of activations to float8 (e4m3), each with a scale of its own."""
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -25,7 +25,8 @@ def _quantize_rows(x, out, scales, size, x_stride, out_stride, LARGEST: tl.const
 
 
 def quantize_rows(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
-    """x [rows, size], out float8 [rows, size], scales float32 [rows, 1]."""
+    """Quantizes rows to float8, with a scale for each. x [rows, size], out float8 [rows, size], scales float32 [rows,
+    1]."""
     rows, size = x.shape
     block = triton.next_power_of_2(size)
     launch(

@@ -1,7 +1,7 @@
-"""RMSNorm, with the residual stream's addition before it.
+"""RMSNorm, optionally after the addition to the residual stream.
 
-A row's sum is made in the layout that Triton chooses for it. That is no obstacle to equal bits: one compiled kernel serves
-every row of a norm, whatever the batch.
+A row's sum is computed in the layout that Triton chooses. The bits are still equal in every batch, because one compiled
+kernel serves every row of a norm.
 """
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
@@ -51,7 +51,7 @@ def _launch(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, overlap: bool = False) -> None:
-    """[rows, size] each."""
+    """Computes the RMS norm of each row. `x` and `out` are [rows, size]."""
     _launch(x, x, weight, eps, out, ADD=False, PDL=overlap, launch_pdl=overlap)
 
 
@@ -64,5 +64,5 @@ def add_rms_norm(
     *,
     overlap: bool = False,
 ) -> None:
-    """residual += x; out = norm(residual). The norm is of the sum as it is stored, rounded."""
+    """Adds and normalizes: residual += x; out = norm(residual). The norm is of the sum as it is stored, rounded."""
     _launch(x, residual, weight, eps, out, ADD=True, PDL=overlap, launch_pdl=overlap)

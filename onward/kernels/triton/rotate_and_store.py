@@ -1,6 +1,6 @@
-"""Norm of heads, rotary embedding and KV write of any rows: what lies between the QKV product and chunk attention.
+"""Norm of heads, rotary embedding and KV write of any rows: the operations between the QKV product and chunk attention.
 
-qkv    [rows, (heads + 2 kv heads) * head_dim]: queries are turned in place, keys and values go to their pages
+qkv    [rows, (heads + 2 kv heads) * head_dim]: queries are rotated in place, keys and values are stored in their pages
 """
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
@@ -34,7 +34,7 @@ def _rotate_and_store(
     q_at = qkv + (kv_head * GROUP + heads) * DIM
     q_weights, q_partner_weights = load_norm(q_norm, DIM, WIDTH, ROTATED, NORM)
     q = rotated(q_at, heads < GROUP, q_weights, q_partner_weights, cos, signed_sin, eps, DIM, WIDTH, ROTATED, NORM)
-    tl.debug_barrier()  # a thread's store may hit what another one's partner is loaded from
+    tl.debug_barrier()  # a thread may store to an address from which another thread loads its partner dimension
     tl.store(q_at + dims[None, :], q.to(qkv.dtype.element_ty), mask=(heads < GROUP) & is_dim)
     k_at = qkv + (KV_HEADS * GROUP + kv_head) * DIM + tl.zeros([1, 1], tl.int32)
     one = tl.full([1, 1], 1, tl.int1)
@@ -55,8 +55,9 @@ def rotate_and_store(
     eps: float,
     rotary: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> None:
-    """positions and pages int32 [rows]: where each row's token is, and the block of its key and value. `norms` are the
-    weights for heads of q and k, `rotary` cosines and sines, float32 [positions, rotated / 2]."""
+    """Computes `Ops.rotate_and_store`. positions and pages int32 [rows]: the position of each row's token, and the
+    block of its key and value. `norms` are the weights for heads of q and k, `rotary` cosines and sines, float32
+    [positions, rotated / 2]."""
     check_kv_layout(kv)
     _, _, num_kv_heads, page, dim = kv.shape
     group = qkv.shape[1] // dim // num_kv_heads - 2

@@ -1,6 +1,8 @@
-"""A norm of rows of any kind: RMSNorm or LayerNorm, with or without a bias. `rms_norm` is the fast one of plain models.
+"""A norm of rows of any kind: RMSNorm or LayerNorm, with or without a bias. Plain models use `rms_norm`, which is
+faster.
 
-As there, one compiled kernel serves every row of a norm, whatever the batch, so that a row's bits are always the same.
+As in `rms_norm`, one compiled kernel serves every row of a norm, whatever the batch, so that a row's bits are always
+the same.
 """
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
@@ -35,7 +37,7 @@ def _row_norm(
 
 
 def row_norm(x: torch.Tensor, norm: NormWeights, eps: float, out: torch.Tensor) -> None:
-    """[rows, size] each; `out` may be `x`."""
+    """Applies the norm to each row. `x` and `out` are [rows, size]; `out` may be `x`."""
     rows, size = x.shape
     assert not norm.centers or norm.count is None, "padding would no longer be zero"
     block = triton.next_power_of_2(size)

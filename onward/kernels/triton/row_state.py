@@ -36,7 +36,7 @@ def _load_rows(
     for at in range(0, num_blocks, AT_ONCE):
         table_indices = at + lanes
         blocks = tl.load(tables + table_indices, mask=table_indices < num_blocks, other=0)
-        # What was just stored may not be visible to this load.
+        # The block that was just stored may not be visible to this load.
         blocks = tl.where((table_indices == grown) & (new_block >= 0), new_block, blocks)
         tl.store(
             row_tables + row.to(tl.int64) * row_tables_stride + table_indices, blocks, mask=table_indices < num_blocks

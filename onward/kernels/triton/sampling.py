@@ -1,15 +1,15 @@
-"""Choosing the next token on the device, by the rule of `kernels.cpu.sampling`: greedy, or one draw from the cumulative
-distribution over token ids, with one number in [0, 1) per (seed, choice, position).
+"""Samples the next token on the device, as `kernels.cpu.sampling` does: greedy, or by one random number from the
+cumulative distribution over token ids, with one number in [0, 1) per (seed, choice, position).
 
-A row's token depends on that row alone. Weights are added up as integers (`_fixed`), so that a sum is the same in any order
-and in any layout; whether other rows have cuts, or logits are float32 because another row needs them so, changes no bit. A
-row without cuts skips their kernels. Among equals the lowest id wins, and a cut (top-k, top-p) keeps all tokens that are as
-likely as the last one it keeps. Exponentials round otherwise than the CPU's, so that a draw may differ where its number
-falls on a border between two tokens.
+A row's token depends on that row alone. Weights are added up as integers (`_fixed`), so that a sum is the same in any
+order and in any layout. No bit depends on whether other rows have cuts, or whether another row needs logits in float32.
+A row without cuts skips their kernels. Among equals the lowest id wins, and a cut (top-k, top-p) keeps all tokens that
+are as likely as the last one it keeps. Exponentials are not rounded as on the CPU, so a token may differ if the random
+number falls on a border between two tokens.
 
-    chunks   |-- 4096 logits --|-- … --|      1. each chunk's peak, its first place, and its mass
-    cuts     (where asked for)                2. candidates; among them the least weight that is kept; masses again
-    draw                                      3. the chunk in which the number falls, then the token in it
+    chunks   |-- 4096 logits --|-- … --|      1. each chunk's peak, its first index, and its mass
+    cuts     (if any)                         2. candidates; among them the least weight that is kept; masses again
+    sample                                    3. the chunk in which the number falls, then the token in it
 """
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
@@ -29,9 +29,9 @@ _CHUNK = 4096
 _BISECTIONS = 31
 """Weights lie in [0, 1], whose bit patterns are 0 to 0x3F800000."""
 _CANDIDATE = 2.0**-12
-"""The least weight, relative to the likeliest token's, that makes a candidate."""
+"""The least weight of a candidate, relative to the likeliest token's."""
 _CANDIDATES = 256
-"""How many of one chunk are kept. Where there are more, or cuts fall below them, the whole row is searched."""
+"""Candidates of one chunk, at most. If there are more, or cuts fall below them, the whole row is searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ class SampleScratch:
 
 @triton.jit
 def _fixed(weights):
-    """Weights in [0, 1] as integers, in units of 2 ** -30: their sums are exact."""
+    """Returns weights in [0, 1] as integers, in units of 2 ** -30, so that their sums are exact."""
     return (weights * 1073741824.0).to(tl.int32).to(tl.int64)
 
 
 @triton.jit
 def _inverse(temperature):
-    """Greedy rows need no weights; 1 keeps their arithmetic finite."""
+    """Returns 1 / temperature, or 1 for greedy rows: they need no weights, and 1 keeps their arithmetic finite."""
     return tl.where(temperature > 0.0, 1.0 / temperature, 1.0)
 
 
@@ -107,7 +107,7 @@ def _survey(logits, temperatures, peaks, firsts, masses, lowest, stride, size, n
 
 @triton.jit
 def _shares(peaks, masses, row, num_chunks, peak, inverse, CHUNKS: tl.constexpr):
-    """The chunks' masses relative to the row's peak, as integers in units of 2 ** -40."""
+    """Returns the chunks' masses relative to the row's peak, as integers in units of 2 ** -40."""
     chunks = tl.arange(0, CHUNKS)
     at = row * num_chunks + chunks
     own = tl.load(peaks + at, mask=chunks < num_chunks, other=-float("inf"))
@@ -123,7 +123,7 @@ def _row_peak(peaks, row, num_chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _mass_from(logits, size, peak, inverse, lowest, floor, CHUNK: tl.constexpr):
-    """(how many tokens, their mass) with a weight of at least both `lowest` and `floor`, and more than nothing."""
+    """Returns the number and the mass of the tokens whose weight is at least `lowest` and at least `floor`."""
     count = tl.zeros([], tl.int32)
     mass = tl.zeros([], tl.int64)
     for at in range(0, size, CHUNK):
@@ -141,7 +141,8 @@ def _pick_out(
     logits, temperatures, top_ks, top_ps, peaks, candidates, counts, stride, size, num_chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """The candidates' weights of one chunk, in order, and how many there are, also if they are too many."""
+    """Stores the weights of one chunk's candidates, in order, and the number of candidates, even if they do not all
+    fit."""
     chunk, row = tl.program_id(0), tl.program_id(1)
     if (tl.load(top_ks + row) == 0) & (tl.load(top_ps + row) >= 1.0):
         return
@@ -163,7 +164,8 @@ def _mass_of(weights, lowest):
 
 @triton.jit
 def _cut_candidates(weights, top_k, wanted, BISECTIONS: tl.constexpr):
-    """The greatest weight from which on there are `top_k` of these (or, if that is 0, a mass of `wanted`)."""
+    """Returns the greatest weight such that `top_k` of these weights (or, if that is 0, a mass of `wanted`) are not
+    below it."""
     low, high = tl.full([], 0, tl.int32), tl.full([], 0x3F800001, tl.int32)
     for _ in range(BISECTIONS):
         middle = low + (high - low) // 2
@@ -179,7 +181,7 @@ def _cut_candidates(weights, top_k, wanted, BISECTIONS: tl.constexpr):
 
 @triton.jit
 def _cut_row(logits, size, peak, inverse, floor, top_k, wanted, CHUNK: tl.constexpr, BISECTIONS: tl.constexpr):
-    """The same among all tokens with a weight of at least `floor`; slow."""
+    """Does the same as `_cut_candidates` among all tokens with a weight of at least `floor`; slow."""
     low, high = tl.full([], 0, tl.int32), tl.full([], 0x3F800001, tl.int32)
     for _ in range(BISECTIONS):
         middle = low + (high - low) // 2
@@ -198,7 +200,7 @@ def _cut(
     logits, temperatures, top_ks, top_ps, min_ps, peaks, masses, candidates, counts, lowest, stride, size, num_chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr, BISECTIONS: tl.constexpr,
 ):  # fmt: skip
-    """Finds the least weight that top-k, then top-p of what is left, then min-p keep."""
+    """Finds the least weight that top-k, then top-p of the remaining tokens, then min-p keep."""
     row = tl.program_id(0)
     logits += row.to(tl.int64) * stride
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
@@ -239,7 +241,7 @@ def _cut(
 def _resurvey(
     logits, temperatures, peaks, masses, lowest, stride, size, num_chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
 ):  # fmt: skip
-    """The chunks' masses once more, of what the cuts keep."""
+    """Computes the chunks' masses again, for the tokens that the cuts keep."""
     chunk, row = tl.program_id(0), tl.program_id(1)
     least = tl.load(lowest + row)
     if least <= 0.0:
@@ -255,14 +257,15 @@ def _resurvey(
 
 @triton.jit
 def _kept(x, peak, own_peak, inverse, least):
-    """The weights of a chunk relative to its own peak, as integers; those that the row's cuts leave out are zero."""
+    """Returns the weights of a chunk relative to its own peak, as integers. Tokens that the row's cuts leave out get
+    zero."""
     is_kept = tl.exp((x - peak) * inverse) >= least
     return _fixed(tl.where(is_kept, tl.exp((x - own_peak) * inverse), 0.0))
 
 
 @triton.jit
 def _mix(x):
-    """A bijection of 64 bits in which every input bit changes half of the output's (splitmix64's finalizer)."""
+    """Mixes 64 bits: a bijection in which every input bit changes half of the output's (splitmix64's finalizer)."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -270,7 +273,7 @@ def _mix(x):
 
 @triton.jit
 def _uniform(seed, choice, position):
-    """In [0, 1), with 53 bits."""
+    """Returns a number in [0, 1), with 53 bits."""
     state = _mix(seed.to(tl.uint64, bitcast=True) + 0x9E3779B97F4A7C15)
     state = _mix((state ^ choice.to(tl.uint64, bitcast=True)) + 0x9E3779B97F4A7C15)
     state = _mix((state ^ position.to(tl.uint64, bitcast=True)) + 0x9E3779B97F4A7C15)
@@ -299,7 +302,7 @@ def _draw(
         total = tl.sum(shares, 0)
         point = tl.minimum((number * total.to(tl.float64)).to(tl.int64), total - 1)
         chunk = tl.sum((tl.cumsum(shares, 0) <= point).to(tl.int32), 0)
-        # Where in the chunk's share the number falls is where in the chunk's own mass the token lies.
+        # The point within the chunk's share is scaled to a point within the chunk's own mass.
         before = tl.sum(tl.where(chunks < chunk, shares, 0), 0)
         share = tl.sum(tl.where(chunks == chunk, shares, 0), 0)
         mass = tl.load(masses + row * num_chunks + chunk)
@@ -321,8 +324,8 @@ def sample(
     scratch: SampleScratch,
     cuts: FilterParams | None = None,
 ) -> None:
-    """logits [rows, vocabulary]; token_ids any integers [rows]; is_valid uint8 [rows]: 0 where logits are not numbers.
-    Without `cuts` no row has any, and two launches do."""
+    """Samples a token for each row. logits [rows, vocabulary]; token_ids any integers [rows]; is_valid uint8 [rows]: 0
+    where logits are not numbers. Without `cuts` no row has any, and two launches are enough."""
     rows, size = logits.shape
     num_chunks = triton.cdiv(size, _CHUNK)
     padded = triton.next_power_of_2(num_chunks)

@@ -1,8 +1,8 @@
 """The matrix products of a single stream's decode step: one row times a matrix, bound by reading the matrix.
 
-What comes before and after is done on the way: the norm of the input (a factor for the whole row, so it is applied last),
-silu(gate) * up of a matrix that holds both, or the addition to the residual stream. With `overlap` a program fetches its
-first weights while the kernel before it is still running, for weights depend on nobody.
+The kernel includes the operations before and after: the norm of the input (a factor for the whole row, so it is applied
+last), silu(gate) * up of a matrix that has both, or the addition to the residual stream. With `overlap` a program loads
+its first weights while the kernel before it is still running, because no kernel writes weights.
 
 Weights are bfloat16, or float8 (e4m3) with one scale per output.
 """
@@ -24,14 +24,15 @@ from onward.kernels.triton.kernel_launch import launch
 @dataclass(frozen=True, slots=True)
 class SingleRowPlan:
     outputs: int
-    """Of one program."""
+    """Outputs of one program."""
     inputs: int
-    """At once."""
+    """Inputs that are read at once."""
     num_warps: int = 4
 
     @classmethod
     def choose(cls, num_rows: int, num_inputs: int) -> "SingleRowPlan":
-        """Measured on an H200. Many rows fill the device with small steps; of few, each is read by more threads."""
+        """Returns the plan that was fastest on an H200. Many rows of the matrix fill the device with small steps; with
+        few rows, more threads read each."""
         divisor = num_inputs & -num_inputs
         if num_rows >= 16_384:
             return cls(outputs=32, inputs=min(256, divisor))
@@ -102,9 +103,9 @@ def single_row_linear(
     gates: bool = False,
     overlap: bool = False,
 ) -> None:
-    """x [1, inputs], weight [outputs, inputs] (twice the outputs if it `gates`: gate first), out [1, outputs], which is
-    written, or added to if the product `adds`. `norm` is the weight and epsilon of an RMSNorm of x, `scales` float32, one
-    per row of the weight."""
+    """Computes `Ops.single_row_linear`. x [1, inputs], weight [outputs, inputs] (with `gates` twice the outputs, gate
+    first), out [1, outputs]. With `adds` the product is added to `out`. `norm` is the weight and epsilon of an RMSNorm
+    of x, `scales` float32, one per row of the weight."""
     assert x.shape[0] == 1
     num_outputs, num_inputs = out.shape[1], x.shape[1]
     assert num_inputs % plan.inputs == 0

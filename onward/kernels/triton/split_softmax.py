@@ -7,8 +7,8 @@ changes no operation and no operand:
     history   |-- split 0: tile, tile, … --|-- split 1 --|-- split 2: tile, last tile |
     result    merge(merge(split 0, split 1), split 2)
 
-Splits are short near the beginning, so that a short history is still read by many programs, and long behind it, so that a
-long one needs few merges.
+The first splits are short, so that many programs read a short history too. Later splits are long, so that a long
+history needs few merges.
 
 Three rules make the bits independent of how Triton lays a tile out over warps and threads:
   * sums over positions and dimensions are made by `halving_sum`, whose additions have two operands each;
@@ -16,12 +16,12 @@ Three rules make the bits independent of how Triton lays a tile out over warps a
   * kernels are compiled with `enable_fp_fusion=False`, and a fused multiply-add is written as `tl.fma`.
 `tests/kernels/test_compiled_order.py` checks the compiled kernels against these rules, without a device.
 
-With a sliding window a row begins at the tile that its window begins in, in the split that this tile is in. Splits and
-tiles still lie at absolute positions, so a row's visible positions are in the same lanes of the same tiles whichever kernel
-computes it. A tile of chunk attention serves rows whose windows begin at different tiles, so a row may get tiles and splits
-of which it sees nothing before its first one. They leave its softmax as `empty_softmax` made it: the peak stays minus
-infinity, `add_tile` with MASK multiplies zeros by zeros, and `merge_split` with EMPTY does too. Behind its first tile every
-operation of the row is that of a program that has begun there.
+With a sliding window a row begins at the tile and the split in which its window begins. Splits and tiles still lie at
+absolute positions, so a row's visible positions are in the same lanes of the same tiles whichever kernel computes it. A
+tile of chunk attention serves rows whose windows begin at different tiles. So a row may get tiles and splits without
+any visible position before its first one. They leave its softmax as `empty_softmax` made it: the peak stays minus
+infinity, `add_tile` with MASK multiplies zeros by zeros, and so does `merge_split` with EMPTY. From its first tile on,
+the operations of the row equal those of a program that begins there.
 """
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
@@ -41,13 +41,14 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Where a history is cut. All of it decides the order of sums: deterministic mode has one value for all batches."""
+    """The positions at which a history is cut. All fields decide the order of sums, so deterministic mode has one value
+    for all batches."""
 
     fine: int
     """Positions of each of the first `num_fine` splits."""
     num_fine: int
     coarse: int
-    """Positions of the splits behind them."""
+    """Positions of each later split."""
     tile: int = 32
     """Positions of one step of the running softmax."""
 
@@ -61,7 +62,7 @@ class Splits:
         return self.fine == 0
 
     def count(self, length: int) -> int:
-        """Splits of a history of this length."""
+        """Returns the number of splits of a history of this length."""
         if self.is_whole:
             return 1
         fine = min(self.num_fine, -(-length // self.fine))
@@ -69,7 +70,8 @@ class Splits:
 
 
 def scoring_flags(scoring: Scoring) -> dict[str, float]:
-    """What kernels are compiled for. A model without any of it gets the code of kernels that know nothing of it."""
+    """Returns the options of `scoring` that kernels are compiled for. A model without any of them gets kernels without
+    their code."""
     return {
         "WINDOW": scoring.window or 0,
         "CAP": LOG2_E * (scoring.softcap or 0.0),
@@ -78,7 +80,7 @@ def scoring_flags(scoring: Scoring) -> dict[str, float]:
 
 
 FIXED_SPLITS = Splits(fine=128, num_fine=16, coarse=256)
-"""Of deterministic mode. `KERNEL_VERSION` changes with it."""
+"""The splits of deterministic mode. `KERNEL_VERSION` changes with them."""
 WHOLE = Splits(fine=0, num_fine=0, coarse=0)
 """One split, however long the history is."""
 
@@ -90,30 +92,30 @@ def _log2(size):
 
 @triton.jit
 def split_start(split, FINE: tl.constexpr, NUM_FINE: tl.constexpr, COARSE: tl.constexpr):
-    """The first position of a split."""
+    """Returns the first position of a split."""
     return tl.where(split < NUM_FINE, split * FINE, NUM_FINE * FINE + (split - NUM_FINE) * COARSE)
 
 
 @triton.jit
 def split_of(position, FINE: tl.constexpr, NUM_FINE: tl.constexpr, COARSE: tl.constexpr):
-    """The split that a position is in."""
+    """Returns the split of a position."""
     behind = position - NUM_FINE * FINE
     return tl.where(behind < 0, position // FINE, NUM_FINE + behind // COARSE)
 
 
 @triton.jit
 def ends_split(end, FINE: tl.constexpr, NUM_FINE: tl.constexpr, COARSE: tl.constexpr):
-    """Whether a split ends before the position `end`."""
+    """Returns whether a split ends before the position `end`."""
     return tl.where(end <= NUM_FINE * FINE, end % FINE, end % COARSE) == 0
 
 
 @triton.jit
 def halving_sum(x, AXIS: tl.constexpr, NEIGHBOURS_FROM: tl.constexpr, NEIGHBOURS_TO: tl.constexpr):
-    """The sum along an axis of a matrix: elements are added pairwise until one is left. Every addition has two operands, so
-    the result is the same in every layout.
+    """Returns the sum along an axis of a matrix. Elements are added pairwise until one is left. Every addition has two
+    operands, so the result is the same in every layout.
 
-    While there are at most NEIGHBOURS_FROM and more than NEIGHBOURS_TO elements, neighbours are added to each other, else
-    the upper half to the lower one. The fastest order adds what one thread has first."""
+    While there are at most NEIGHBOURS_FROM and more than NEIGHBOURS_TO elements, neighbours are added to each other,
+    else the upper half to the lower one. The fastest order first adds the elements of one thread."""
     OTHER: tl.constexpr = x.shape[1 - AXIS]
     LOG2_SIZE: tl.constexpr = _log2(x.shape[AXIS])
     for _ in tl.static_range(LOG2_SIZE):
@@ -135,9 +137,9 @@ def load_tile(
     PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, MASK: tl.constexpr,
     WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [TILE, WIDTH] of the positions from `at` on; with MASK zeros from `end` on, and before `begin` where
-    there is a window: blocks before it may belong to another request. WIDTH is DIM rounded up to a power of two: dimensions
-    behind DIM are zeros."""
+    """Loads keys and values [TILE, WIDTH] of the positions from `at` on. With MASK there are zeros from `end` on, and
+    with a window also before `begin`, because blocks before it may belong to another request. WIDTH is DIM rounded up
+    to a power of two; dimensions from DIM on are zeros."""
     lanes = tl.arange(0, TILE)
     dims = tl.arange(0, WIDTH)
     is_in = at + lanes < end
@@ -169,7 +171,7 @@ def load_tile(
 
 @triton.jit
 def empty_softmax(ROWS: tl.constexpr, WIDTH: tl.constexpr, AXIS: tl.constexpr):
-    """(peak, total, acc) of no positions."""
+    """Returns (peak, total, acc) of no positions."""
     peak = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if AXIS == 1:
@@ -181,7 +183,7 @@ def empty_softmax(ROWS: tl.constexpr, WIDTH: tl.constexpr, AXIS: tl.constexpr):
 
 @triton.jit
 def _capped(scores, scale, CAP: tl.constexpr):
-    """CAP * tanh(scores * scale / CAP). A large exponential is infinite, and gives CAP."""
+    """Returns CAP * tanh(scores * scale / CAP). A large exponential is infinite, and gives CAP."""
     return CAP * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (scale * (2.0 * 1.4426950408889634 / CAP)))))
 
 
@@ -189,8 +191,8 @@ def _capped(scores, scale, CAP: tl.constexpr):
 def add_tile(
     q, keys, values, visible, scale, peak, total, acc, AXIS: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr
 ):  # fmt: skip
-    """Adds a tile to a split's running softmax; scores are in units of log 2, and so is CAP, their soft-cap (0: none). With
-    MASK only what is `visible` counts; where everything is, the bits are those without MASK.
+    """Adds a tile to a split's running softmax; scores are in units of log 2, and so is CAP, their soft-cap (0: none).
+    With MASK only `visible` positions count; if all are visible, the bits are the same as without MASK.
 
     AXIS 1: q [rows, dims], scores [rows, positions], acc [rows, dims]; AXIS 0: all of them transposed."""
     if AXIS == 1:
@@ -205,7 +207,7 @@ def add_tile(
     new_peak = tl.maximum(peak, tl.max(scores, AXIS) * scale)
     base = new_peak
     if MASK:
-        base = tl.where(new_peak == -float("inf"), 0.0, new_peak)  # a row that has seen nothing of this split yet
+        base = tl.where(new_peak == -float("inf"), 0.0, new_peak)  # a row without visible positions so far
     weights = tl.exp2(tl.fma(scores, scale, -tl.expand_dims(base, AXIS)))
     shrink = tl.exp2(peak - base)
     # A matrix instruction's thread has neighbours, and elements that are 8 apart.
@@ -220,8 +222,9 @@ def add_tile(
 
 @triton.jit
 def merge_split(peak, total, acc, split_peak, split_total, split_acc, AXIS: tl.constexpr, EMPTY: tl.constexpr):
-    """The splits before, and the next one. A split of which a row has seen nothing changes nothing: its peak is minus
-    infinity, so that it is multiplied by zero and the others by one. EMPTY: a row may have seen nothing at all yet."""
+    """Merges the next split into the splits before it. A split without visible positions of a row changes nothing: its
+    peak is minus infinity, so that it is multiplied by zero and the others by one. EMPTY: a row may have had no visible
+    position at all yet."""
     new_peak = tl.maximum(peak, split_peak)
     base = new_peak
     if EMPTY:
@@ -234,7 +237,7 @@ def merge_split(peak, total, acc, split_peak, split_total, split_acc, AXIS: tl.c
 
 @triton.jit
 def add_sinks(peak, total, acc, sinks, AXIS: tl.constexpr):
-    """The total and the values with one more score for each row, in units of log 2, which has no value."""
+    """Returns the total and the values with one more score for each row, in units of log 2, which has no value."""
     new_peak = tl.maximum(peak, sinks)
     shrink = tl.exp2(peak - new_peak)
     return tl.fma(total, shrink, tl.exp2(sinks - new_peak)), acc * tl.expand_dims(shrink, AXIS)
@@ -242,11 +245,11 @@ def add_sinks(peak, total, acc, sinks, AXIS: tl.constexpr):
 
 @triton.jit
 def load_sinks(sinks, heads, is_head):
-    """In units of log 2."""
+    """Loads the sinks of heads, in units of log 2."""
     return tl.load(sinks + heads, mask=is_head, other=0.0) * 1.4426950408889634
 
 
 @triton.jit
 def normalised(total, acc, AXIS: tl.constexpr):
-    """The weighted mean of the values."""
+    """Returns the weighted mean of the values."""
     return acc * tl.expand_dims(tl.div_rn(1.0, total), AXIS)

@@ -1,4 +1,4 @@
-"""What may not come next: logits of tokens whose bit is not set become minus infinity."""
+"""Applies token bitmasks: logits of tokens whose bit is not set become minus infinity."""
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -12,7 +12,7 @@ import triton.language as tl
 from onward.kernels.triton.kernel_launch import launch
 
 _TOKENS = 4096
-"""Of a program."""
+"""Tokens of a program."""
 
 
 @triton.jit
@@ -27,7 +27,8 @@ def _forbid(logits, rows, bits, vocab_size, logits_stride, bits_stride, BLOCK: t
 
 
 def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
-    """logits float32 [any, vocabulary], rows int64 (those that are changed), bits uint8 [rows, octets], lowest first."""
+    """Sets the logits of forbidden tokens to minus infinity. logits float32 [any, vocabulary], rows int64 (the rows to
+    change), bits uint8 [rows, octets], lowest first."""
     vocab_size = logits.shape[1]
     assert bits.shape[1] * 8 >= vocab_size, "every token has a bit"
     launch(

@@ -1,7 +1,9 @@
-"""The operations of a device's step, fast: our Triton kernels, torch's matrix products, and how each batch is cut up.
+"""The fast operations of a device's step: our Triton kernels, torch's matrix products, and the plan for each batch.
 
 `overlap` lets a launch begin while the kernel before it ends (programmatic dependent launch).
 """
+
+from typing import Literal
 
 import torch
 
@@ -24,7 +26,7 @@ from onward.kernels.triton.elementwise import add_scaled, finish_logits
 from onward.kernels.triton.invariant_linear import invariant_linear, with_padding_rows
 from onward.kernels.triton.invariant_linear_plan import LinearPlan, library_rows
 from onward.kernels.triton.kernel_launch import is_launching
-from onward.kernels.triton.library_matmul import LibraryMatmuls
+from onward.kernels.triton.library_matmul import LibraryMatmuls, fastest_matmul
 from onward.kernels.triton.logsumexp import logsumexp
 from onward.kernels.triton.quantize_rows import quantize_rows
 from onward.kernels.triton.rms_norm import add_rms_norm, rms_norm
@@ -38,10 +40,11 @@ _FP8 = torch.float8_e4m3fn
 
 
 class TritonOps:
+    device_kind: Literal["torch", "cuda"] = "cuda"
     tile_rows = TILE_ROWS
 
     def __init__(self, *, max_model_len: int, fixed_order: bool = False, overlap: bool = True) -> None:
-        """In a fixed order a row's bits do not depend on its batch or on how its tokens are cut into chunks."""
+        """With `fixed_order` a row's bits do not depend on its batch or on how its tokens are cut into chunks."""
         self._max_model_len, self._fixed_order, self._overlap = max_model_len, fixed_order, overlap
         self._library = LibraryMatmuls(self._own_linear)
         self._decode_scratch: DecodeScratch | None = None
@@ -87,7 +90,8 @@ class TritonOps:
     ) -> None:
         heads = out.view(len(out), -1, kv.shape[4])
         num_kv_heads, dim = kv.shape[2], kv.shape[4]
-        # The next larger batch's plan: its kernel is there. One of its own would be compiled while requests wait.
+        # The plan of the padded batch size, whose kernel is compiled. Another one would be compiled while requests
+        # wait.
         plan = DecodePlan.choose(
             padded_batch_size(len(out)), num_kv_heads, dim, self._max_model_len, fixed_order=self._fixed_order
         )  # fmt: skip
@@ -142,7 +146,7 @@ class TritonOps:
         elif bias is not None:
             torch.addmm(bias, x, weight.T, out=out)
         else:
-            torch.mm(x, weight.T, out=out)
+            fastest_matmul(x, weight, out)
 
     def invariant_linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         if not self._library_product(x, weight, out):
@@ -152,7 +156,7 @@ class TritonOps:
         self, x: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor
     ) -> None:
         is_library = self._library_product(x, weight, gate_up)
-        if is_library or not is_launching():  # else whichever way is taken later would be compiled then
+        if is_library or not is_launching():  # a compile share takes both ways, so that none is compiled later
             self.silu_and_mul(gate_up, out)
         if not is_library:
             plan = LinearPlan.choose(len(x), out.shape[1], gates=True)
@@ -162,8 +166,8 @@ class TritonOps:
         invariant_linear(x, weight, out, LinearPlan.choose(len(x), out.shape[1]), overlap=self._overlap)
 
     def _library_product(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> bool:
-        """Whether the library has computed it, with the bits of `_own_linear`. The rows behind a large batch are computed
-        too, so that there are few sizes."""
+        """Computes a product by the library, if that has the bits of `_own_linear`. Returns whether it did. The rows
+        after a large batch are computed too, so that there are few sizes."""
         rows = library_rows(len(x), *weight.shape)
         if rows is None or x.dtype not in (torch.bfloat16, torch.float16):
             return False

@@ -15,7 +15,8 @@ ACTIVATIONS = {
 
 
 def sizes(fields: ConfigFields, *, positions: int, head_dim: int | None = None, eps: float = 1e-6) -> dict[str, Any]:
-    """`positions`, `head_dim` and `eps` are the family's defaults; that of `head_dim` is the share of a head."""
+    """Reads the sizes. `positions`, `head_dim` and `eps` are the family's defaults; without one, `head_dim` is the
+    hidden size divided by the number of heads."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     return {
         "vocab_size": fields.integer("vocab_size"),
@@ -33,9 +34,10 @@ def sizes(fields: ConfigFields, *, positions: int, head_dim: int | None = None, 
 def rope(
     fields: ConfigFields, found: dict[str, Any], *, theta: float = 10_000.0, partial: float = 1.0
 ) -> dict[str, Any]:
-    """Both spellings: `rope_parameters` (transformers 5), and `rope_theta` with `rope_scaling` before it.
+    """Reads the rope in both spellings: `rope_parameters` (transformers 5), and the older `rope_theta` with
+    `rope_scaling`.
 
-    A scaling that stretches the context makes it as long as its factor says, where the config itself says less.
+    A scaling that stretches the context makes it as long as its factor says, if the config itself has a smaller length.
     """
     section = fields.section("rope_parameters" if "rope_parameters" in fields else "rope_scaling")
     fields.ignore("rope_scaling")
@@ -60,7 +62,8 @@ def rope(
 def rope_scaling(
     section: ConfigFields, rotary_dim: int, positions: int, original: int | None = None
 ) -> RopeScaling | None:
-    """`original` is the context before scaling, where the config says it outside of the section."""
+    """Reads the scaling of a rope. `original` is the context before scaling, if the config has it outside of the
+    section."""
     kind = section.get("rope_type") or section.get("type") or "default"
     section.ignore("type", "rope_type")
     match kind:
@@ -99,9 +102,9 @@ def _yarn(section: ConfigFields, positions: int, original: int | None) -> YarnRo
     section.ignore("original_max_position_embeddings")
     factor = section.number("factor", positions / original)
     mscale, mscale_all = section.optional_number("mscale"), section.optional_number("mscale_all_dim")
-    inferred = _yarn_mscale(factor, 1.0)
+    inferred = yarn_magnitude(factor, 1.0)
     if mscale and mscale_all:
-        inferred = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all)
+        inferred = yarn_magnitude(factor, mscale) / yarn_magnitude(factor, mscale_all)
     return YarnRope(
         factor=factor,
         original_max_position_embeddings=original,
@@ -112,7 +115,8 @@ def _yarn(section: ConfigFields, positions: int, original: int | None) -> YarnRo
     )
 
 
-def _yarn_mscale(factor: float, mscale: float) -> float:
+def yarn_magnitude(factor: float, mscale: float) -> float:
+    """Returns the factor of cosines and sines that follows from the factor of the context."""
     return 1.0 if factor <= 1 else 0.1 * mscale * log(factor) + 1.0
 
 
@@ -142,8 +146,8 @@ def _rotary_dim(head_dim: int, partial: float) -> int:
 def layer_kinds(
     fields: ConfigFields, num_layers: int, window: int | None, *, default: Sequence[bool], local_rope: bool = False
 ) -> tuple[LayerKind, ...]:
-    """From `layer_types`, or else from `default`: for each layer, whether its attention has the window. Empty where all
-    layers are plain."""
+    """Returns the kind of each layer; empty if all layers are plain. `layer_types`, or else `default`, says for each
+    layer whether its attention has the window."""
     types = fields.strings("layer_types")
     if types is None:
         is_sliding = list(default)

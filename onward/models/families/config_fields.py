@@ -1,7 +1,7 @@
 """Reads a checkpoint's `config.json` field by field, and remembers what was read.
 
-A field that no family's function has read is an error that names it, unless it is known to change nothing: what a config
-says and the decoder does not compute must never be passed over. `null`, `false` and empty values say nothing.
+A field that no family's function has read is an error that names it, unless it is known to have no effect: a field that
+the decoder does not compute must never be ignored. `null`, `false` and empty values count as absent.
 """
 
 import re
@@ -14,7 +14,7 @@ T = TypeVar("T", int, float)
 Choice = TypeVar("Choice")
 
 _MAX_NUMBER = 1e30
-"""Still a float32."""
+"""Upper bound of numbers; it fits into a float32."""
 
 _HARMLESS = re.compile(
     r"""
@@ -27,7 +27,8 @@ _HARMLESS = re.compile(
     """,
     re.VERBOSE,
 )
-"""About training, generation defaults, other tools and how a file was written; not about what a decoder computes."""
+"""Fields about training, generation defaults, other tools and how a file was written; none changes what a decoder
+computes."""
 
 
 class ConfigFields:
@@ -43,15 +44,19 @@ class ConfigFields:
         return self._raw.get(key)
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Above zero."""
+        """Returns an integer above zero."""
         return self._positive(key, int, default)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Above zero."""
+        """Returns a number above zero."""
         return self._positive(key, float, default)
 
+    def count(self, key: str, default: int) -> int:
+        """Returns an integer, which may be zero."""
+        return 0 if self.get(key) == 0 and not isinstance(self.get(key), bool) else self.integer(key, default)
+
     def optional_integer(self, key: str, default: int | None = None) -> int | None:
-        """None where the config says `null`; the default where it says nothing."""
+        """Returns None if the config has `null`, and the default if it lacks the field."""
         if key in self._raw and self.get(key) is None:
             return None
         return default if key not in self._raw and default is None else self.integer(key, default)
@@ -92,21 +97,21 @@ class ConfigFields:
         return value
 
     def section(self, key: str, defaults: Mapping[str, Any] | None = None) -> "ConfigFields":
-        """Empty where the config has none. `defaults` stand for fields that it leaves out. The caller refuses what it
-        leaves unread there."""
+        """Returns a section, which is empty if the config has none. `defaults` stand for fields that it lacks. The
+        caller must refuse the fields of the section that it does not read."""
         value = self.get(key) or {}
         if not isinstance(value, dict):
             raise StartupError(f"the model's config is wrong: `{self._path}{key}` must be an object")
         return ConfigFields(dict(defaults or {}) | value, f"{self._path}{key}.")
 
     def refuse(self, *keys: str) -> None:
-        """Raises where one of these is set."""
+        """Raises if one of these fields is set."""
         for key in keys:
             if value := self.get(key):
                 raise unsupported(f"{self._path}{key} ({str(value)[:80]})")
 
     def ignore(self, *keys: str) -> None:
-        """Read elsewhere, or without meaning for this family."""
+        """Marks fields as read that are read elsewhere, or have no effect in this family."""
         self._read.update(keys)
 
     def refuse_unread(self, architecture: str) -> None:

@@ -1,6 +1,7 @@
-"""What a family of models is: how its `config.json` becomes a `ModelConfig`, and how its checkpoints name the tensors.
+"""Describes a family of models: how its `config.json` becomes a `ModelConfig`, and how its checkpoints name the
+tensors.
 
-Neither knows files. `models.families.registry` lists the families.
+No family opens files. `models.families.registry` lists the families.
 """
 
 from collections.abc import Callable
@@ -11,17 +12,26 @@ from onward.models.families.config_fields import ConfigFields
 from onward.models.tensor_names import Shape
 from onward.proto.model import ModelConfig
 
-Pick = Callable[[Any], Any]
+Pick = Callable[..., Any]
 
 
 class TensorSource(NamedTuple):
-    """Where a canonical tensor is in a checkpoint: all of a stored tensor, or a part of it."""
+    """Says how to read a canonical tensor from a checkpoint: the stored tensors that it needs, and how its array is
+    made from them. It may be a part of one, transposed or dequantized."""
 
     name: str
     shape: Shape
-    """Of the stored tensor."""
+    """Shape of the stored tensor."""
     pick: Pick | None = None
-    """From the stored array to the canonical one; None: as it is."""
+    """Returns the canonical array from the stored array and those of `others`; None: the stored array as it is."""
+    others: tuple[tuple[str, Shape], ...] = ()
+    """Names and shapes of more stored tensors that `pick` needs, such as scales."""
+    pick_blocks: Pick | None = None
+    """For tensors that are stored quantized: returns the format and the rows of a `kernels.quantize.BlockMatrix`, with the
+    same weights as `pick`, from the same arrays."""
+
+
+Locate = Callable[[str, Shape, ModelConfig], TensorSource]
 
 
 def same_name(name: str, shape: Shape, config: ModelConfig) -> TensorSource:
@@ -30,19 +40,27 @@ def same_name(name: str, shape: Shape, config: ModelConfig) -> TensorSource:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`locate` gets and gives names within a layer (`self_attn.q_proj.weight`), and whole ones of what is outside."""
+    """`locate` takes and returns names within a layer (`self_attn.q_proj.weight`), and whole names of tensors outside
+    of layers."""
 
     architecture: str
     hf_name: str
-    """In `architectures` of `config.json`."""
+    """Its name in `architectures` of `config.json`."""
     parse: Callable[[ConfigFields], dict[str, Any]]
-    """The fields of a `ModelConfig`, but `architecture`."""
-    locate: Callable[[str, Shape, ModelConfig], TensorSource] = same_name
-    """From a canonical name and shape to its source, which has a name of the same kind."""
+    """Returns all fields of a `ModelConfig` except `architecture`."""
+    locate: Locate = same_name
+    """Returns the source of a canonical name and shape. The source has a name of the same kind."""
     layer_prefix: str = "model.layers."
     prefixes: tuple[str, ...] = ("",)
-    """Before all names of a checkpoint but `lm_head.weight`; the first whose embedding is there counts."""
+    """Possible prefixes of all names of a checkpoint except `lm_head.weight`. The first prefix with which the embedding
+    is stored is used."""
     unserved: tuple[str, ...] = ()
-    """Beginnings of names of parts that are not served, such as those for images."""
+    """Name prefixes of parts that are not served, such as those for images."""
     ignored: tuple[str, ...] = ()
-    """Ends of names of what follows from the config: old checkpoints store masks."""
+    """Name suffixes of tensors that follow from the config, such as masks in old checkpoints."""
+    other_layouts: tuple[Locate, ...] = ()
+    """Further layouts, for checkpoints without the tensor that `locate` names."""
+    has_draft_layers: bool = False
+    """Checkpoints may have more layers than the config says, which predict several tokens. They are not read."""
+    quantization_methods: tuple[str, ...] = ()
+    """Values of `quantization_config.quant_method` whose tensors these layouts read."""

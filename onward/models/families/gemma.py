@@ -1,5 +1,5 @@
-"""Gemma 1, 2 and 3 (text): norms whose weights count from one, scaled embeddings, and from the second on norms on both
-sides of each sublayer, alternating windows and soft-caps."""
+"""Gemma 1, 2 and 3 (text): norms whose weights count from one, and scaled embeddings. Gemma 2 and 3 also have norms on
+both sides of each sublayer, alternating windows and soft-caps."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def _common(fields: ConfigFields, *, positions: int) -> dict[str, Any]:
 
 
 def _parse_gemma1(fields: ConfigFields) -> dict[str, Any]:
-    """`gelu` in the first releases meant the approximation by tanh."""
+    """Parses the config of a Gemma 1. In the first releases `gelu` means the approximation by tanh."""
     found = _common(fields, positions=8192)
     act = fields.choice("hidden_act", ACTIVATIONS | {"gelu": "gelu_tanh"}, "gelu_pytorch_tanh")
     fields.choice("hidden_activation", {"gelu_pytorch_tanh": act}, "gelu_pytorch_tanh")
@@ -57,7 +57,7 @@ def _parse_gemma2(fields: ConfigFields) -> dict[str, Any]:
 
 
 def _parse_gemma3(fields: ConfigFields) -> dict[str, Any]:
-    """Sliding layers have a rope of their own."""
+    """Parses the config of a Gemma 3. Sliding layers have a rope of their own."""
     found = _common(fields, positions=131_072)
     window, num_layers = fields.optional_integer("sliding_window", 4096), found["num_layers"]
     pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
@@ -74,11 +74,11 @@ _TEXT_DEFAULTS = {
     "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4,
 }  # fmt: skip
-"""What transformers takes where `text_config` leaves a field out, as Google's do."""
+"""Defaults of transformers for fields that `text_config` leaves out, as Google's configs do."""
 
 
 def _parse_gemma3_with_images(fields: ConfigFields) -> dict[str, Any]:
-    """The text part alone."""
+    """Parses the text part alone."""
     text = fields.section("text_config", _TEXT_DEFAULTS)
     found = _parse_gemma3(text)
     text.refuse_unread("gemma3")
@@ -87,8 +87,8 @@ def _parse_gemma3_with_images(fields: ConfigFields) -> dict[str, Any]:
 
 
 def _gemma3_rope(fields: ConfigFields, found: dict[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` by kind of layer, or in the older spelling `rope_theta`, `rope_scaling` and
-    `rope_local_base_freq`; the scaling is that of layers without a window."""
+    """Reads `rope_parameters` by kind of layer, or in the older spelling `rope_theta`, `rope_scaling` and
+    `rope_local_base_freq`; there the scaling is that of layers without a window."""
     dim, positions = found["head_dim"], found["max_position_embeddings"]
     both = fields.section("rope_parameters")
     full, local = both.section("full_attention"), both.section("sliding_attention")

@@ -104,7 +104,7 @@ _NEOX_NAMES = {
 
 
 def _locate_neox(name: str, shape: Shape, config: ModelConfig) -> TensorSource:
-    """The rows of `query_key_value` are, head by head, those of q, of k and of v."""
+    """Locates tensors of GPT-NeoX. `query_key_value` has, head by head, the rows of q, of k and of v."""
     if name in _NEOX_NAMES:
         return TensorSource(_NEOX_NAMES[name], shape)
     stem, _, kind = name.rpartition(".")

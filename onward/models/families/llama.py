@@ -1,4 +1,4 @@
-"""Llama, and the families that are a Llama with some fields more: Mistral, Qwen2 and Qwen3, Granite, SmolLM3."""
+"""Llama, and the families that are a Llama with some more fields: Mistral, Qwen2 and Qwen3, Granite, SmolLM3."""
 
 from typing import Any
 
@@ -8,9 +8,11 @@ from onward.models.families.family import Family
 from onward.proto.model import LayerKind
 
 
-def _common(fields: ConfigFields, *, positions: int, theta: float = 10_000.0, **defaults: Any) -> dict[str, Any]:
+def parse_common(
+    fields: ConfigFields, *, positions: int, theta: float = 10_000.0, partial: float = 1.0, **defaults: Any
+) -> dict[str, Any]:
     found = sizes(fields, positions=positions, **defaults)
-    found |= rope(fields, found, theta=theta)
+    found |= rope(fields, found, theta=theta, partial=partial)
     found["activation"] = fields.choice("hidden_act", ACTIVATIONS, "silu")
     found["tie_word_embeddings"] = fields.flag("tie_word_embeddings")
     return found
@@ -22,30 +24,31 @@ def _biases(fields: ConfigFields) -> dict[str, Any]:
 
 
 def parse_llama(fields: ConfigFields) -> dict[str, Any]:
-    return _common(fields, positions=2048) | _biases(fields)
+    return parse_common(fields, positions=2048) | _biases(fields)
 
 
 def _parse_mistral(fields: ConfigFields) -> dict[str, Any]:
-    found = _common(fields, positions=131_072)
+    found = parse_common(fields, positions=131_072)
     window = fields.optional_integer("sliding_window", 4096)
     all_layers = [window is not None] * found["num_layers"]
     return found | {"layers": layer_kinds(fields, found["num_layers"], window, default=all_layers)}
 
 
 def _parse_qwen2(fields: ConfigFields) -> dict[str, Any]:
-    found = _common(fields, positions=32_768)
+    found = parse_common(fields, positions=32_768)
     return found | {"qkv_bias": True, "layers": _qwen_layers(fields, found["num_layers"])}
 
 
 def _parse_qwen3(fields: ConfigFields) -> dict[str, Any]:
-    found = _common(fields, positions=32_768, head_dim=128)
+    found = parse_common(fields, positions=32_768, head_dim=128)
     has_bias = fields.flag("attention_bias")
     biases = {"qkv_bias": has_bias, "o_bias": has_bias}
     return found | biases | {"qk_norm": True, "layers": _qwen_layers(fields, found["num_layers"])}
 
 
 def _qwen_layers(fields: ConfigFields, num_layers: int) -> tuple[LayerKind, ...]:
-    """The window is off unless `use_sliding_window` is on; then it is that of the layers from `max_window_layers` on."""
+    """Returns the kinds of a Qwen's layers. The window is off unless `use_sliding_window` is on; then it applies to
+    layers from `max_window_layers` on."""
     window = fields.optional_integer("sliding_window", 4096)
     first = fields.get("max_window_layers")
     if not fields.flag("use_sliding_window"):
@@ -67,7 +70,7 @@ def _parse_granite(fields: ConfigFields) -> dict[str, Any]:
 
 
 def _parse_smollm3(fields: ConfigFields) -> dict[str, Any]:
-    found = _common(fields, positions=32_768, theta=2_000_000.0) | _biases(fields)
+    found = parse_common(fields, positions=32_768, theta=2_000_000.0) | _biases(fields)
     found["tie_word_embeddings"] = fields.flag("tie_word_embeddings", True)
     num_layers, window = found["num_layers"], fields.optional_integer("sliding_window")
     interval = fields.integer("no_rope_layer_interval", 4)

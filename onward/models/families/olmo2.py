@@ -1,4 +1,4 @@
-"""OLMo2: norms of what the sublayers give instead of what they get, and norms of q and k over all heads together."""
+"""OLMo2: norms of the sublayers' outputs instead of their inputs, and norms of q and k over all heads together."""
 
 from typing import Any
 

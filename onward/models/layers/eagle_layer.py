@@ -1,7 +1,8 @@
 """EAGLE's draft layer for Llama: a product over [embedding; hidden], then one decoder layer of the float family.
 
-Its attention reads its input as it is, without a norm, and its output goes to the served model's head as it is. Heads for
-multi-token prediction (MTP) have the same place and the same inputs; they differ in norms around the product.
+Its attention reads its input without a norm, unless the checkpoint has one, and its output goes to the served model's
+head without a norm. Layers for multi-token prediction (MTP) have the same place and the same inputs; they differ in
+norms around the product.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from onward.proto.model import ModelConfig
 
 class EagleLayer:
     def __init__(self, weights: Mapping[str, Any], config: ModelConfig, attention: Attention) -> None:
-        """`weights` have EAGLE's names."""
+        """`weights` are named as in EAGLE's checkpoints."""
         biases = [weights["fc.bias"]] if "fc.bias" in weights else []
         self._fc = Linear([weights["fc.weight"]], biases, torch.float32)
         layer_weights = {f"model.{name}": tensor for name, tensor in weights.items()}
@@ -26,6 +27,7 @@ class EagleLayer:
 
     @torch.inference_mode()
     def __call__(self, embedded: np.ndarray, hidden: np.ndarray, rows: ForwardBatch) -> np.ndarray:
-        """Of each row its token's embedding and the hidden state before it; what follows from them, [rows, hidden_size]."""
+        """Takes the embedding of each row's token and the hidden state before it. Returns the layer's output, [rows,
+        hidden_size]."""
         joined = torch.from_numpy(np.concatenate([embedded, hidden], axis=1))
         return self._block(self._fc(joined), rows).numpy()

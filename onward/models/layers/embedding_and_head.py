@@ -1,6 +1,6 @@
-"""The first and the last thing of a served model, for whoever has layers of its own between them: embedding and head.
+"""The embedding and the head of a served model, for a draft proposer that has its own layers between them.
 
-They use the model's weights where they lie. The head's norm is left out: who calls has done what it needs.
+They use the model's weights without a copy. The norm before the head is left out: the caller applies the norm it needs.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from onward.proto.model import ModelConfig, PreparedModel
 
 class EmbeddingAndHead(Protocol):
     def embed(self, token_ids: np.ndarray) -> np.ndarray:
-        """float32 [tokens, hidden_size]."""
+        """Returns the embeddings, float32 [tokens, hidden_size]."""
         ...
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
-        """float32 [rows, >= vocab_size]. The array may be overwritten by the next call."""
+        """Returns the logits, float32 [rows, >= vocab_size]. The array may be overwritten by the next call."""
         ...
 
 
@@ -36,7 +36,8 @@ def open_embedding_and_head(
 
 
 class Int8EmbeddingAndHead:
-    """A model without layers. Asked for no logits it embeds; asked for no rows it has only its head left to compute."""
+    """Runs a model without layers. A batch without logits only computes embeddings; a batch without rows only the
+    head."""
 
     def __init__(
         self,
@@ -68,7 +69,8 @@ class Int8EmbeddingAndHead:
         return self._model.hidden[: len(token_ids)].copy()
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
-        """The kernel divides each row by its size before the product, so we multiply by it afterwards."""
+        """Returns the logits of hidden states, without a norm. The kernel divides each row by its root mean square
+        before the product, so the logits are multiplied by it."""
         self._model.hidden[: len(hidden)] = hidden
         logits = self._model.forward(self._rows(np.zeros(0, np.int32), len(hidden)))
         logits *= np.sqrt(np.mean(np.square(hidden), axis=1, keepdims=True) + self._eps)
@@ -85,7 +87,7 @@ class FloatEmbeddingAndHead:
     def __init__(self, weights: Mapping[str, Any], config: ModelConfig, dtype: str) -> None:
         import torch
 
-        from onward.models.layers.float_layers import Linear
+        from onward.models.layers.float_mlp import Linear
 
         kind = getattr(torch, dtype)
         self._embedding = Linear([weights["model.embed_tokens.weight"]], [], kind)

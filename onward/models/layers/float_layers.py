@@ -1,20 +1,19 @@
-"""The float family: torch products and norms around our own attention. Nothing here is tuned but the attention.
+"""The float family: torch products and norms around our own attention. Only the attention is tuned.
 
 The residual stream, norms, rope and KV are float32; `dtype` is the type of the weights and of what they multiply.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from onward.kernels.cpu.batch_attention import NUM_PHASES, rotate_and_attend, rotate_and_attend_with_options
 from onward.kernels.cpu.phases import WORDS_PER_PHASE
-from onward.kernels.cpu.threads import ThreadPool
+from onward.kernels.cpu.threads import KernelThreads
 from onward.models.device_support import is_plain
+from onward.models.layers.float_mlp import FloatExperts, FloatMlp, Linear, as_tensor
 from onward.models.layers.forward_batch import ForwardBatch
 from onward.models.layers.kernel_context import (
     fill_batch_fields,
@@ -29,23 +28,12 @@ from onward.models.tensor_names import EMBED, FINAL_NORM, FINAL_NORM_BIAS, LM_HE
 from onward.proto.model import ModelConfig
 
 
-class Linear:
-    """One product for several matrices that share their input."""
-
-    def __init__(self, parts: list[Any], biases: list[Any], dtype: torch.dtype) -> None:
-        self.weight = torch.cat([_tensor(part, dtype) for part in parts])
-        self.bias = torch.cat([_tensor(bias, dtype) for bias in biases]) if biases else None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
-
-
 class Norm:
-    """Of the last axis, as `ModelConfig.norm` says."""
+    """A norm over the last axis, of the kind `ModelConfig.norm`."""
 
     def __init__(self, weight: Any, bias: Any | None, config: ModelConfig) -> None:
-        self._weight = _tensor(weight, torch.float32) + config.norm_weight_offset
-        self._bias = None if bias is None else _tensor(bias, torch.float32)
+        self._weight = as_tensor(weight, torch.float32) + config.norm_weight_offset
+        self._bias = None if bias is None else as_tensor(bias, torch.float32)
         self._is_layer_norm, self._eps = config.norm == "layer", config.rms_norm_eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,14 +41,6 @@ class Norm:
             x = x - x.mean(-1, keepdim=True)
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self._eps) * self._weight
         return x if self._bias is None else x + self._bias
-
-
-def _tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
-    if isinstance(array, torch.Tensor):
-        return array.to(dtype)
-    if not array.flags.writeable:  # mapped weights; torch warns about sharing what it may not write
-        array = array.copy()
-    return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
 
 def _identity(x: torch.Tensor) -> torch.Tensor:
@@ -72,10 +52,10 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 class Attention:
-    """Norms of q and k, rope, KV write and attention, between the two products."""
+    """The part between QKV product and output product: norms of q and k, rope, KV write and attention."""
 
     def __init__(
-        self, config: ModelConfig, rotary: RotaryTables, kv: PagedKV, scratch: AttentionScratch, threads: ThreadPool
+        self, config: ModelConfig, rotary: RotaryTables, kv: PagedKV, scratch: AttentionScratch, threads: KernelThreads
     ) -> None:
         self._references = (rotary, kv, scratch)
         self._config, self._rotary = config, rotary
@@ -112,11 +92,6 @@ class Attention:
         return out
 
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh"), "relu": F.relu,
-}  # fmt: skip
-
-
 class FloatDecoderLayer:
     """One decoder layer."""
 
@@ -143,7 +118,7 @@ class FloatDecoderLayer:
             return Norm(weights[f"{prefix}{name}.weight"], bias, config)
 
         def vector(name: str, exists: bool, offset: float = 0.0) -> torch.Tensor | None:
-            return _tensor(weights[f"{prefix}self_attn.{name}"], torch.float32) + offset if exists else None
+            return as_tensor(weights[f"{prefix}self_attn.{name}"], torch.float32) + offset if exists else None
 
         self.index, self.attention, self._config = index, attention, config
         self.input_norm = norm("input_layernorm", config.pre_norm and has_input_norm)
@@ -154,26 +129,22 @@ class FloatDecoderLayer:
         self.o = linear("self_attn.o_proj", biased=config.o_bias)
         self.attention_output_norm = norm("attention_output_norm", config.post_norm)
         self.post_norm = norm("post_attention_layernorm", config.pre_norm)
-        ins = ("mlp.gate_proj", "mlp.up_proj") if config.gated_mlp else ("mlp.up_proj",)
-        self.gate_up = linear(*ins, biased=config.mlp_bias)
-        self.down = linear("mlp.down_proj", biased=config.mlp_bias)
+        experts = config.layer_experts(index)
+        self.mlp: Callable[[torch.Tensor], torch.Tensor] = (
+            FloatMlp(weights, f"{prefix}mlp", config, dtype)
+            if experts is None
+            else FloatExperts(weights, f"{prefix}mlp", config, experts, dtype)
+        )
         self.mlp_output_norm = norm("mlp_output_norm", config.post_norm)
-        self._activate = _ACTIVATIONS[config.activation]
 
     def __call__(self, hidden: torch.Tensor, rows: ForwardBatch) -> torch.Tensor:
         attended = self.attention_output_norm(self._attend(self.input_norm(hidden), rows))
         residual = hidden + self._scaled(attended)
         seen = hidden if self._config.parallel_block else residual
-        return residual + self._scaled(self.mlp_output_norm(self._mlp(self.post_norm(seen))))
+        return residual + self._scaled(self.mlp_output_norm(self.mlp(self.post_norm(seen))))
 
     def _attend(self, x: torch.Tensor, rows: ForwardBatch) -> torch.Tensor:
         return self.o(self.attention(self.qkv(x), rows, self.index, self.q_norm, self.k_norm, self.sinks))
-
-    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._config.gated_mlp:
-            return self.down(self._activate(self.gate_up(x)))
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(self._activate(gate) * up)
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
         multiplier = self._config.residual_multiplier
@@ -181,14 +152,14 @@ class FloatDecoderLayer:
 
 
 class FloatModel:
-    """The layers of one model, and what comes before and after them."""
+    """The layers of a model, with its embedding, last norm and head."""
 
     def __init__(
         self, weights: Mapping[str, Any], config: ModelConfig, attention: Attention, dtype: torch.dtype
     ) -> None:
         self._config = config
-        self.embedding = _tensor(weights[EMBED], dtype)
-        self.positions = _tensor(weights[POSITIONS], torch.float32) if config.learned_positions else None
+        self.embedding = as_tensor(weights[EMBED], dtype)
+        self.positions = as_tensor(weights[POSITIONS], torch.float32) if config.learned_positions else None
         self.layers = [FloatDecoderLayer(i, weights, config, attention, dtype) for i in range(config.num_layers)]
         self.norm = Norm(weights[FINAL_NORM], weights[FINAL_NORM_BIAS] if config.norm_bias else None, config)
         head = self.embedding if config.tie_word_embeddings else weights[LM_HEAD]

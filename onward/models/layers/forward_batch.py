@@ -1,8 +1,8 @@
-"""What a step computes, as arrays: the form in which the worker's batch reaches the model.
+"""The rows of a step as arrays, as the model reads them.
 
-rows      one token each; those of a slot are consecutive, slots follow each other
+rows      one token each; the rows of a slot are consecutive, slots follow each other
 tiles     (first row, rows, slot, position of the first row): rows of one slot that attention handles together
-sampled   the rows whose logits are wanted
+sampled   the rows whose logits are requested
 """
 
 from dataclasses import dataclass
@@ -20,4 +20,4 @@ class ForwardBatch:
     tiles: np.ndarray
     logits_indices: np.ndarray
     block_tables: np.ndarray
-    """[slots, blocks]: where each slot's history is."""
+    """[slots, blocks]: the KV blocks of each slot's history."""

@@ -1,4 +1,4 @@
-"""Filling a kernel's context: addresses of arrays, which someone else keeps alive, and sizes."""
+"""Fills a kernel's context with sizes and with addresses of arrays. The caller keeps the arrays alive."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from onward.kernels.cpu.jit import Kernel
 from onward.kernels.cpu.phases import MAX_PARTITIONS
-from onward.kernels.cpu.threads import ThreadPool
+from onward.kernels.cpu.threads import KernelThreads
 from onward.models.layers.forward_batch import ForwardBatch
 from onward.models.layers.paged_kv import AttentionScratch, PagedKV
 from onward.models.layers.rotary_table import RotaryTable
@@ -18,7 +18,7 @@ def new_context(kernel: Kernel) -> np.ndarray:
 
 
 def fill_context(context: np.ndarray, **fields: Any) -> None:
-    """Sizes as they are, arrays as their addresses."""
+    """Sets fields of the context: arrays as their addresses, other values as they are."""
     for name, value in fields.items():
         context[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
 
@@ -29,9 +29,9 @@ def fill_model_fields(
     rotary: RotaryTable,
     kv: PagedKV,
     scratch: AttentionScratch,
-    threads: ThreadPool,
+    threads: KernelThreads,
 ) -> None:
-    """What stays the same from step to step."""
+    """Sets the fields that are the same for all steps."""
     fill_context(
         context, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
         eps=config.rms_norm_eps, cos=rotary.cos, sin=rotary.sin, kv=kv.data, block_size=kv.block_size,
@@ -40,7 +40,8 @@ def fill_model_fields(
 
 
 def fill_options(context: np.ndarray, config: ModelConfig) -> None:
-    """What `AttentionOptions` of all layers have in common. `attend_tile` itself divides by the root of `head_dim`."""
+    """Sets the options that are the same for all layers. `query_factor` is relative to 1 / sqrt(head_dim), by which
+    `attend_tile` itself multiplies."""
     fill_context(
         context, true_head_dim=config.true_head_dim, rotary_half=config.rotated_dim // 2,
         norm_is_whole=config.qk_norm_is_whole, query_factor=config.attention_scale * config.head_dim**0.5,

@@ -1,4 +1,4 @@
-"""The memory that holds keys and values, and what attention needs to find its way in it."""
+"""The memory of keys and values as CPU layers use it, and the working memory of attention."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from onward.proto.model import ModelConfig
 
 @dataclass(slots=True)
 class PagedKV:
-    """A flat array, float32 or int8, laid out as `kernels.cpu.kv_layout` says, layer after layer."""
+    """A flat array, float32 or int8, in the layout of `kernels.cpu.kv_layout`, layer after layer."""
 
     data: np.ndarray
     layer_stride: int
@@ -18,14 +18,14 @@ class PagedKV:
 
 
 def kv_dtype(config: ModelConfig, quantization: str) -> np.dtype:
-    """int8 models keep int8 KV, a quarter of the bytes. Not where keys have biases (Qwen2): those make a few channels
-    so large that a scale per key leaves nothing of the others."""
+    """Returns the data type of KV. int8 models have int8 KV, a quarter of the bytes, unless keys have biases (Qwen2).
+    Biases make a few channels so large that with one scale per key nothing would be left of the others."""
     return np.dtype(np.int8 if quantization == "int8" and not config.qkv_bias else np.float32)
 
 
 @dataclass(slots=True)
 class AttentionScratch:
-    """Each thread's working memory: attention's, and `extra` floats after it."""
+    """The working memory of each thread: that of attention, with `extra` floats after it."""
 
     buffer: np.ndarray
     stride: int

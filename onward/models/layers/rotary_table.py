@@ -1,8 +1,9 @@
 """Tables of cosines and sines for rotary embeddings, one row per position.
 
-numpy computes `cos`, `sin` and `**` in ways that it chooses by the vector instructions of the CPU, and their last bits
-differ. A table is a part of the model and must be the same on every machine, also where it is copied to a GPU. So it is
-made of single additions, multiplications and divisions, which IEEE 754 rounds alike everywhere, and of decimal arithmetic.
+numpy chooses its code for `cos`, `sin` and `**` by the vector instructions of the CPU, and the last bits of the results
+differ. A table is a part of the model and must be the same on every machine, also if it is copied to a GPU. So it is
+computed with single additions, multiplications and divisions, which IEEE 754 rounds alike everywhere, and with decimal
+arithmetic.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from onward.models.rope_scaling import rope_factors
 from onward.proto.model import ModelConfig
 
 _ROWS_AT_ONCE = 1024
-"""Positions of which the float64 intermediates exist at a time: a few megabytes, which stay in the cache."""
+"""Positions that are computed at a time. Their float64 intermediates take a few megabytes, which stay in the cache."""
 
 _QUARTER_HIGH, _QUARTER_LOW = 1.57079632673412561417, 6.07710050650619224932e-11
 """pi / 2 in two parts. The first has 33 bits, so that its product with a number below 2 ** 20 is exact."""
@@ -42,7 +43,8 @@ class RotaryTable:
         divisors: Sequence[float] | None,
         attention_factor: float = 1.0,
     ) -> "RotaryTable":
-        """`head_dim` counts the rotated dimensions. `divisors` slow each frequency down (rope scaling)."""
+        """Computes the table for all positions below `max_model_len`. `head_dim` counts the rotated dimensions.
+        `divisors` slow each frequency down (rope scaling)."""
         exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
         frequencies = np.float32(1.0) / _powers(np.float32(theta), exponents)
         if divisors is not None:
@@ -60,7 +62,7 @@ class RotaryTable:
 
 
 def build_rotary(config: ModelConfig, max_model_len: int, *, is_local: bool = False) -> RotaryTable:
-    """The table of layers with `LayerKind.rope` global, or of those with local."""
+    """Returns the table of layers whose `LayerKind.rope` is global, or of those whose rope is local."""
     theta, scaling = config.rope_theta, config.rope_scaling
     if is_local:
         assert config.local_rope_theta is not None, "a model with local rope says its theta"
@@ -73,7 +75,7 @@ def build_rotary(config: ModelConfig, max_model_len: int, *, is_local: bool = Fa
 
 @dataclass(slots=True)
 class RotaryTables:
-    """Those of a model's layers."""
+    """The rotary tables of a model's layers."""
 
     everywhere: RotaryTable
     local: RotaryTable | None
@@ -85,7 +87,7 @@ class RotaryTables:
         return cls(build_rotary(config, max_model_len), local)
 
     def of_layer(self, config: ModelConfig, layer: int) -> RotaryTable | None:
-        """None: the layer rotates nothing."""
+        """Returns the table of a layer; None if the layer rotates nothing."""
         kind = "none" if config.learned_positions else config.layer(layer).rope
         return {"global": self.everywhere, "local": self.local, "none": None}[kind]
 
@@ -95,7 +97,7 @@ def _powers(base: np.float32, exponents: np.ndarray) -> np.ndarray:
 
 
 def _cos_and_sin(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of float64 from 0 on, each to an error far below float32's last bit."""
+    """Returns the cosines and sines of angles (float64, from 0 on), with an error far below the last bit of float32."""
     quarters = np.rint(angles * (2.0 / np.pi))
     x = (angles - quarters * _QUARTER_HIGH) - quarters * _QUARTER_LOW
     square = x * x

@@ -1,7 +1,7 @@
-"""Small files of a model (configs, templates, tokenizers), read whole but never larger than such a file can be.
+"""Reads small files of a model (configs, templates, tokenizers) whole, within limits on their size.
 
-A model's files are data from strangers: what is too large, too deep or not text is refused by the file's name, before it
-takes memory.
+A model's files are untrusted data: a file that is too large, too deeply nested or not text is refused by its name,
+before it takes memory.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ MAX_TEMPLATE_BYTES = 1 << 20
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(max_bytes + 1)  # asking for the size first would believe a pipe or a device
+            data = file.read(max_bytes + 1)  # a size that is asked for first is wrong for a pipe or a device
     except OSError as fault:
         raise StartupError(f"cannot read {path}: {fault.strerror}") from None
     if len(data) > max_bytes:

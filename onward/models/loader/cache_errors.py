@@ -1,6 +1,7 @@
-"""Tells a fault of the cache folder from one of the model: a person mends the first with a variable of the environment.
+"""Distinguishes faults of the cache folder, which the user can fix with an environment variable, from faults of the
+model.
 
-Knows nothing of what is kept there.
+Knows nothing of the contents of the cache.
 """
 
 import errno
@@ -8,12 +9,13 @@ import os
 from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Only the cache is written, so these are its faults although they name no file."""
+"""Only the cache is written, so these errors are its faults even if they name no file."""
 _CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 
 def is_cache_error(fault: OSError, cache_dir: Path) -> bool:
-    """Whether the folder cannot be made or written. A file that is missing within it is not its fault."""
+    """Returns whether the cache folder cannot be created or written. A file that is missing in it is not such a
+    fault."""
     if fault.errno in _FULL:
         return True
     if not isinstance(fault.filename, str | bytes):

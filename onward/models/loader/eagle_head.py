@@ -1,9 +1,11 @@
 """A folder with EAGLE's draft layer for a Llama, checked by name and shape: `config.json`, and in safetensors
 
-    fc.weight [hidden, 2 * hidden]   fc.bias, if it has one   layers.0.*, named as a Llama's layer, mostly without the norm
-                                                              before attention
+    fc.weight [hidden, 2 * hidden]
+    fc.bias                           optional
+    layers.0.*                        named as a Llama's layer, mostly without the norm before attention
 
-Embedding and head are the served model's; an `embed_tokens.weight` in the folder is a copy of it, and is not read.
+Embedding and head are the served model's; an `embed_tokens.weight` in the folder is a copy of its embedding and not
+read.
 """
 
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from onward.models.loader import checkpoint
 from onward.models.loader.bounded_read import read_json
 from onward.models.loader.config_parser import from_hf
 from onward.models.loader.safetensors_file import MappedTensors
-from onward.models.loader.safetensors_header import read_header
+from onward.models.loader.safetensors_header import FLOAT_TYPES, read_header
 from onward.models.loader.weight_conversion import Float32Tensors
 from onward.models.tensor_names import Shape, expected_layer
 from onward.proto.model import ModelConfig
@@ -29,25 +31,27 @@ _NOT_READ = ("embed_tokens.weight",)
 @dataclass(frozen=True, slots=True)
 class EagleHead:
     config: ModelConfig
-    """Of a model with this one layer."""
+    """Config of a model with this one layer."""
     tensors: Mapping[str, np.ndarray]
-    """float32, made when they are asked for."""
+    """float32, made at each access."""
 
 
 def read_eagle_head(folder: Path) -> EagleHead:
     if not (folder / "config.json").is_file():
-        raise StartupError(f"{folder} is no folder with a draft layer: it has no config.json")
+        raise StartupError(f"{folder} is not a folder with a draft layer: it has no config.json")
     config = from_hf(read_json(folder / "config.json"))
     if config.num_layers != 1:
         raise StartupError(f"{folder}: config.json says num_hidden_layers {config.num_layers}; a draft layer is 1")
     files = checkpoint.weight_files(folder)
-    shapes = {name: location.shape for file in files for name, location in read_header(file).items()}
-    names = _check(shapes, config, folder)
+    stored = {name: location for file in files for name, location in read_header(file).items()}
+    names = _check({name: location.shape for name, location in stored.items()}, config, folder)
+    for name in names:
+        checkpoint.check_type(stored[name], name, FLOAT_TYPES)
     return EagleHead(config, Float32Tensors(MappedTensors(files), names))
 
 
 def expected(config: ModelConfig) -> dict[str, Shape]:
-    """All that such a folder may have."""
+    """Returns all tensors that such a folder may have, with their shapes."""
     hidden = config.hidden_size
     return {"fc.weight": (hidden, 2 * hidden), "fc.bias": (hidden,)} | {
         f"layers.0.{name}": shape for name, shape in expected_layer(config).items()
@@ -55,7 +59,7 @@ def expected(config: ModelConfig) -> dict[str, Shape]:
 
 
 def _check(shapes: Mapping[str, Shape], config: ModelConfig, folder: Path) -> list[str]:
-    """The names that count."""
+    """Checks the tensors and returns the names of those to read."""
     expected_shapes = expected(config)
     if missing := [name for name in expected_shapes if name not in shapes and name not in _OPTIONAL]:
         raise StartupError(f"{folder} lacks {', '.join(missing)}; a draft layer has fc.* and layers.0.*")

@@ -26,7 +26,7 @@ class _CachedProperty(msgspec.Struct, frozen=True):
 
 
 def cached_property_of(path: Path, property_name: str, cache_dir: Path, compute: Callable[[Path], str]) -> str:
-    """`compute(path)`, or the cached value if the file has not changed since it was computed."""
+    """Returns `compute(path)`, or the cached value if the file has not changed since it was computed."""
     path = path.resolve()
     cache_path = cache_dir / "facts" / hashlib.sha256(os.fsencode(path) + property_name.encode()).hexdigest()[:32]
     stat = path.stat()

@@ -1,6 +1,6 @@
-"""How a checkpoint's authors want its tokens to be chosen where a request does not say: its `generation_config.json`.
+"""Reads the sampling defaults of a checkpoint's `generation_config.json`, for requests that do not set these fields.
 
-Its end tokens are for `texts`; whether it wants sampling at all (`do_sample`) is for the request's temperature to say.
+`text_metadata` reads its end tokens. `do_sample` is ignored, because a request's temperature decides whether to sample.
 """
 
 from pathlib import Path

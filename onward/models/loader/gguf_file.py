@@ -1,11 +1,10 @@
-"""A GGUF file as a mapping from canonical tensor names to float32 arrays, dequantized when they are asked for.
+"""A GGUF file as a mapping from canonical tensor names to float32 arrays, dequantized at each access.
 
-The `gguf` package dequantizes; names, bounds and the order of q and k rows are minded here.
+The `gguf` package dequantizes; this module handles names, bounds and the order of q and k rows.
 """
 
 import functools
 import math
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,30 +13,23 @@ import gguf
 import numpy as np
 
 from onward.errors import StartupError
+from onward.kernels.quantize import BlockMatrix
+from onward.kernels.weight_formats import BLOCK_FORMATS
 from onward.models import tensor_names
 from onward.models.loader.config_parser import from_gguf
 from onward.models.loader.gguf_header import TensorInfo, read_header
+from onward.models.loader.gguf_names import canonical_tensors
+from onward.models.loader.gguf_tables import TABLE_FORMATS
+from onward.models.loader.lazy_mapping import LazyMapping
 from onward.proto.model import ModelConfig
 
 ROPE_FREQS = "rope_freqs.weight"
 _MAX_ROPE_FREQS = 1 << 16
 
 _PLAIN_TYPES = {gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16}
-_GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+_UNSUPPORTED_PREFIXES = ("IQ1", "IQ2", "IQ3")
+"""Prefixes of types whose blocks are indices into tables of vectors, which no kernel computes with."""
+_OTHER_TYPES = "take a file in Q2_K to Q8_0, IQ4_NL or IQ4_XS"
 
 
 class GgufFile(Mapping[str, np.ndarray]):
@@ -60,8 +52,25 @@ class GgufFile(Mapping[str, np.ndarray]):
         return any(_type(self.path, info) not in _PLAIN_TYPES for info in self._tensors.values())
 
     def __getitem__(self, name: str) -> np.ndarray:
-        array = self._dequantized(self._tensors[name])
-        if self.config.architecture == "llama":
+        return self._in_rope_order(name, self._dequantized(self._tensors[name]))
+
+    @property
+    def blocks(self) -> "Mapping[str, BlockMatrix]":
+        """The matrices in a format that the int8 kernels compute with, by canonical name."""
+        names = [
+            name
+            for name, info in self._tensors.items()
+            if len(info.shape) == 2 and _type(self.path, info).name in (*BLOCK_FORMATS, *TABLE_FORMATS)
+        ]
+        return LazyMapping(names, self._block_matrix)
+
+    def _block_matrix(self, name: str) -> BlockMatrix:
+        info = self._tensors[name]
+        kind, rows = _type(self.path, info).name, self._in_rope_order(name, self._bytes_of(info))
+        return TABLE_FORMATS[kind](rows) if kind in TABLE_FORMATS else BlockMatrix(kind, rows)
+
+    def _in_rope_order(self, name: str, array: np.ndarray) -> np.ndarray:
+        if self.config.architecture in ("llama", "mixtral"):
             if ".q_proj." in name:
                 return unpermute_rope_rows(array, self.config.num_heads)
             if ".k_proj." in name:
@@ -75,7 +84,7 @@ class GgufFile(Mapping[str, np.ndarray]):
         return len(self._tensors)
 
     def _check_places(self, tensors: Mapping[str, TensorInfo]) -> None:
-        """Every tensor lies within the file, and no two of them in one place."""
+        """Raises unless every tensor lies within the file and no two tensors overlap."""
         end = 0
         for info in sorted(tensors.values(), key=lambda info: info.offset):
             if info.offset < end:
@@ -91,11 +100,13 @@ class GgufFile(Mapping[str, np.ndarray]):
 
     def _by_canonical_name(self, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         by_name: dict[str, TensorInfo] = {}
+        num_experts = 0 if self.config.experts is None else self.config.experts.num_experts
         for name, info in tensors.items():
             if name == ROPE_FREQS:
                 continue
-            if by_name.setdefault(canonical_name(name), info) is not info:
-                raise _unusable(self.path, info, f"is {canonical_name(name)} a second time")
+            for canonical, part in canonical_tensors(info, self._bytes_of(info).size, num_experts):
+                if by_name.setdefault(canonical, part) is not part:
+                    raise _unusable(self.path, info, f"is {canonical} a second time")
         return by_name
 
     def _dequantized(self, info: TensorInfo) -> np.ndarray:
@@ -104,7 +115,7 @@ class GgufFile(Mapping[str, np.ndarray]):
         return np.ascontiguousarray(array, dtype=np.float32).reshape(info.shape)
 
     def _bytes_of(self, info: TensorInfo) -> np.ndarray:
-        """The tensor's bytes, one row of the matrix each."""
+        """Returns the tensor's bytes, with the bytes of one matrix row in each row."""
         block_size, block_bytes = gguf.GGML_QUANT_SIZES[_type(self.path, info)]
         if info.shape[-1] % block_size:
             raise _unusable(self.path, info, f"has rows of {info.shape[-1]}, not a multiple of {block_size}")
@@ -113,17 +124,6 @@ class GgufFile(Mapping[str, np.ndarray]):
             raise _unusable(self.path, info, "lies beyond the end of the file, which may be cut short")
         data = self._data[info.offset : info.offset + num_bytes]
         return data.reshape(-1, info.shape[-1] // block_size * block_bytes)
-
-
-def canonical_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay, to be reported."""
-    match = _GGUF_NAME.fullmatch(name)
-    if match is None:
-        return name
-    layer, part, kind = match["layer"], match["part"], match["kind"]
-    if layer is None:
-        return f"{_GLOBAL_NAMES[part]}.{kind}" if part in _GLOBAL_NAMES else name
-    return f"model.layers.{int(layer)}.{_LAYER_NAMES[part]}.{kind}" if part in _LAYER_NAMES else name
 
 
 def unpermute_rope_rows(array: np.ndarray, num_heads: int) -> np.ndarray:
@@ -141,14 +141,22 @@ def _type(path: Path, info: TensorInfo) -> gguf.GGMLQuantizationType:
         kind = gguf.GGMLQuantizationType(info.type_id)
     except ValueError:
         raise _unusable(path, info, f"has the unknown type {info.type_id}") from None
+    if kind.name.startswith(_UNSUPPORTED_PREFIXES):
+        raise _unusable(path, info, f"has the type {kind.name}, which is not supported; {_OTHER_TYPES}")
     if not is_dequantizable(kind):
         raise _unusable(path, info, f"has the type {kind.name}, which cannot be dequantized")
     return kind
 
 
+def is_readable(kind: gguf.GGMLQuantizationType) -> bool:
+    """Returns whether a file may have tensors of this type."""
+    return not kind.name.startswith(_UNSUPPORTED_PREFIXES) and is_dequantizable(kind)
+
+
 @functools.cache
 def is_dequantizable(kind: gguf.GGMLQuantizationType) -> bool:
-    """The package has no list of what it can do: it is asked with one block of zeros."""
+    """Returns whether the `gguf` package can dequantize this type. It has no list of them, so this tries a block of
+    zeros."""
     try:
         gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
     except NotImplementedError:

@@ -1,9 +1,9 @@
-"""The head of a GGUF file: metadata as plain Python values, and where each tensor lies.
+"""Reads the header of a GGUF file: metadata as plain Python values, and the location of each tensor.
 
 The `gguf` package has a reader too. It builds an array object per value (seconds for a vocabulary) and does not check
-lengths, so a damaged count can keep it busy forever. Here no length is believed before it is held against the file's
-size, and against bounds of its own, because a file can be made as large as anybody likes without having content. What
-the tensors' bytes mean is not known here.
+lengths, so a damaged count can keep it busy forever. Here each length is checked against the file's size before it is
+used. It is also checked against a fixed bound, because a file can have any size without having content. This module
+does not interpret the bytes of tensors.
 """
 
 import mmap
@@ -16,14 +16,16 @@ from onward.errors import StartupError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LFS_POINTER = b"vers"
 _MAX_DIMS = 4
 _MAX_NESTING = 4
 _MAX_TENSORS = 1 << 18
 _MAX_FIELDS = 1 << 16
 _MAX_VALUES = 1 << 23
-"""Of all metadata arrays together: a vocabulary of a million tokens with types, scores and merges has half of that."""
+"""Bound for all metadata arrays together. A vocabulary of a million tokens with types, scores and merges has half of
+it."""
 _MAX_STRING_BYTES = 64 << 20
-"""Some files carry a whole `tokenizer.json` in one field."""
+"""Some files have a whole `tokenizer.json` in one field."""
 _MAX_NAME_BYTES = 256
 _MAX_HEAD_BYTES = 1 << 30
 _MAX_DIM = 1 << 48
@@ -39,7 +41,7 @@ class TensorInfo:
     """Slowest dimension first, as everywhere but in GGUF."""
     type_id: int
     offset: int
-    """From the beginning of the file."""
+    """Byte offset from the beginning of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class _InvalidHeader(Exception):
 
 def read_header(path: Path) -> GgufHeader:
     try:
+        if path.stat().st_size == 0:
+            raise _InvalidHeader("it is empty")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(_Cursor(data))
     except _InvalidHeader as fault:
@@ -63,7 +67,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _Cursor:
-    """Reads on through the file, never past its end. `field` is the field that is being read, for error messages."""
+    """Reads the file in order, never past its end. `field` is the field that is being read, for error messages."""
 
     __slots__ = ("data", "field", "num_values", "offset", "size")
 
@@ -94,7 +98,7 @@ class _Cursor:
             raise _InvalidHeader(f"{self.field} is not valid UTF-8: {fault.reason}") from None
 
     def name(self, kind: str) -> str:
-        """Names stand in messages and logs, so they are short and printable."""
+        """Reads a name, which must be short and printable because names appear in messages and logs."""
         name = self.string(_MAX_NAME_BYTES)
         if not name.isprintable():
             raise _InvalidHeader(f"{kind} has the impossible name {name!a}")
@@ -102,7 +106,7 @@ class _Cursor:
         return name
 
     def count(self, smallest_bytes: int, kind: str, max_count: int) -> int:
-        """A number of things still to come, each of at least so many bytes."""
+        """Reads the number of items that follow, each of at least `smallest_bytes`."""
         count = self.scalar("Q")
         if count * smallest_bytes > self.size - self.offset:
             raise _InvalidHeader(f"{self.field} claims {count} {kind}, more than the file can hold")
@@ -135,7 +139,10 @@ class _Cursor:
 
 
 def _parse(cursor: _Cursor) -> GgufHeader:
-    if cursor.take(4) != b"GGUF":
+    beginning = cursor.take(4)
+    if beginning == _LFS_POINTER:
+        raise _InvalidHeader("it is a pointer of Git LFS; fetch the file itself with `git lfs pull`")
+    if beginning != b"GGUF":
         raise _InvalidHeader("it does not begin with the letters GGUF")
     version = cursor.scalar("I")
     if version not in (2, 3):
@@ -165,7 +172,8 @@ def _tensor_info(cursor: _Cursor) -> TensorInfo:
 
 
 def _with_file_offsets(infos: list[TensorInfo], metadata: dict[str, Any], cursor: _Cursor) -> dict[str, TensorInfo]:
-    """Offsets in the file are counted from the end of the head, rounded up to the alignment."""
+    """Returns the tensors with offsets from the beginning of the file. Stored offsets count from the end of the header,
+    rounded up to the alignment."""
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
         raise _InvalidHeader(f"general.alignment is {str(alignment)[:40]}, not a power of two up to {_MAX_ALIGNMENT}")

@@ -1,7 +1,8 @@
-"""Rope scaling as GGUF says it: a tensor of divisors, one per frequency, instead of the rule that made them.
+"""Recovers rope scaling from GGUF, which stores a tensor of divisors, one per frequency, instead of the rule behind
+them.
 
-The rule (Llama-3) is recovered, and taken only if it gives the tensor back. Its parameters are known up to a common
-factor of three of them, which does not change the result, so one is fixed at its usual value.
+The rule (Llama-3) is accepted only if it reproduces the tensor. Its parameters are determined up to a common factor of
+three of them, which does not change the result, so one is fixed at its usual value.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ _TOLERANCE = 1e-4
 
 
 def fit_rope_scaling(divisors: Sequence[float], theta: float, head_dim: int) -> Llama3Rope | None:
-    """The scaling that has these divisors; None where they are all one."""
+    """Returns the scaling that has these divisors; None if they are all one."""
     if len(divisors) != head_dim // 2:
         raise StartupError(f"rope_freqs.weight has {len(divisors)} values, expected {head_dim // 2}")
     if all(abs(divisor - 1.0) < _TOLERANCE for divisor in divisors):
@@ -28,7 +29,8 @@ def fit_rope_scaling(divisors: Sequence[float], theta: float, head_dim: int) -> 
 
 
 def _fit(divisors: Sequence[float], theta: float, head_dim: int, factor: float) -> Llama3Rope | None:
-    """Along the ramp `smooth` is linear in the inverse wavelength: two points of it give low and high."""
+    """Returns the scaling that the ramp of these divisors determines; None if they have no ramp. Along the ramp,
+    `smooth` is linear in the inverse wavelength, so two of its points determine low and high."""
     ramp = [
         (1.0 / wavelength(theta, head_dim, i), (1.0 / divisor - 1.0 / factor) / (1.0 - 1.0 / factor))
         for i, divisor in enumerate(divisors)
@@ -51,6 +53,6 @@ def _matches(scaling: Llama3Rope, divisors: Sequence[float], theta: float, head_
 
 
 def _rounded(value: float) -> float:
-    """The tensor is float32: 31.999998 was 32."""
+    """Rounds a value that is close to two decimals. The tensor is float32, so 31.999998 was 32."""
     rounded = round(value, 2)
     return rounded if abs(rounded - value) <= _TOLERANCE * abs(value) else value

@@ -1,9 +1,9 @@
 """Fetches a checkpoint from the Hugging Face hub into the hub's own cache, and finds it there without a network.
 
-What decides whether a model can be served comes first: the list of files, `config.json`, then tokenizer and templates. Each
-is checked before the next is fetched, and weights come last. A model once fetched stays as it is until it is removed from
-the cache: a restart must not change what is served. An attempt that fails keeps the files that were complete, and the next
-one fetches the others. Pickled weights and code are not even downloaded.
+Files that decide whether a model can be served come first: the list of files, `config.json`, then tokenizer and
+templates. Each is checked before the next is fetched, and weights come last. A fetched model stays as it is until it is
+removed from the cache, because a restart must not change what is served. A failed fetch keeps the files that were
+complete, and the next one fetches the others. Pickled weights and code are never downloaded.
 """
 
 import io
@@ -33,7 +33,7 @@ CONFIG = "config.json"
 _DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.tiktoken", MERGES]
 _WEIGHTS = ["*.safetensors"]
 _IN_SUBFOLDERS = ["*/*"]
-"""Repositories keep copies for other programs there."""
+"""Not fetched, because repositories have copies for other programs there."""
 _MAX_DOWNLOADS_AT_ONCE = 4
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
@@ -43,18 +43,18 @@ _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 class EarlyChecks:
     """Called while a model is fetched; each raises `StartupError` for a model that cannot be served."""
 
-    check_config: Callable[[dict[str, Any]], None] = lambda raw: None
-    """With the contents of `config.json`, before anything else is fetched."""
-    check_description: Callable[[Path], None] = lambda folder: None
-    """With the folder, when it has all but the weights."""
+    check_config: Callable[[dict[str, Any]], object] = lambda raw: None
+    """Called with the contents of `config.json`, before anything else is fetched."""
+    check_description: Callable[[Path], object] = lambda folder: None
+    """Called with the folder, when it has all files but the weights."""
 
 
 class HubUnreachable(StartupError):
-    """The hub did not answer: whether it has the model is not known."""
+    """The hub did not answer, so it is not known whether it has the model."""
 
 
 class _Receipt(msgspec.Struct, frozen=True):
-    """Written when a fetch is complete."""
+    """The files of a complete fetch with their sizes, written when it has ended."""
 
     sizes: dict[str, int]
 
@@ -77,8 +77,9 @@ def fetch(
     *,
     with_weights: bool,
 ) -> Path:
-    """The folder of the checkpoint. Without weights (`--load-format dummy`) only what describes the model is fetched.
-    `cache_dir`: where it is noted what a complete fetch consists of, if it can be written."""
+    """Returns the folder of the checkpoint, and fetches it if needed. Without weights (`--load-format dummy`) only the
+    files that describe the model are fetched. `cache_dir`: where the receipt of a complete fetch is written, if
+    possible."""
     check_revision(revision)
     hub_dir = hub_cache_dir()
     cached = find_snapshot(hub_dir, model_id, revision)
@@ -107,8 +108,14 @@ def fetch(
     return folder
 
 
+def find_complete(model_id: str, revision: str, *, with_weights: bool) -> Path | None:
+    """Returns the folder of a revision if the cache has all of its files that a start needs."""
+    folder = find_snapshot(hub_cache_dir(), model_id, revision)
+    return folder if folder is not None and _has_what_is_needed(folder, with_weights) else None
+
+
 def find_snapshot(hub_dir: Path, model_id: str, revision: str) -> Path | None:
-    """The folder that a revision stands for in the cache, complete or not."""
+    """Returns the folder of a revision in the cache, complete or not."""
     repository = repository_folder(hub_dir, model_id)
     try:
         commit = revision if _COMMIT.fullmatch(revision) else (repository / "refs" / revision).read_text().strip()
@@ -119,15 +126,16 @@ def find_snapshot(hub_dir: Path, model_id: str, revision: str) -> Path | None:
 
 
 def _is_complete(folder: Path, receipt_path: Path, with_weights: bool) -> bool:
-    """Whether nothing needs to be fetched. Our receipt knows it best. Without one (the cache was copied, or another program
-    has fetched the model), a model with config, tokenizer and all weights is complete."""
+    """Returns whether nothing needs to be fetched. Our receipt lists the files; damaged ones are removed. Without a
+    receipt (the cache was copied, or another program has fetched the model), a model with config, tokenizer and all
+    weights is complete."""
     try:
         receipt = msgspec.json.decode(receipt_path.read_bytes(), type=_Receipt)
     except (OSError, msgspec.DecodeError):
         return _has_what_is_needed(folder, with_weights) and find_tokenizer(folder) is not None
     damaged = [folder / name for name, size in receipt.sizes.items() if _size(folder / name) != size]
     for path in damaged:
-        # The library takes a file that is there for a file that is whole, so it must go, and what its link points to.
+        # The library takes every existing file for complete, so the file and the target of its link are removed.
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
     return not damaged
@@ -161,7 +169,7 @@ def _size(path: Path) -> int | None:
 
 
 class _Download:
-    """One fetch, step by step. Whatever goes wrong within the library is a `StartupError`, but for a cache that cannot be
+    """One fetch, step by step. Every failure in the library becomes a `StartupError`, except for a cache that cannot be
     written."""
 
     def __init__(self, model_id: str, revision: str, hub_dir: Path, progress: ProgressCallback) -> None:
@@ -171,7 +179,7 @@ class _Download:
     def run(self, checks: EarlyChecks, *, with_weights: bool) -> Path:
         commit, names = self._call(self._list_files)
         _check_names(names, self._model_id, with_weights)
-        # By its name, not by the commit: the library notes in the cache what the revision stands for.
+        # By the revision, not by the commit, so that the library stores in the cache which commit the revision is.
         config_path = Path(self._call(self._fetch_config))
         checks.check_config(read_json(config_path))
         folder = Path(self._call(lambda: self._fetch_files(_DESCRIPTION, commit)))
@@ -216,7 +224,7 @@ class _Download:
         except Exception as fault:
             if isinstance(fault, OSError) and is_cache_error(fault, self._hub_dir):
                 raise
-            # Whatever else the library and the HTTP client beneath it raise, of which there are many kinds, means this.
+            # The library and its HTTP client raise exceptions of many kinds, and all others mean that the fetch failed.
             reason = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
             kind = StartupError if getattr(fault, "response", None) is not None else HubUnreachable
             raise kind(
@@ -226,7 +234,7 @@ class _Download:
 
 
 def _check_names(names: Sequence[str], model_id: str, with_weights: bool) -> None:
-    """Before anything is fetched: whether there is something to serve."""
+    """Raises if the repository has no model that can be served. Called before anything is fetched."""
     files = [name for name in names if "/" not in name]
     if CONFIG not in files:
         if gguf := [name for name in files if name.endswith(".gguf")]:
@@ -241,7 +249,7 @@ def _check_names(names: Sequence[str], model_id: str, with_weights: bool) -> Non
 
 
 def _reporting_bar(message: str, progress: ProgressCallback) -> type[Any]:
-    """A progress bar, as the library wants to be given one, that draws nothing and tells `progress`."""
+    """Returns a class of progress bars for the library that draw nothing and call `progress`."""
     from tqdm import tqdm
 
     class ReportingBar(tqdm):  # pyright: ignore[reportMissingTypeArgument]

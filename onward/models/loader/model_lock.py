@@ -1,7 +1,7 @@
-"""Tells which folders of models are in use, so that none is removed under a server. Nothing is written.
+"""Detects which model folders are in use, so that none is removed while a server uses it. Writes nothing.
 
-A server holds a shared lock on the folder itself, which also works where the cache is read-only. Other processes are known
-by the weights that they have mapped. A process on another machine that shares the cache is not known.
+A server holds a shared lock on the folder itself, which also works if the cache is read-only. Other processes are
+detected by the weights that they have mapped. A process on another machine that shares the cache is not detected.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ _PROCESSES = Path("/proc")
 
 @contextmanager
 def hold_model(folder: Path) -> Iterator[None]:
-    """While the block runs, `claim` does not get the folder."""
+    """Locks the folder while the block runs, so that `claim` does not get it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as fault:
@@ -34,21 +34,21 @@ def hold_model(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def claim(folders: Iterable[Path], mapped: Collection[bytes]) -> Iterator[bool]:
-    """Whether no process uses any of the folders; `mapped` are the files that processes have in their memory. If so, no
-    server can begin to while the block runs."""
+    """Yields whether no process uses any of the folders. If so, no server can begin to use them while the block runs.
+    `mapped` are the files that processes have mapped."""
     folders = list(folders)
     with ExitStack() as opened:
         descriptors = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in folders]
         for descriptor in descriptors:
             opened.callback(os.close, descriptor)
         is_free = all(_lock(descriptor) for descriptor in descriptors)
-        # Links lead to the files themselves.
+        # Links are resolved to the files themselves.
         files = {os.fsencode(path.resolve()) for folder in folders for path in folder.rglob("*")}
         yield is_free and files.isdisjoint(mapped)
 
 
 def mapped_files() -> set[bytes]:
-    """Files that processes which we may look at have in their memory."""
+    """Returns the files that are mapped by processes which this process may inspect."""
     files: set[bytes] = set()
     for process in _PROCESSES.glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or belongs to another user
@@ -63,6 +63,6 @@ def _lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks: only what is mapped is known
+    except OSError:  # a file system without locks: only mapped files show a use
         return True
     return True

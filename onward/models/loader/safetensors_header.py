@@ -1,7 +1,8 @@
-"""The head of a safetensors file: which tensors it holds, and where. Light enough for a start without numpy.
+"""Reads the header of a safetensors file: its tensors and their locations. Needs no numpy, which keeps a start light.
 
-Nothing that the file says is believed before it is held against the file: a count, a size or a place that cannot be is
-refused by the tensor's name. The tensors lie side by side, from the head's end to the file's, as the format demands.
+Every value of the header is checked against the file before it is used: an impossible count, size or location is
+refused by the tensor's name. The tensors must be contiguous from the end of the header to the end of the file, as the
+format requires.
 """
 
 import math
@@ -16,9 +17,12 @@ from onward.errors import StartupError
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1,
-    "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+    "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1,
 }  # fmt: skip
+FLOAT_TYPES = ("F16", "BF16", "F32", "F64")
+"""Types of tensors whose values are used as they are stored."""
 
+_LFS_POINTER = b"version https://git-lfs"
 _MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 _MAX_TENSORS = 1 << 18
@@ -28,6 +32,7 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 
 
 class TensorLocation(msgspec.Struct, frozen=True):
+    path: Path
     dtype: str
     shape: tuple[int, ...]
     begin: int
@@ -42,11 +47,17 @@ class _Entry(msgspec.Struct):
 
 
 def read_header(path: Path) -> dict[str, TensorLocation]:
-    """Raises if the file is cut short or its head does not describe it."""
+    """Returns the tensors by name. Raises `StartupError` if the file is cut short or its header does not describe
+    it."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
+            beginning = file.read(8)
+            if not beginning:
+                raise _unusable(path, "it is empty")
+            if _LFS_POINTER.startswith(beginning):
+                raise _unusable(path, "it is a pointer of Git LFS; fetch the file itself with `git lfs pull`")
+            length = int.from_bytes(beginning, "little")
             if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
                 raise _unusable(path, f"its head of {length} bytes does not fit into it")
             raw = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
@@ -78,11 +89,12 @@ def _location(path: Path, name: str, raw: msgspec.Raw, start: int, size: int) ->
         raise _unusable(path, f"the location of {name} does not fit its shape")
     if start + end > size:
         raise StartupError(f"{path} is cut short: {name} lies beyond its end")
-    return TensorLocation(entry.dtype, entry.shape, start + begin, start + end)
+    return TensorLocation(path, entry.dtype, entry.shape, start + begin, start + end)
 
 
 def _check_contiguous(path: Path, locations: dict[str, TensorLocation], start: int, size: int) -> None:
-    """An overlap would be two tensors in one, and a gap a place for something that nobody has looked at."""
+    """Raises if tensors overlap or have gaps. With an overlap, two tensors would share bytes; a gap could contain data
+    that nothing has checked."""
     end = start
     for name, location in sorted(locations.items(), key=lambda item: (item[1].begin, item[1].end)):
         if location.begin != end:

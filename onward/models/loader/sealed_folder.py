@@ -1,7 +1,8 @@
-"""Folders of the cache that are complete or not there: written under another name, sealed, renamed.
+"""Folders of the cache that are complete or absent: written under another name, sealed, and renamed.
 
-The seal lists each file's size and a checksum. For a large file that is one over evenly spread samples: it finds a file
-cut short, swapped or zeroed at the cost of a few pages, not every flipped bit. Knows nothing of models.
+The seal lists each file's size and a checksum. The checksum of a large file covers evenly spread samples. It detects a
+file that is cut short, swapped or zeroed at the cost of a few pages, but not every flipped bit. Knows nothing of
+models.
 """
 
 import contextlib
@@ -40,10 +41,10 @@ def is_intact(folder: Path) -> bool:
 
 
 def build_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Has `write` fill a folder and gives it this name, unless somebody else was first.
+    """Calls `write` to fill a new folder, and renames it to `folder` unless another process was first.
 
-    The lock only saves work, where several processes want the same folder; the rename is what makes it safe, so a lock
-    that stays taken is passed over in the end.
+    The lock only saves work if several processes want the same folder. The rename makes it safe, so a lock that stays
+    taken is ignored after a time.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(folder.parent / f".{folder.name}.lock"):
@@ -61,21 +62,21 @@ def build_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """A build that was killed cannot clean up, and each may be as large as a model. Young ones are spared: the lock may
-    have been passed over."""
+    """Removes the folders of builds that were killed, each of which may be as large as a model. Keeps young ones: they
+    may belong to a running build whose lock was ignored."""
     for candidate in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
-        with contextlib.suppress(OSError):  # somebody else was faster
+        with contextlib.suppress(OSError):  # another process was faster
             if candidate.is_dir() and is_abandoned(candidate):
                 shutil.rmtree(candidate, ignore_errors=True)
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Whether an unfinished folder is so old that no build writes it any more."""
+    """Returns whether an unfinished folder is so old that no build writes it any more."""
     return time.time() - _newest_s(folder) > _ABANDONED_S
 
 
 def _newest_s(folder: Path) -> float:
-    """When something was last written there."""
+    """Returns when a file was last written there."""
     return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
 
 

@@ -1,4 +1,5 @@
-"""What a checkpoint says about text: chat template, begin and end tokens. The tokenizer's insides are not known here."""
+"""Reads a checkpoint's metadata about text: chat template, begin and end tokens. Knows nothing of the tokenizer's
+internals."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ class TextMetadata(msgspec.Struct, frozen=True):
 
 
 def text_files(folder: Path) -> list[Path]:
-    """All files of a folder, but for weights, that decide what the model is and says."""
+    """Returns all files of a folder, except weights, that determine the model and its text."""
     names = ["config.json", "generation_config.json", *CONFIG_FILES, _TEMPLATE_FILE, _TEMPLATE_JSON]
     source = find_tokenizer(folder)
     files = [folder / name for name in names] + (list(source.files) if source is not None else [])
@@ -37,7 +38,8 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def read_folder_text_metadata(folder: Path, tokenizer: str | None = None) -> TextMetadata:
-    """`tokenizer`: the path of the `tokenizer.json` that was made for the folder, relative to it or absolute."""
+    """Reads the metadata of a folder. `tokenizer`: the path of its `tokenizer.json`, relative to the folder or
+    absolute."""
     tokenizer_config = _optional_json(folder / "tokenizer_config.json")
     special = _optional_json(folder / "special_tokens_map.json") | tokenizer_config
     eos_token = _token_text(special.get("eos_token"))
@@ -50,7 +52,7 @@ def read_folder_text_metadata(folder: Path, tokenizer: str | None = None) -> Tex
 
 
 def _folder_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """The template's own file comes before those in which it is a field."""
+    """Returns the chat template. Its own file comes before files in which it is a field."""
     if (file := folder / _TEMPLATE_FILE).is_file():
         return read_template(file)
     for path, fields in (
@@ -77,8 +79,8 @@ def _checked_template(template: Any, source: str) -> str | None:
 
 
 def _template_of_named(entries: list[Any], source: str) -> str | None:
-    """Of several templates, `default`; where there is one for tools as well, a template that chooses between the two. None:
-    the others are for uses that no request asks for."""
+    """Returns the `default` template of several. If there is one for tools as well, returns a template that chooses
+    between the two. Returns None without `default`, because no request uses the other templates."""
     named: dict[str, str] = {}
     for entry in entries:
         match entry:
@@ -88,8 +90,9 @@ def _template_of_named(entries: list[Any], source: str) -> str | None:
                 raise StartupError(f"{source} has an entry without a name and a template")
     if "default" not in named or "tool_use" not in named:
         return named.get("default")
-    # Line ends and the plus signs keep Jinja from trimming what the two begin and end with. As it would of a whole file, it
-    # takes one line end off each.
+    # The line ends and plus signs prevent Jinja from trimming the beginnings and ends of the two templates. One line
+    # end
+    # is removed from each, as Jinja does for a whole file.
     tool_use, default = (named[name].removesuffix("\n") for name in ("tool_use", "default"))
     return f"{{% if tools %}}\n{tool_use}{{%+ else %}}\n{default}{{%+ endif %}}"
 
@@ -101,7 +104,8 @@ def _check_template_size(template: str, source: str) -> str:
 
 
 def _folder_eos_ids(folder: Path, eos_token: str | None, tokenizer: str | None) -> list[int]:
-    """What generation stops at: generation config, then model config, then the tokenizer's own end token."""
+    """Returns the token ids at which generation stops: those of generation config and model config, or else the
+    tokenizer's own end token."""
     ids: list[int] = []
     for file in ("generation_config.json", "config.json"):
         value = _optional_json(folder / file).get("eos_token_id")
@@ -129,7 +133,7 @@ def _optional_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any
 
 
 def _token_text(value: Any) -> str | None:
-    """`"</s>"`, or `{"content": "</s>", …}`."""
+    """Returns the text of a token that is stored as `"</s>"` or as `{"content": "</s>", …}`."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

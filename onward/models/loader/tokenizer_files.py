@@ -1,7 +1,7 @@
-"""Finds the files that describe a folder's tokenizer, in whichever form, and makes one `tokenizer.json` of them.
+"""Finds the files that describe a folder's tokenizer, in any supported form, and makes one `tokenizer.json` of them.
 
-A `tokenizer.json` that needs no change is used where it lies. Everything else is built once and kept in the cache under the
-hash of what went in. Only bounded files are read.
+A `tokenizer.json` that needs no change is used in place. Everything else is built once and kept in the cache under the
+hash of its inputs. The size of files is limited.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_MODELS = ("tokenizer.model", "spiece.model", "tiktoken.model")
-"""SentencePiece models, or tiktoken's ranks: the content says which."""
+"""SentencePiece models, or tiktoken's ranks; the content decides which."""
 TIKTOKEN_SUFFIX = ".tiktoken"
 TEKKEN = "tekken.json"
 VOCAB, MERGES = "vocab.json", "merges.txt"
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 _FORMAT = 1
-"""Of the files that are kept. Raised when they change for the same input."""
+"""Format of the cached files. Raised when they change for the same input."""
 _MODEL_TYPES = {"gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
-"""Whose tokenizer a model has where `tokenizer_config.json` does not name it, by `model_type` of `config.json`."""
+"""Tokenizer class by `model_type` of `config.json`, for models whose `tokenizer_config.json` does not name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class TokenizerSource:
 
 
 def find_tokenizer(folder: Path) -> TokenizerSource | None:
-    """Whichever form the folder has; `tokenizer.json` comes before the others. None: the model is spoken to in ids."""
+    """Returns the folder's tokenizer in the form that it has; `tokenizer.json` comes before other forms. None: the
+    folder has no tokenizer, so the model is served with token ids only."""
     if (path := folder / TOKENIZER).is_file():
         return TokenizerSource(folder, TOKENIZER, (path,))
     for name in TOKENIZER_MODELS:
@@ -66,7 +67,8 @@ def find_tokenizer(folder: Path) -> TokenizerSource | None:
 
 
 def prepare_tokenizer(folder: Path, cache_dir: Path) -> str | None:
-    """The path of a `tokenizer.json` for the folder: relative to it, or absolute where it was built into the cache."""
+    """Returns the path of a `tokenizer.json` for the folder: relative to it, or absolute if it was built in the
+    cache."""
     source = find_tokenizer(folder)
     if source is None:
         return None
@@ -75,7 +77,7 @@ def prepare_tokenizer(folder: Path, cache_dir: Path) -> str | None:
     if path.is_file():
         return str(path.absolute())
     if source.kind == TOKENIZER:
-        # Whether the file says all by itself is learned once.
+        # Whether the file needs no change is found out once.
         is_unchanged = cached_property_of(
             source.files[0],
             f"tokenizer {key}",
@@ -102,7 +104,7 @@ def write_tokenizer(folder: Path, target: Path) -> str | None:
 
 
 def build_description(source: TokenizerSource) -> str | None:
-    """The contents of a `tokenizer.json`. None: the one that is there needs no change."""
+    """Returns the contents of a `tokenizer.json`. None: the existing one needs no change."""
     from onward.text.tokenizer_config import parse_tokenizer_config
 
     raw, added = _optional_json(source.folder, CONFIG_FILES[1]) | _optional_json(source.folder, CONFIG_FILES[0]), None
@@ -119,7 +121,7 @@ def build_description(source: TokenizerSource) -> str | None:
 def _build_from_json(source: TokenizerSource, config: "TokenizerConfig") -> str | None:
     from onward.text.tokenizer_config import apply_tokenizer_config, read_tokenizer
 
-    # It says itself how a text begins and ends; transformers, too, ignores `add_bos_token` beside it.
+    # The file itself defines how a text begins and ends; transformers, too, ignores `add_bos_token` then.
     tokenizer = read_tokenizer(read_text(source.files[0], MAX_TOKENIZER_BYTES))
     before = tokenizer.to_str()
     after = apply_tokenizer_config(tokenizer, config).to_str()
@@ -153,7 +155,7 @@ def _build_from_sentencepiece(source: TokenizerSource, config: "TokenizerConfig"
 
 
 def _undeclared_pieces(model: "SentencePieceModel", config: "TokenizerConfig") -> list[str]:
-    """User-defined pieces that only the model knows: to SentencePiece they are text."""
+    """Returns the user-defined pieces that only the model file declares. SentencePiece treats them as text."""
     declared = {token.content for token in (*config.added_tokens.values(), *config.special_tokens)}
     return [piece for piece in model.user_defined_pieces if piece not in declared]
 

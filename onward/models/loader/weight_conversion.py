@@ -1,44 +1,72 @@
-"""Writes a prepared model's weights as they are used: quantized by the kernels' scheme, or in the wanted float type.
+"""Writes a prepared model's weights as they are used: for the int8 kernels, in the checkpoint's own bits if the kernels
+compute with these; or in the wanted float type.
 
-One array is in memory at a time but for what the quantizer itself keeps and the shard that is being filled.
+Only one array is in memory at a time, apart from the data of the quantizer itself and the shard that is being filled.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from onward.errors import StartupError
 from onward.models.device_support import head_unit
-from onward.models.head_padding import PaddedTensors, padded_config
+from onward.models.head_padding import PaddedBlocks, PaddedTensors, padded_config
 from onward.models.loader.file_property_cache import ProgressCallback
+from onward.models.loader.model_sources import OpenedWeights
 from onward.models.loader.safetensors_file import Array, BFloat16Bits, write_file
 from onward.models.tensor_names import expected_tensors
 from onward.proto.model import ModelConfig
 
 _SHARD_BYTES = 1 << 30
+Value = TypeVar("Value")
+
+
+class WrittenWeights(NamedTuple):
+    files: list[str]
+    formats: tuple[str, ...]
+    """Formats of packed matrices, the one with the most bytes first."""
 
 
 def write_weights(
     folder: Path,
     config: ModelConfig,
-    tensors: Mapping[str, np.ndarray],
+    weights: OpenedWeights,
     *,
     quantization: str,
     dtype: str,
     progress: ProgressCallback,
-) -> list[str]:
-    """`tensors` are float32, by canonical name. Returns the names of the files."""
-    watched = _ProgressReportingTensors(tensors, progress)
+) -> WrittenWeights:
+    report = _ConversionProgress(len(weights.tensors), progress)
+    watched = _FiniteTensors(_WatchedMapping(weights.tensors, report), weights.source)
     if quantization == "int8":
+        from onward.kernels.block_packing import BlockScaleError
         from onward.kernels.quantize import quantize_model
-        from onward.kernels.weight_packing import GROUP
+        from onward.kernels.weight_formats import GROUP
 
         padded = padded_config(config, head_unit("int8"))
         _check_divisible(padded, GROUP)
         heads = PaddedTensors(watched, config, padded.head_dim)
-        return _write_shards(folder, quantize_model(padded, heads))
-    return _write_shards(folder, ((name, _cast(watched[name], dtype)) for name in watched))
+        blocks = PaddedBlocks(_WatchedMapping(weights.blocks, report), config, padded.head_dim)
+        formats: Counter[str] = Counter()
+        try:
+            files = _write_shards(folder, _counted(quantize_model(padded, heads, blocks), formats))
+        except BlockScaleError as fault:
+            raise StartupError(f"{weights.source} cannot be converted: {fault}") from None
+        return WrittenWeights(files, tuple(name for name, _ in formats.most_common()))
+    return WrittenWeights(_write_shards(folder, ((name, _cast(watched[name], dtype)) for name in watched)), ())
+
+
+def _counted(arrays: Iterable[tuple[str, np.ndarray]], formats: Counter[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the arrays, and adds the bytes of each packed matrix to those of its format."""
+    from onward.kernels.weight_formats import format_of_record
+
+    for name, array in arrays:
+        if array.ndim == 3:
+            formats[format_of_record(array.shape[-1]).name] += array.nbytes
+        yield name, array
 
 
 def _check_divisible(config: ModelConfig, group: int) -> None:
@@ -62,7 +90,7 @@ def _write_shards(folder: Path, tensors: Iterable[tuple[str, Array]]) -> list[st
     num_bytes = 0
     for name, array in tensors:
         shard[name] = array
-        num_bytes += array.bits.nbytes if isinstance(array, BFloat16Bits) else array.nbytes
+        num_bytes += array.nbytes if isinstance(array, np.ndarray) else array.bits.nbytes
         if num_bytes >= _SHARD_BYTES:
             files.append(_write_shard(folder, len(files), shard))
             shard, num_bytes = {}, 0
@@ -78,7 +106,7 @@ def _write_shard(folder: Path, index: int, shard: Mapping[str, Array]) -> str:
 
 
 class Float32Tensors(Mapping[str, np.ndarray]):
-    """Some tensors of mapped files, widened when they are asked for."""
+    """Some tensors of mapped files, converted to float32 at each access."""
 
     def __init__(self, tensors: Mapping[str, Array], names: Iterable[str]) -> None:
         self._tensors, self._names = tensors, dict.fromkeys(names)
@@ -87,7 +115,7 @@ class Float32Tensors(Mapping[str, np.ndarray]):
         if name not in self._names:
             raise KeyError(name)
         array = self._tensors[name]
-        return array.to_float32() if isinstance(array, BFloat16Bits) else array.astype(np.float32, copy=False)
+        return array.astype(np.float32, copy=False) if isinstance(array, np.ndarray) else array.to_float32()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -96,18 +124,17 @@ class Float32Tensors(Mapping[str, np.ndarray]):
         return len(self._names)
 
 
-class _ProgressReportingTensors(Mapping[str, np.ndarray]):
-    """Tells how many of the tensors have been read. A quantizer may read one several times."""
+class _FiniteTensors(Mapping[str, np.ndarray]):
+    """Tensors of a model. Refuses one with a value that is infinite or not a number: each product with it would be one
+    too, and with int8 so would all weights that share its scale."""
 
-    def __init__(self, tensors: Mapping[str, np.ndarray], progress: ProgressCallback) -> None:
-        self._tensors, self._progress = tensors, progress
-        self._read: set[str] = set()
+    def __init__(self, tensors: Mapping[str, np.ndarray], source: str) -> None:
+        self._tensors, self._source = tensors, source
 
     def __getitem__(self, name: str) -> np.ndarray:
         array = self._tensors[name]
-        if name not in self._read:
-            self._read.add(name)
-            self._progress("converting the weights", len(self._read) / len(self._tensors))
+        if not np.isfinite(array).all():
+            raise StartupError(f"{self._source} cannot be converted: {name} has a value that is not a finite number")
         return array
 
     def __iter__(self) -> Iterator[str]:
@@ -115,3 +142,32 @@ class _ProgressReportingTensors(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+class _ConversionProgress:
+    """Reports how many of the tensors have been read. A quantizer may read one several times."""
+
+    def __init__(self, num_tensors: int, progress: ProgressCallback) -> None:
+        self._num_tensors, self._progress = num_tensors, progress
+        self._read: set[str] = set()
+
+    def read(self, name: str) -> None:
+        if name not in self._read:
+            self._read.add(name)
+            self._progress("converting the weights", len(self._read) / self._num_tensors)
+
+
+class _WatchedMapping(Mapping[str, Value]):
+    def __init__(self, values: Mapping[str, Value], report: _ConversionProgress) -> None:
+        self._values, self._report = values, report
+
+    def __getitem__(self, name: str) -> Value:
+        value = self._values[name]
+        self._report.read(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)

@@ -1,16 +1,20 @@
-"""One authenticated connection from a prefill worker to a decode worker: made, proved and invited, at both ends.
+"""One authenticated connection from a prefill worker to a decode worker: connecting, handshake and invitation, for both
+ends.
 
-    address   unix:@name       a local name without a file, that lives as long as its worker
-              tcp:host:port    host as a number, so that nobody waits for a name server
+    address   unix:@name       a local name without a file, which exists as long as its worker
+              tcp:host:port    host as a number, so that no name server is needed
 
-What is said afterwards is for `kv_sender` and `kv_receiver`. Nothing here blocks; whoever owns a link keeps its deadlines.
+Messages after that are handled by `kv_sender` and `kv_receiver`. Only the start of a listening socket may wait, for its
+port; the owner of a link enforces its deadlines.
 """
 
 import contextlib
 import errno
 import ipaddress
+import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,24 +36,35 @@ from onward.proto.kv_transfer import KvEndpoint, KvLayout
 from onward.transport.addresses import is_loopback
 
 _MAX_UNAUTHENTICATED_BYTES = 1 << 14
-"""Of a message from somebody who has not shown the key yet."""
+"""Limit for a message from a peer that has not proved yet that it holds the key."""
 _MESSAGES_PER_TURN = 64
 _BACKLOG = 64
+MAX_BIND_TRIES = 40
+_BIND_PAUSE_S = 0.05
+"""Two seconds in all. A killed worker has its port until the kernel has unmapped its memory."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-"""A machine that vanished without a word is noticed after eleven seconds, also by those who only listen."""
+"""A machine that vanished silently is detected after eleven seconds, also by an end that only receives."""
 
 
 class KvListenSocket:
-    """Where a decode worker listens."""
+    """The listening socket of a decode worker."""
 
-    def __init__(self, backend: str, host: str, cluster_key: str, port: int = 0) -> None:
+    def __init__(
+        self,
+        backend: str,
+        host: str,
+        cluster_key: str,
+        port: int = 0,
+        *,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
         if backend == "shm":
             name = f"onward-kv-{secrets.token_hex(16)}"
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._sock.bind(f"\0{name}")
             self.address = f"unix:@{name}"
         else:
-            self._sock, self.address = _listen_tcp(host, port, cluster_key)
+            self._sock, self.address = _bind_tcp(host, port, cluster_key, pause)
         self._sock.setblocking(False)
         self._sock.listen(_BACKLOG)
 
@@ -59,7 +74,7 @@ class KvListenSocket:
     def accept(self) -> socket.socket | None:
         try:
             sock, _ = self._sock.accept()
-        except OSError:  # nobody there, gone again, or no file descriptors left
+        except OSError:  # no connection, closed again, or no file descriptors left
             return None
         _set_socket_options(sock)
         return sock
@@ -69,7 +84,7 @@ class KvListenSocket:
 
 
 class SenderLink:
-    """The prefill worker's end."""
+    """The prefill worker's end of a connection."""
 
     def __init__(self, endpoint: KvEndpoint, layout: KvLayout, secret: ClusterSecret, has_key: bool) -> None:
         self._secret = secret
@@ -79,11 +94,13 @@ class SenderLink:
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         self.channel = FramedChannel(self._sock, ToWriter)
         self.remote_memory: RemoteMemoryInfo | None = None
-        """Once it has come. Its file descriptors are the link's until they are taken."""
+        """Set once the invitation has come. Its file descriptors are the link's until `take_remote_memory`."""
+        self._has_memory_fds = False
         self.num_blocks = 0
 
     def connect(self) -> None:
-        """To be called until `is_connected`, whenever the socket can be written. Raises `LinkClosed`."""
+        """Continues to connect. Called whenever the socket can be written, until `is_connected`. Raises
+        `LinkClosed`."""
         assert not self._is_connected, "a link is connected once"
         code = self._sock.connect_ex(self._address)
         if code in (errno.EINPROGRESS, errno.EALREADY):
@@ -104,7 +121,7 @@ class SenderLink:
         return not self._is_connected or self.channel.wants_to_write
 
     def messages(self) -> Iterator[Any]:
-        """What has come since the invitation, a bounded number at a time. Raises `LinkClosed`."""
+        """Yields messages that came after the invitation, a bounded number at a time. Raises `LinkClosed`."""
         for _ in range(_MESSAGES_PER_TURN):
             message = self.channel.receive()
             if message is None:
@@ -114,8 +131,16 @@ class SenderLink:
             else:
                 yield message
 
+    def take_remote_memory(self) -> RemoteMemoryInfo:
+        assert self.remote_memory is not None, "taken once it has come"
+        self._has_memory_fds = False
+        return self.remote_memory
+
     def close(self) -> None:
         self.channel.close()
+        if self._has_memory_fds:
+            for fd in self.take_remote_memory().fds:
+                os.close(fd)
 
     def _continue_handshake(self, message: Any) -> None:
         match message:
@@ -127,6 +152,7 @@ class SenderLink:
             case ReceiverWelcome(num_blocks, data):
                 self.num_blocks = num_blocks
                 self.remote_memory = RemoteMemoryInfo(data, tuple(self.channel.take_fds()))
+                self._has_memory_fds = True
             case HandshakeRefused(reason):
                 raise LinkClosed(f"the peer refused the connection: {reason}")
             case _:
@@ -134,7 +160,7 @@ class SenderLink:
 
 
 class ReceiverLink:
-    """The decode worker's end. `invite` makes the invitation once the writer has shown that it is welcome."""
+    """The decode worker's end of a connection. `invite` makes the invitation once the writer is authenticated."""
 
     def __init__(
         self,
@@ -152,7 +178,7 @@ class ReceiverLink:
         self.is_refused = False
 
     def messages(self, num_blocks: int) -> Iterator[Any]:
-        """What has come since the invitation, a bounded number at a time. Raises `LinkClosed`."""
+        """Yields messages that came after the invitation, a bounded number at a time. Raises `LinkClosed`."""
         for _ in range(_MESSAGES_PER_TURN):
             message = self.channel.receive()
             if message is None or self.is_refused:
@@ -163,7 +189,7 @@ class ReceiverLink:
                 self._continue_handshake(message, num_blocks)
 
     def refuse(self, reason: str) -> None:
-        """Tells, and leaves it to the owner to close the link: now, since a stranger is not waited for."""
+        """Sends a refusal. The owner closes the link at once, because an unauthenticated peer is not waited for."""
         self.is_refused = True
         self.channel.send(HandshakeRefused(reason))
         with contextlib.suppress(LinkClosed):
@@ -205,7 +231,7 @@ class ReceiverLink:
         self.channel.flush()
 
 
-def _listen_tcp(host: str, port: int, cluster_key: str) -> tuple[socket.socket, str]:
+def _bind_tcp(host: str, port: int, cluster_key: str, pause: Callable[[float], None]) -> tuple[socket.socket, str]:
     try:
         [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         number = ipaddress.ip_address(address[0])
@@ -215,13 +241,28 @@ def _listen_tcp(host: str, port: int, cluster_key: str) -> tuple[socket.socket, 
             raise StartupError(
                 f"KV transfers over {host} need a --cluster-key-file; without one only this machine is safe"
             )
-        sock = socket.socket(family, kind)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted worker finds its port free
-        sock.bind(address)
+        sock = _bound_socket(family, kind, address, pause)
     except OSError as fault:
         raise StartupError(f"KV transfers cannot listen on {host}, port {port}: {fault}; try --kv-port 0") from fault
     port = sock.getsockname()[1]
     return sock, f"tcp:[{number}]:{port}" if number.version == 6 else f"tcp:{number}:{port}"
+
+
+def _bound_socket(family: int, kind: int, address: Any, pause: Callable[[float], None]) -> socket.socket:
+    """Waits a moment for a port in use. It may be that of a worker that was killed with its supervisor: a new server
+    sees only the end of the supervisor."""
+    sock = socket.socket(family, kind)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted worker finds its port free
+    for num_tries in range(1, MAX_BIND_TRIES + 1):
+        try:
+            sock.bind(address)
+            break
+        except OSError as fault:
+            if fault.errno != errno.EADDRINUSE or num_tries == MAX_BIND_TRIES:
+                sock.close()
+                raise
+        pause(_BIND_PAUSE_S)
+    return sock
 
 
 def _parse_address(address: str, has_key: bool) -> tuple[socket.AddressFamily, Any]:
@@ -235,7 +276,7 @@ def _parse_address(address: str, has_key: bool) -> tuple[socket.AddressFamily, A
     except ValueError:
         number = target = None
     if kind != "tcp" or number is None or target is None:
-        raise LinkClosed(f"{address!r} is no address of a worker")
+        raise LinkClosed(f"{address!r} is not the address of a worker")
     if not has_key and not is_loopback(str(number)):
         raise LinkClosed(f"{address} is not on this machine, and without a cluster key only this machine is safe")
     return (socket.AF_INET6 if number.version == 6 else socket.AF_INET), target

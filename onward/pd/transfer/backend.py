@@ -1,8 +1,8 @@
-"""What a way of moving KV bytes between two workers must be able to do. Leases, counting, checksums and acknowledgements
-are above it and the same for all; see `kv_receiver` and `kv_sender`.
+"""The interface of transfer backends, which move KV bytes between two workers. Leases, counting, checksums and
+acknowledgements are above it and the same for all backends; see `kv_receiver` and `kv_sender`.
 
-Each pair of workers has one authenticated connection (`link`). Over it the decode worker invites the prefill worker to
-reach its memory in the backend's own way, and both say what has happened.
+Each pair of workers has one authenticated connection (`authenticated_link`). Over it the decode worker sends an
+invitation, with which the prefill worker can reach its memory in the backend's own way, and both report their progress.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class TransferFailed(Exception):
 
 
 class MemoryCopy(NamedTuple):
-    """Bytes of our KV memory, and where they go in the peer's."""
+    """A range of bytes in our KV memory, and its target in the peer's memory."""
 
     source_offset: int
     target_offset: int
@@ -22,7 +22,8 @@ class MemoryCopy(NamedTuple):
 
 
 class RemoteMemoryInfo(NamedTuple):
-    """What a writer needs to reach our memory. File descriptors travel over local connections only."""
+    """The invitation: data that a writer needs to reach our memory. File descriptors travel over local connections
+    only."""
 
     data: bytes = b""
     fds: tuple[int, ...] = ()
@@ -34,23 +35,24 @@ class ReceiverBackend(Protocol):
     def register_sender(self, sender_id: int) -> RemoteMemoryInfo: ...
 
     def unregister_sender(self, sender_id: int) -> None:
-        """Its connection has ended: undo the invitation. When this returns, nothing of that writer's can arrive."""
+        """Undoes the invitation of a writer whose connection has ended. When this returns, no bytes of that writer can
+        arrive any more."""
         ...
 
     def close(self) -> None: ...
 
 
 class SenderBackend(Protocol):
-    """The prefill worker's part, one for each connection. Nothing here blocks. What was started cannot be called
-    back: who stops a push waits until its batches are complete, or ends the connection."""
+    """The prefill worker's part, one for each connection. Nothing here blocks. A batch that was started cannot be
+    cancelled. To stop a push, the caller waits until its batches are complete, or ends the connection."""
 
     def start(self, copies: Sequence[MemoryCopy]) -> None:
         """Begins to move a batch. Raises `TransferFailed`."""
         ...
 
     def poll(self) -> int:
-        """How many of the batches that were started are complete by now: their bytes lie in the peer's memory.
-        Raises `TransferFailed`."""
+        """Returns how many of the started batches are complete by now. Their bytes are in the peer's memory, or reach
+        it before any later message on the link. Raises `TransferFailed`."""
         ...
 
     def close(self) -> None: ...

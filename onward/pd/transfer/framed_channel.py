@@ -2,7 +2,8 @@
 
 frame   | length, 4 bytes | msgpack |        bytes that a message has announced follow it without a frame
 
-Bytes are sent from the memory they lie in, and received into the memory they are for. It knows no leases and no keys.
+Bytes are sent from their source memory, and received into their target memory, without a copy. This module knows no
+leases and no keys.
 """
 
 import socket
@@ -20,7 +21,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 MAX_FDS = 4
 _MAX_QUEUED_BYTES = 64 << 20
 _BYTES_PER_TURN = 16 << 20
-"""What one connection moves before the others have their turn."""
+"""Bytes that one connection moves before the others have their turn."""
 _VIEWS_PER_CALL = 256
 _SCRATCH_BYTES = 1 << 18
 _LENGTH = struct.Struct("<I")
@@ -32,22 +33,22 @@ class LinkClosed(Exception):
 
 
 class MalformedMessage(LinkClosed):
-    """The connection stands, but what came over it makes no sense."""
+    """The connection is open, but the peer has sent an invalid message."""
 
 
 class PayloadReceived:
-    """Received in place of a message: all announced bytes have come."""
+    """Returned in place of a message when all announced bytes have arrived."""
 
 
 class FramedChannel:
-    """`incoming` is the union of messages that may come."""
+    """`incoming` is the union of messages that may arrive."""
 
     def __init__(self, sock: socket.socket, incoming: Any, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         sock.setblocking(False)
         self._sock = sock
         self.max_message_bytes = max_message_bytes
         self.num_bytes_received = self.num_bytes_sent = self.num_bytes_queued = 0
-        """Bytes, since the beginning. What was queued and is not sent yet still refers to the sender's memory."""
+        """Bytes since the beginning. Bytes that are queued and not sent yet still refer to the sender's memory."""
         self._queue: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(incoming)
         self._frame = memoryview(bytearray(_LENGTH.size))
@@ -66,7 +67,7 @@ class FramedChannel:
         return bool(self._queue)
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
-        """Queues it; `flush` sends. File descriptors stay the caller's and must live until then."""
+        """Queues a message; `flush` sends it. File descriptors stay the caller's and must be open until then."""
         body = self._encoder.encode(message)
         assert len(body) <= MAX_MESSAGE_BYTES, "messages are small; bytes travel outside of them"
         self._enqueue(memoryview(_LENGTH.pack(len(body)) + body), tuple(fds))
@@ -76,7 +77,7 @@ class FramedChannel:
             self._enqueue(view, ())
 
     def flush(self) -> None:
-        """Sends what the socket takes now. Raises `LinkClosed`, also if too much is waiting."""
+        """Sends as much as the socket takes now. Raises `LinkClosed`, also if too much is waiting."""
         left = _BYTES_PER_TURN
         if self.num_bytes_queued - self.num_bytes_sent > _MAX_QUEUED_BYTES:
             raise LinkClosed("the peer does not read")
@@ -93,7 +94,7 @@ class FramedChannel:
             raise LinkClosed(f"the connection failed: {fault}") from fault
 
     def receive(self) -> Any | None:
-        """The next message, `PayloadReceived`, or None if nothing whole is there yet. Raises `LinkClosed`."""
+        """Returns the next message, `PayloadReceived`, or None if neither is complete yet. Raises `LinkClosed`."""
         try:
             while True:
                 if self._payload_views is not None:
@@ -107,24 +108,24 @@ class FramedChannel:
             raise LinkClosed(f"the connection failed: {fault}") from fault
 
     def receive_payload_into(self, views: Sequence[memoryview]) -> None:
-        """The bytes that come next go there."""
+        """Receives the next bytes into these views."""
         assert self._payload_views is None, "bytes are taken one message at a time"
         assert self._num_dropping == 0, "the bytes of the last message were discarded to their end"
         self._payload_views = deque(views)
 
     def discard_payload(self, count: int) -> None:
-        """The bytes that come next go nowhere."""
+        """Discards the next `count` bytes."""
         self.receive_payload_into(())
         self._num_dropping = count
 
     def discard_rest_of_payload(self) -> None:
-        """What is still to come of the bytes that are being taken goes nowhere."""
+        """Discards the rest of the bytes that are being received."""
         if self._payload_views:
             self._num_dropping = sum(len(view) for view in self._payload_views)
             self._payload_views.clear()
 
     def discard_input(self) -> None:
-        """Reads what is there, and keeps nothing. Raises `LinkClosed` at the end of the stream."""
+        """Reads and discards the bytes that are available. Raises `LinkClosed` at the end of the stream."""
         try:
             for _ in range(_BYTES_PER_TURN // _SCRATCH_BYTES):
                 if not self._sock.recv(_SCRATCH_BYTES):
@@ -135,17 +136,17 @@ class FramedChannel:
             raise LinkClosed(f"the connection failed: {fault}") from fault
 
     def take_fds(self) -> list[int]:
-        """Those that have come. Whoever takes them closes them."""
+        """Returns the file descriptors that have arrived. The caller must close them."""
         fds, self._fds = self._fds, []
         return fds
 
     def shutdown_write(self) -> None:
-        """The peer sees our end of the stream; its own goes on until it closes."""
+        """Ends our direction of the stream. The peer's direction stays open until the peer closes it."""
         self._queue.clear()
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
-            return  # it is gone already, and the next read says so
+            return  # it is closed already, and the next read detects that
 
     def close(self) -> None:
         self._queue.clear()
@@ -179,7 +180,7 @@ class FramedChannel:
         self._filled = 0
 
     def _framed(self) -> Any | None:
-        """After a length comes its message, and after that a length."""
+        """Handles a full frame buffer, which alternates between a length and its message. Returns the message."""
         if not self._is_body:
             [length] = _LENGTH.unpack(self._frame)
             if not 0 < length <= self.max_message_bytes:
@@ -190,7 +191,7 @@ class FramedChannel:
         try:
             return decode_message(self._decoder, body)
         except msgspec.MsgspecError as fault:
-            raise MalformedMessage(f"the peer sent what is no message: {fault}") from fault
+            raise MalformedMessage(f"the peer sent something that is not a message: {fault}") from fault
 
     def _read(self, view: memoryview) -> int:
         if self._takes_fds:
@@ -214,7 +215,7 @@ class FramedChannel:
             socket.close(self._fds.pop())
 
     def _take(self) -> bool:
-        """True when all announced bytes have come."""
+        """Receives announced bytes. Returns True when all have arrived."""
         assert self._payload_views is not None, "a message has announced the bytes that are taken"
         left = _BYTES_PER_TURN
         while self._payload_views or self._num_dropping:

@@ -1,7 +1,7 @@
-"""How two workers show each other that they hold the cluster's key, without showing it.
+"""The proofs by which two workers show each other that they hold the cluster key, without revealing it.
 
-Each proof covers both nonces, all that was claimed, and the role of who gives it, so it cannot be used by or for anybody
-else. Without a cluster key the key is empty and proves nothing: then only addresses of this machine are used.
+Each proof covers both nonces, all claims of the writer, and the role of the prover, so it cannot be used by or for
+another worker. Without a cluster key the key is empty and proves nothing; then only addresses of this machine are used.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def new_nonce() -> bytes:
 
 
 def refusal_reason(greeting: SenderHello, incarnation: str, layout: KvLayout) -> str | None:
-    """What a receiver has against a writer that holds the key."""
+    """Returns why a receiver refuses a writer that holds the key, or None."""
     if greeting.version != SCHEMA_VERSION:
         return f"the peer speaks version {greeting.version} of the messages, this worker {SCHEMA_VERSION}"
     if len(greeting.nonce) != NONCE_BYTES:

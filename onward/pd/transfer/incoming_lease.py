@@ -1,4 +1,4 @@
-"""One lease as the decode worker keeps it: which pages a peer may write, and which it has."""
+"""The state of one lease on a decode worker: which pages a peer may write, and which it has written."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,19 +20,19 @@ class IncomingLease:
     sender: int | None = None
     """The connection that may write now."""
     is_revoked: bool = False
-    """We wait for the writer to be quiet."""
+    """The lease was revoked, and its writer has not stopped yet."""
     revoked_s: float | None = None
     has_failed: bool = False
-    """Its writer is lost, or has broken the rules: it will not be completed."""
+    """Its writer is lost or has broken the protocol, so the lease will not be completed."""
     is_received: bool = False
-    """All has come, and its writer has left."""
+    """All pages have arrived, and its writer has ended."""
     first_s: float | None = None
     last_s: float = 0.0
     num_arrived_pages: int = 0
     _index: np.ndarray = field(init=False)
-    """Of each block of the pool: its place in the lease, or -1."""
+    """For each block of the pool: its index in the lease, or -1."""
     _arrived: np.ndarray = field(init=False)
-    """[layer, place in the lease]"""
+    """[layer, index in the lease]"""
 
     def __post_init__(self) -> None:
         assert len(set(self.block_ids)) == len(self.block_ids), "a lease names each block once"
@@ -57,7 +57,8 @@ class IncomingLease:
         return 0.0 if self.first_s is None else self.last_s - self.first_s
 
     def write_error(self, byte_ranges: ByteRanges) -> str | None:
-        """What is wrong with writing there: each page is the lease's, and written once."""
+        """Returns why these ranges must not be written, or None. Each page must belong to the lease and is written
+        once."""
         for offset, num_bytes in byte_ranges:
             if not self.geometry.is_whole_pages(offset, num_bytes):
                 return f"{num_bytes} bytes at {offset} are not whole pages of the pool"
@@ -75,7 +76,7 @@ class IncomingLease:
         return None
 
     def mark_written(self, byte_ranges: ByteRanges, now_s: float) -> None:
-        """They have been written, and `write_error` had nothing against it."""
+        """Records ranges that have been written, for which `write_error` returned None before."""
         self.first_s = now_s if self.first_s is None else self.first_s
         self.last_s = now_s
         layers, blocks = self.geometry.pages_in(byte_ranges)

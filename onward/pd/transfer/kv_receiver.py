@@ -1,7 +1,8 @@
-"""The decode worker's side of all transfers: which leases are open, who writes under them, what has come.
+"""The decode worker's side of all transfers: the open leases, their writers, and the pages that have arrived.
 
-It is told what the engine commands and what writers say, and answers both. A writer that was let in may write until it
-has said that it stopped or its connection is over; only where the bytes come through our own hands are we sooner sure.
+It handles the commands of the engine and the messages of writers, and answers both. A writer with an open push may
+write until it has reported that it stopped, or its connection is over. Only with an in-band backend, whose bytes the
+receiver itself writes, is the end of writing certain sooner.
 """
 
 from collections import OrderedDict
@@ -35,11 +36,11 @@ from onward.proto.kv_transfer import (
 
 STOP_TIMEOUT_S = 2.0
 _MAX_ENDED = 4096
-"""Leases that are remembered after their end, so that a late writer is told why it is refused."""
+"""Ended leases that are remembered, so that a late writer gets the reason why it is refused."""
 
 
 class ProtocolViolation(Exception):
-    """A writer said what makes no sense, whatever happened before."""
+    """A writer has sent a message that is invalid in every state."""
 
 
 class KvReceiver:
@@ -58,9 +59,9 @@ class KvReceiver:
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._channels: dict[int, FramedChannel] = {}
         self._incoming_payloads: dict[int, tuple[IncomingLease | None, PayloadHeader]] = {}
-        """Of each writer: the batch whose bytes are coming, and its lease while that is good."""
+        """For each writer: the batch whose bytes are arriving, and its lease, or None if the bytes are discarded."""
         self.num_discarded_batches = 0
-        """Batches that came for a lease that was over, or for pages that were not the writer's."""
+        """Batches that came for a lease that was over, or for pages that the writer must not write."""
 
     def execute(self, command: ExpectWrites | EndLease | RevokeLease) -> None:
         match command:
@@ -76,11 +77,11 @@ class KvReceiver:
         self._channels[sender_id] = channel
 
     def has_open_lease(self, sender_id: int) -> bool:
-        """Whether it may write under some lease."""
+        """Returns whether the writer may write under some lease."""
         return any(lease.sender == sender_id for lease in self._leases.values())
 
     def overdue_senders(self, now_s: float) -> set[int]:
-        """Those that were told to stop a while ago, and have not answered."""
+        """Returns the writers that were told to stop more than `STOP_TIMEOUT_S` ago, and have not answered."""
         overdue: set[int] = set()
         for lease in self._leases.values():
             if lease.is_revoked and lease.sender is not None:
@@ -90,7 +91,8 @@ class KvReceiver:
         return overdue
 
     def receive(self, sender_id: int, message: Any, now_s: float) -> None:
-        """Raises `ProtocolViolation` if the writer is not to be talked to any longer."""
+        """Handles a writer's message. Raises `ProtocolViolation` if no further message of this writer must be
+        handled."""
         match message:
             case OpenPush():
                 self._on_open_push(sender_id, message)
@@ -108,7 +110,7 @@ class KvReceiver:
                 raise ProtocolViolation(f"{type(message).__name__} does not belong here")
 
     def remove_sender(self, sender_id: int, reason: str) -> None:
-        """Its connection is over. What it had begun is shut out before anybody hears of it."""
+        """Handles the end of a writer's connection. Shuts the writer out before the end is reported to the engine."""
         self._backend.unregister_sender(sender_id)
         self._channels.pop(sender_id, None)
         self._incoming_payloads.pop(sender_id, None)
@@ -117,7 +119,8 @@ class KvReceiver:
             self._on_sender_quiet(lease, reason)
 
     def stop_listening_to(self, sender_id: int, reason: str) -> None:
-        """It has broken the rules, and is not listened to any more; but it is not over yet."""
+        """Fails all leases of a writer that has broken the protocol. Its messages are no longer handled, but it may
+        still write until its connection is over."""
         self._discard_rest(sender_id)
         for lease in [lease for lease in self._leases.values() if lease.sender == sender_id]:
             self._fail_lease(lease, reason)
@@ -169,7 +172,7 @@ class KvReceiver:
             self._send(sender_id, PushOpened(message.lease_id))
 
     def _on_payload_header(self, sender_id: int, header: PayloadHeader, now_s: float) -> None:
-        """Where the bytes go is decided now; a lease that ends while they come lets no more of them in."""
+        """Decides where the bytes that follow go. If their lease ends while they arrive, the rest is discarded."""
         if not self._is_in_band:
             raise ProtocolViolation("bytes do not come on this link")
         if any(offset < 0 or num_bytes <= 0 for offset, num_bytes in header.byte_ranges):
@@ -210,7 +213,7 @@ class KvReceiver:
     def _on_all_pages_written(self, sender_id: int, lease_id: str) -> None:
         lease = self._open_lease_of(sender_id, lease_id)
         if lease is None or lease.is_revoked or lease.has_failed:
-            return  # it was told to stop, and will answer that
+            return  # the writer was told to stop, and will answer that
         if not lease.is_complete:
             self._fail_lease(lease, f"its writer was done after {lease.num_arrived_pages} of {lease.num_pages} pages")
             return
@@ -237,7 +240,8 @@ class KvReceiver:
             self._fail_lease(lease, reason)
 
     def _fail_lease(self, lease: IncomingLease, reason: str) -> None:
-        """Reported once. The lease stays until the engine ends it, and its writer until it is quiet."""
+        """Marks a lease as failed, and reports that once. The lease is kept until the engine ends it, and its writer
+        until it has stopped."""
         if lease.sender is not None:
             self._send(lease.sender, StopWriting(lease.lease_id, reason))
         if not lease.has_failed and not lease.is_revoked:
@@ -245,7 +249,8 @@ class KvReceiver:
         lease.has_failed = True
 
     def _open_lease_of(self, sender_id: int, lease_id: str) -> IncomingLease | None:
-        """None, and the writer is told, if it has not joined such a lease."""
+        """Returns the lease, if the writer has opened a push for it. Otherwise sends `StopWriting` to the writer and
+        returns None."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.sender == sender_id:
             return lease

@@ -1,6 +1,7 @@
-"""The prefill worker's side of all transfers: pushes as they are opened, fed and stopped, and the peers they go to.
+"""The prefill worker's side of all transfers: opens, feeds and stops pushes, and keeps the connections to peers.
 
-One connection for each worker incarnation that pushes go to. It is kept for later ones, and closed when it was idle.
+There is one connection for each worker incarnation that pushes go to. It is kept for later pushes, and closed when it
+was idle for long.
 """
 
 import functools
@@ -24,7 +25,8 @@ from onward.proto.kv_transfer import KvEndpoint, KvLayout, KvPush, KvReport, Pus
 IDLE_TIMEOUT_S = 60.0
 MAX_SESSIONS = 128
 _MAX_STOPPED = 4096
-"""Leases of stopped pushes that are remembered: the command to stop one may overtake the step that opens it."""
+"""Leases of stopped pushes that are remembered, because the command to stop a push may overtake the step that opens
+it."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +84,12 @@ class KvSender:
         peer.open_push(job)
 
     def send_computed(self, computed: ComputedBlocks) -> None:
-        """One that is over takes nothing more."""
+        """Adds computed blocks to their push. Blocks of a push that is over are ignored."""
         if computed.lease_id in self._jobs:
             self._jobs[computed.lease_id].add_blocks(computed)
 
     def stop_push(self, lease_id: str) -> None:
-        """Answered by `PushQuiesced`: at once, or when nothing of it is under way."""
+        """Stops a push. The reply is `PushQuiesced`, at once or when none of its batches is in flight any more."""
         self._stopped[lease_id] = None
         while len(self._stopped) > _MAX_STOPPED:
             self._stopped.popitem(last=False)
@@ -139,7 +141,7 @@ class KvSender:
         self._poller.watch(peer.link.channel, action, for_writing=peer.link.wants_to_write)
 
     def _run_isolated(self, peer: PushSession, action: Callable[[], None]) -> None:
-        """What goes wrong with one peer ends that connection and nothing else."""
+        """Runs an action for one peer. A failure ends the connection to this peer and nothing else."""
         if peer.is_closed:
             return
         try:
@@ -157,6 +159,6 @@ class KvSender:
         peer.close(reason)
 
     def _report(self, report: KvReport) -> None:
-        """Every report of a push is its last."""
+        """Reports the end of a push: every report of a push is its last."""
         self._jobs.pop(report.lease_id, None)
         self._report_up(report)

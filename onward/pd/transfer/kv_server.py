@@ -1,7 +1,7 @@
-"""Where writers come in: accepts connections, has them prove themselves, and passes on to the KvReceiver what they say.
+"""Accepts the connections of writers, authenticates them, and passes their messages on to the KvReceiver.
 
-A connection that broke the rules is not simply closed: its writer might still have our memory mapped. It sees our end of
-the stream, stops and closes its own; until then the KvReceiver holds on to its leases.
+A connection that has broken the protocol is not simply closed, because its writer may still have our memory mapped. The
+writer sees the end of our stream, stops, and closes its own; until then the KvReceiver keeps its leases.
 """
 
 import logging
@@ -19,7 +19,7 @@ from onward.proto.kv_transfer import KvLayout
 
 HANDSHAKE_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 120.0
-"""Longer than writers keep an idle connection: so it is they who close it, and not under a lease that is on its way."""
+"""Longer than writers keep an idle connection. So writers close it, and never while a lease for it is on its way."""
 MAX_CONNECTIONS = 128
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class _SenderConnection:
     active_s: float
     num_received: int = 0
     is_ignored: bool = False
-    """It has broken the rules; we only wait for its end."""
+    """It has broken the protocol, or cannot be written to. Its input is discarded until it ends."""
 
 
 class KvServer:
@@ -69,7 +69,7 @@ class KvServer:
         return len(self._senders)
 
     def run_once(self) -> None:
-        """Sends what waits, and closes what has been silent for too long."""
+        """Sends waiting messages, and closes connections that have been silent for too long."""
         now_s = self._now_s()
         for sender in list(self._senders.values()):
             self._flush(sender)
@@ -133,7 +133,7 @@ class KvServer:
         try:
             channel.flush()
         except LinkClosed as lost:
-            # Not read to the end yet: what the writer said last may still be there, and tells more than this.
+            # Not closed: the end of the writer's own stream is still to come, and until then it may write our memory.
             self._stop_listening_to(sender, str(lost))
             return
         self._poller.watch(channel, lambda: self._on_socket_ready(sender), for_writing=channel.wants_to_write)
@@ -149,6 +149,8 @@ class KvServer:
             self._close_connection(sender, "it has been idle")
 
     def _stop_listening_to(self, sender: _SenderConnection, reason: str) -> None:
+        """Ends our stream and discards the writer's until its end. The connection is closed then, not before, because the
+        KvReceiver frees the leases of a closed connection."""
         if sender.sender_id in self._senders and not sender.is_ignored:
             sender.is_ignored = True
             logger.warning(log.event("kv connection given up", writer=sender.sender_id, because=reason))

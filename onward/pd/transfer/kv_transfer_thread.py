@@ -1,8 +1,8 @@
 """The thread of a worker process that moves KV: to peers, while the main thread computes it, and from peers.
 
-It alone touches the sockets, the leases and the pushes. The main thread hands it work through a queue and never waits for
-it; the engine speaks to it over a wire of its own. A fault here that is nobody's in particular ends the process: a worker
-that computes but cannot move would hold blocks for ever.
+Only this thread uses the sockets, the leases and the pushes. The main thread passes it work through a queue and never
+waits for it; the engine sends it commands over the KV wire. A fault here that does not concern a single peer ends the
+process, because a worker that computes but cannot move KV would hold blocks for ever.
 """
 
 import logging
@@ -42,9 +42,9 @@ from onward.transport.kv_wire import WorkerKvWireEnd
 from onward.transport.zmq_sockets import SocketPoller
 
 _TICK_MS = 200
-"""How often deadlines are looked at."""
+"""How often deadlines are checked."""
 _POLL_MS = 1
-"""How often the layers of a running step are, and transfers that no socket tells of."""
+"""How often the layers of a running step are checked, and transfers whose progress no socket signals."""
 _EXIT_CODE = 70
 _CLOSE_TIMEOUT_S = 5.0
 _COMMANDS_PER_TURN = 256
@@ -57,11 +57,13 @@ class KvMemoryRegion:
     """A worker's pool, as the transfer thread sees it."""
 
     pool: np.ndarray
-    """All of it, as bytes."""
+    """The whole pool, as bytes."""
     fd: int | None
-    """What it is mapped from, if peers can map it too."""
+    """The file that it is mapped from, if peers can map it too."""
     geometry: PageGeometry
     layout: KvLayout
+    writer_token_fd: int | None = None
+    """Given to each peer that maps the pool, which keeps it open for as long as it can write."""
 
     def __post_init__(self) -> None:
         assert self.pool.dtype == np.uint8, "the pool is an array of bytes"
@@ -71,13 +73,13 @@ class KvMemoryRegion:
 
 
 class _ReceiveSide:
-    """What a worker has that peers write into."""
+    """The parts of a worker that let peers write into its memory."""
 
     def __init__(
         self, backend: str, host: str, port: int, incarnation: str, cluster_key: str, memory: KvMemoryRegion,
         poller: Poller, report: Callable[[KvReport], None],
     ) -> None:  # fmt: skip
-        self._receiver = open_receiver_backend(backend, memory.pool, memory.fd, host)
+        self._receiver = open_receiver_backend(backend, memory.pool, memory.fd, host, memory.writer_token_fd)
         listen_socket = KvListenSocket(backend, host, cluster_key, port)
         self.endpoint = KvEndpoint(backend, listen_socket.address, incarnation)
         self.receiver = KvReceiver(
@@ -102,8 +104,9 @@ class _ReceiveSide:
 
 
 class KvTransferThread:
-    """`backend` is how peers write into this worker, or None. `layers_done` counts the layers that the model has
-    finished since its beginning; it is called while it computes."""
+    """Moves KV in a thread that begins with `start`. `backend` is how peers write into this worker, None if they do
+    not. `layers_done` returns how many layers the model has finished since its beginning; it is called while the
+    model computes."""
 
     def __init__(
         self,
@@ -149,7 +152,7 @@ class KvTransferThread:
 
     @property
     def endpoint(self) -> KvEndpoint | None:
-        """Where peers may write."""
+        """Where peers connect to write; None if they cannot."""
         return None if self._receive_side is None else self._receive_side.endpoint
 
     @property
@@ -158,7 +161,7 @@ class KvTransferThread:
         return self._sender.num_connections + num_incoming
 
     def open_push(self, push: KvPush) -> None:
-        """From the main thread, as are `send_computed` and `wake`."""
+        """Queues a push for this thread. The main thread calls it, like `send_computed` and `wake`."""
         self._inbox.append(push)
 
     def send_computed(self, computed: ComputedBlocks) -> None:
@@ -168,10 +171,10 @@ class KvTransferThread:
         try:
             self._wake_write.send(b"!")
         except OSError:
-            return  # so many wake-ups are waiting that it will wake up; or it has left
+            return  # the pipe is full, so the thread will wake up; or it has ended
 
     def start(self, wires: SocketPoller, engine: WorkerKvWireEnd) -> None:
-        """From now on both arguments belong to the transfer thread."""
+        """Starts the thread. From now on both arguments belong to it."""
         assert self._thread is None, "the transfer thread is started once"
         wires.watch_fd(self._poller.fileno())
         self._engine = engine
@@ -179,7 +182,7 @@ class KvTransferThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends all transfers and the thread, within a bound."""
+        """Ends all transfers and the thread, within a time limit."""
         self._is_leaving = True
         self.wake()
         if self._thread is not None:
@@ -208,7 +211,7 @@ class KvTransferThread:
         self._wake_read.close()
 
     def _run_once(self, engine: WorkerKvWireEnd) -> None:
-        # What sockets bring comes first: what has arrived is counted before anybody judges that it has not.
+        # Sockets come first, so that pages that have arrived are counted before any timeout is checked.
         self._poller.dispatch()
         while self._inbox:
             match self._inbox.popleft():
@@ -234,7 +237,7 @@ class KvTransferThread:
             case RevokeLease(lease_id):
                 self._report(LeaseQuiesced(lease_id))
             case _:
-                raise AssertionError("nobody leases blocks of a worker that takes nothing in")
+                raise AssertionError("a worker that receives no KV has no leases")
 
     def _wait_ms(self) -> int:
         if self._inbox or self._sender.can_start:

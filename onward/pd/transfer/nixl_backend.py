@@ -1,17 +1,18 @@
 """KV over nixl, which moves bytes with UCX: RDMA where there is a NIC for it, else TCP.
 
 A receiver makes one nixl agent for each writer, so that destroying the agent ends that writer and no other. This holds
-only for transports where bytes land through the receiver's own sockets or queue pairs, which die with its agent. Over
-shared memory, CMA or CUDA IPC a writer reaches the pages by itself, whatever we destroy: those are refused.
+only for transports where bytes arrive through the receiver's own sockets or queue pairs, which end with its agent. Over
+shared memory, CMA or CUDA IPC a writer reaches the pages directly, even without the agent, so these are refused.
 
-A batch is complete when UCX has flushed it, which is when the peer (its NIC, for RDMA) has said that the bytes are in
-its memory. Releasing a nixl handle in flight stops nothing: who wants a writer to be quiet waits for its batches, or
-expels it.
+A batch is complete when UCX has flushed it, which is when the peer (its NIC, for RDMA) has confirmed that the bytes are
+in its memory. Releasing a nixl handle in flight stops nothing. To make sure that a writer has stopped, wait for its
+batches, or shut it out.
 
-UCX has no authentication of its own: who reaches an agent's TCP port can write anywhere in its process. So agents for
-peers on this host listen on the loopback device only; beyond it, this backend is for a network of the cluster's own.
+UCX has no authentication of its own: a host that reaches an agent's TCP port can write anywhere in the agent's process.
+So agents for peers on this host listen on the loopback device only. For other peers, this backend needs a network that
+only the cluster uses.
 
-Knows bytes and offsets; nothing of blocks, requests or leases.
+This module knows bytes and offsets, and nothing of blocks, requests or leases.
 """
 
 import contextlib
@@ -29,20 +30,21 @@ from onward.config import set_ucx_environment
 from onward.errors import StartupError
 from onward.pd.transfer.backend import MemoryCopy, RemoteMemoryInfo, TransferFailed
 
-# UCX reports at once that a peer has died, as its connections are reset. These bounds are for one that falls silent.
+# UCX reports the death of a peer at once, because its connections are reset. These bounds are for a peer that falls
+# silent.
 STALL_TIMEOUT_S = 10.0
 MIN_BYTES_PER_S = 10e6
 
-# The agent's thread wakes up for bytes; it also looks so often without being woken. With nixl's own default, 0, it
-# spins and takes a core for itself.
+# The agent's thread wakes up for bytes, and also polls at this interval. With nixl's own default, 0, it spins and takes
+# a core for itself.
 _PROGRESS_INTERVAL_US = 10_000
 
-# Names in `UCX_TLS` that would let a writer reach our pages without us.
+# Names in `UCX_TLS` of transports by which a writer could reach our pages directly.
 _DIRECT_TRANSPORTS = frozenset({"all", "shm", "sm", "mm", "posix", "sysv", "xpmem", "knem", "cma", "cuda", "cuda_ipc"})
 
 
 class _NixlRemoteMemory(msgspec.Struct, frozen=True):
-    """What an invitation says."""
+    """The contents of an invitation."""
 
     metadata: bytes
     base: int
@@ -57,10 +59,10 @@ class _NixlTransfer(NamedTuple):
 
 
 class NixlReceiverBackend:
-    """`host` is where writers are: if it is a loopback address, those of other hosts cannot connect."""
+    """`host` is the address for writers: if it is a loopback address, writers on other hosts cannot connect."""
 
     def __init__(self, memory: np.ndarray, host: str = "") -> None:
-        _bindings()  # What is wrong with the installation shows when the worker starts, not when a writer comes.
+        _bindings()  # A fault of the installation shows when the worker starts, not when a writer connects.
         self._memory = memory
         self._loopback = host == "localhost" or host.startswith("127.")
         self._agents: dict[int, _NixlAgent] = {}
@@ -81,10 +83,10 @@ class NixlReceiverBackend:
 
 
 class NixlSenderBackend:
-    """Has an agent of its own, so that destroying it when a peer is stuck ends no other writer's batches.
+    """Has an agent of its own, so that destroying it when a peer is stuck ends no batches to other peers.
 
-    After a failure the agent is gone: our memory is no longer read, but bytes that had left us may still land until
-    the peer expels us. So whoever owns this must end the connection then, and not call the peer's memory quiet.
+    After a failure the agent is destroyed. Our memory is no longer read, but bytes in flight may still arrive until the
+    peer shuts this writer out. So the owner must end the connection then, and must not report the push as quiesced.
     """
 
     def __init__(self, memory: np.ndarray, invitation: bytes) -> None:
@@ -104,8 +106,8 @@ class NixlSenderBackend:
             raise
 
     def start(self, copies: Sequence[MemoryCopy]) -> None:
-        """Sends for as long as the peer takes the bytes without delay; the rest goes out between the calls. Other
-        threads of Python run meanwhile."""
+        """Sends for as long as the peer takes the bytes without delay; the rest is sent between calls. Other Python
+        threads run in the meantime."""
         self._check_failure()
         batch = self._post(copies) if copies else _NixlTransfer(None, 0)
         self._in_flight.append(batch)
@@ -164,9 +166,9 @@ class NixlSenderBackend:
 class _NixlAgent:
     """A nixl agent for one connection, with the KV memory registered.
 
-    Goes by nixl's bindings rather than its Python classes: these let the agent's thread spin, write to stdout, and
-    hand out objects that keep the agent alive. All of nixl's exceptions become `TransferFailed`, without the original,
-    whose traceback would keep it alive too.
+    Uses nixl's bindings instead of its Python classes, which let the agent's thread spin, write to stdout, and return
+    objects that keep the agent alive. All of nixl's exceptions become `TransferFailed`, without the original exception,
+    whose traceback would keep the agent alive too.
     """
 
     def __init__(self, memory: np.ndarray, loopback: bool) -> None:
@@ -190,7 +192,7 @@ class _NixlAgent:
 
     def _open(self, ucx_options: dict[str, str]) -> None:
         config = self._nixl.nixlAgentConfig()
-        config.useProgThread = True  # TCP's bytes land when the receiver's UCX reads them, and nobody polls there.
+        config.useProgThread = True  # TCP bytes arrive when the receiver's UCX reads them; no other code polls there.
         config.pthrDelay = _PROGRESS_INTERVAL_US
         config.useListenThread = False
         config.captureTelemetry = False
@@ -211,7 +213,7 @@ class _NixlAgent:
         raise TransferFailed(f"nixl cannot use the peer's invitation: {failure}")
 
     def write(self, peer: str, local: np.ndarray, remote: np.ndarray) -> int:
-        """Starts to write, and returns what `finish` takes."""
+        """Starts to write, and returns the handle for `finish`."""
         dram = self._nixl.DRAM_SEG
         try:
             handle = self._agent.createXferReq(
@@ -231,7 +233,7 @@ class _NixlAgent:
         raise TransferFailed(f"nixl cannot write to the peer: {failure}")
 
     def finish(self, handle: int) -> bool:
-        """Whether it is complete; if so, `handle` is gone."""
+        """Returns whether the transfer is complete. If so, `handle` is released."""
         assert handle in self._handles, "a transfer that is polled was posted and not released"
         try:
             status = self._agent.getXferStatus(handle)
@@ -246,7 +248,8 @@ class _NixlAgent:
         raise TransferFailed(f"nixl has lost the peer: {failure}")
 
     def destroy(self) -> None:
-        """Ends the agent's thread, connections and registrations before it returns: nothing else refers to it."""
+        """Ends the agent's thread, connections and registrations before it returns, because nothing else refers to the
+        agent."""
         for handle in self._handles:
             with contextlib.suppress(Exception):
                 self._agent.releaseXferReq(handle)
@@ -267,7 +270,8 @@ def _bindings() -> Any:
 
 
 def _reaches_past_receiver(transports: str) -> bool:
-    """For a value of `UCX_TLS`: names of what may be used, or `^` and names of what may not."""
+    """Returns whether `UCX_TLS` allows a transport that bypasses the receiver. Its value is a list of allowed
+    transports, or `^` and a list of forbidden ones."""
     names = set(transports.removeprefix("^").replace("\\", "").split(","))
     if transports.startswith("^"):
         return not (names & {"shm", "sm"} and "cuda_ipc" in names)
@@ -275,7 +279,7 @@ def _reaches_past_receiver(transports: str) -> bool:
 
 
 def _due_s(batch: _NixlTransfer) -> float:
-    """When the oldest batch in flight must be complete."""
+    """Returns when this batch, now the oldest in flight, must be complete."""
     return time.monotonic() + STALL_TIMEOUT_S + batch.num_bytes / MIN_BYTES_PER_S
 
 
@@ -284,7 +288,7 @@ def _fit(offsets: np.ndarray, sizes: np.ndarray, num_bytes: int) -> bool:
 
 
 def _descriptors(addresses: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Rows of address, length, device."""
+    """Returns rows of address, length and device."""
     return np.stack([addresses, sizes, np.zeros_like(sizes)], axis=1).astype(np.uint64)
 
 

@@ -1,4 +1,4 @@
-"""Where pages lie in a KV pool, which bytes of ours go where in a peer's, and checksums of them.
+"""The location of pages in a KV pool, the copies from our pool to a peer's, and checksums of pages.
 
 pool    | layer 0: block 0, block 1, … | layer 1: block 0, … | …      a page: one block of one layer
 """
@@ -36,7 +36,7 @@ class PageGeometry:
         return is_inside and offset % self.page_bytes == 0 and num_bytes % self.page_bytes == 0
 
     def pages_in(self, byte_ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-        """The layer and the block of every page in these places, which are whole pages."""
+        """Returns the layer and the block of every page in these ranges, which are whole pages."""
         firsts, counts = np.array(byte_ranges, np.int64).reshape(-1, 2).T // self.page_bytes
         ends = np.cumsum(counts)
         pages = np.arange(counts.sum()) + np.repeat(firsts - (ends - counts), counts)
@@ -46,7 +46,7 @@ class PageGeometry:
 def plan_copies(
     ours: PageGeometry, theirs: PageGeometry, layer: int, source_ids: Sequence[int], target_ids: Sequence[int]
 ) -> list[MemoryCopy]:
-    """One layer of these blocks. What is consecutive in both pools is one copy."""
+    """Returns the copies of one layer of these blocks. Blocks that are consecutive in both pools become one copy."""
     assert ours.page_bytes == theirs.page_bytes, "equal layouts have equal pages"
     assert 0 <= layer < ours.num_layers, "the layer is one of the model's"
     assert len(source_ids) == len(target_ids), "each source block has a target block"
@@ -61,11 +61,13 @@ def plan_copies(
 
 
 def page_checksum(memory: memoryview, geometry: PageGeometry, layer: int, block: int) -> int:
-    """Seeded by the layer, so that exchanged layers show. Those of a block's pages are added up, in any order."""
+    """Returns the checksum of a page, seeded by the layer so that exchanged layers are detected. The checksums of a
+    block's pages are added up, in any order."""
     offset = geometry.page_offset(layer, block)
     return xxhash.xxh3_64_intdigest(memory[offset : offset + geometry.page_bytes], seed=layer)
 
 
 def block_checksum(memory: memoryview, geometry: PageGeometry, block: int) -> int:
-    """Of one block in all layers. It tells whether both sides have the same bytes, and does not guard against forgery."""
+    """Returns the checksum of one block in all layers. It shows whether both sides have the same bytes, and does not
+    guard against forgery."""
     return sum(page_checksum(memory, geometry, layer, block) for layer in range(geometry.num_layers)) & MASK

@@ -16,7 +16,7 @@ class Poller:
         return self._selector.fileno()
 
     def watch(self, sock: "HasFileno", callback: Callable[[], None], *, for_writing: bool = False) -> None:
-        """`callback` is called when the socket can be read, or with `for_writing` also when it can be written. A second
+        """Calls `callback` whenever the socket can be read, or with `for_writing` also when it can be written. A second
         call for the same socket replaces the first."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if for_writing else 0)
         key = self._selector.get_map().get(sock.fileno())
@@ -26,14 +26,14 @@ class Poller:
             self._selector.modify(sock.fileno(), events, callback)
 
     def forget(self, sock: "HasFileno") -> None:
-        """Before it is closed."""
+        """Stops watching a socket. Called before the socket is closed."""
         if sock.fileno() in self._selector.get_map():
             self._selector.unregister(sock.fileno())
 
     def dispatch(self) -> None:
-        """Acts for all that are ready now."""
+        """Calls the callbacks of all sockets that are ready now."""
         for key, _ in self._selector.select(0):
-            # One that was closed, and perhaps replaced under the same number, by another's act does not act.
+            # Skips a socket that an earlier callback has closed, and perhaps replaced under the same number.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
 

@@ -1,6 +1,7 @@
-"""One push as the prefill worker keeps it: which pages of it are computed, which are on their way, what is still to come.
+"""The state of one push on a prefill worker: pages that are computed, pages in flight, and pages still to be computed.
 
-Blocks are numbered from the push's first. Each is fed once, by a step; its layers follow each other as they are computed.
+Blocks are numbered from the push's first. Each is added once, by a step; its layers follow each other as they are
+computed.
 """
 
 import enum
@@ -18,7 +19,7 @@ MAX_BATCH_PAGES = 512
 
 
 class ComputedBlocks(NamedTuple):
-    """Blocks that a step completes: consecutive ones of a push, and where they lie in our pool."""
+    """Consecutive blocks of a push that a step completes, with their ids in our pool."""
 
     lease_id: str
     first: int
@@ -29,13 +30,13 @@ class ComputedBlocks(NamedTuple):
 
 class PushStage(enum.Enum):
     WAITING = enum.auto()
-    """For the connection."""
+    """Waits for the connection."""
     JOINING = enum.auto()
     WRITING = enum.auto()
     FINISHING = enum.auto()
-    """The peer has been told that this was all, and counts."""
+    """All pages are written and announced; the peer counts them."""
     STOPPING = enum.auto()
-    """Nothing is started any more; what is under way comes to its end."""
+    """No batch is started any more; batches in flight are completed."""
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class PushJob:
     failure: str | None = None
     """Why it stops, if not by the engine's command."""
     num_in_flight: int = 0
-    """Batches."""
+    """Number of batches in flight."""
     first_s: float | None = None
     last_s: float = 0.0
     checksums: list[int] = field(init=False)
@@ -103,7 +104,7 @@ class PushJob:
         return self._num_pages_left == 0 and self.num_in_flight == 0
 
     def stop(self, failure: str | None) -> None:
-        """Starts nothing more. Without a failure it is the engine's will."""
+        """Stops the push: no further batch is started. `failure` is None if the engine stops it."""
         self.stage, self.failure = PushStage.STOPPING, failure
 
     def add_blocks(self, computed: ComputedBlocks) -> None:
@@ -117,7 +118,8 @@ class PushJob:
             self._ready.append(_PageRange(layer, computed.first, end))
 
     def on_layers_done(self, layers_done: int) -> None:
-        """The model has finished so many layers since its beginning."""
+        """Queues the pages of the layers that the model has finished. `layers_done` counts all layers that it has
+        finished since its beginning, those of earlier steps included."""
         for step in self._computing:
             done = min(layers_done - step.layers_before, self.ours.num_layers)
             for layer in range(step.next_layer, done):
@@ -126,7 +128,7 @@ class PushJob:
         self._computing = [step for step in self._computing if step.next_layer < self.ours.num_layers]
 
     def next_batch(self, theirs: PageGeometry, memory: memoryview) -> list[MemoryCopy]:
-        """The next pages that are ready, up to a batch's size."""
+        """Returns the next pages that are ready, up to the size of a batch."""
         max_pages = max(1, min(MAX_BATCH_PAGES, MAX_BATCH_BYTES // self.ours.page_bytes))
         batch: list[MemoryCopy] = []
         for pages in self._take_pages(max_pages):

@@ -1,7 +1,7 @@
-"""One decode worker as a prefill worker deals with it: the connection, and all pushes that go over it.
+"""A prefill worker's connection to one decode worker, with all pushes over it.
 
-A peer that is slow or dead costs only its own pushes: nothing waits for it, and when something is due from it and does
-not come for a while, the connection ends and its pushes have failed.
+A peer that is slow or dead affects only its own pushes, because nothing else waits for it. If an answer from it is due
+and nothing moves for a while, the connection ends and its pushes fail.
 """
 
 from collections import deque
@@ -30,9 +30,9 @@ from onward.proto.kv_transfer import KvEndpoint, KvReport, PushComplete, PushFai
 
 HANDSHAKE_TIMEOUT_S = 5.0
 PROGRESS_TIMEOUT_S = 5.0
-"""Something is due from the peer: so long may nothing move."""
+"""How long nothing may move while an answer from the peer is due."""
 MAX_BATCHES_IN_FLIGHT = 4
-"""Batches. Enough to keep a fast peer busy, few enough that a push is soon stopped."""
+"""Enough to keep a fast peer busy, few enough that a push is soon stopped."""
 
 
 class PushSession:
@@ -54,7 +54,7 @@ class PushSession:
         self._backend: SenderBackend | None = None
         self._jobs: dict[str, PushJob] = {}
         self._batches: deque[tuple[PushJob, list[tuple[int, int]]]] = deque()
-        """Started and not complete, with their places in the peer's memory."""
+        """Batches that are started and not complete, with their ranges in the peer's memory."""
         self._num_complete = 0
         self._moved = (0, 0, 0)
 
@@ -64,14 +64,14 @@ class PushSession:
 
     @property
     def can_start(self) -> bool:
-        """Whether a turn would start a batch."""
+        """Whether `run_once` would start a batch."""
         if self._backend is None or len(self._batches) >= MAX_BATCHES_IN_FLIGHT:
             return False
         return any(job.stage is PushStage.WRITING and job.has_ready for job in self._jobs.values())
 
     @property
     def must_be_polled(self) -> bool:
-        """Whether something happens here that no socket tells of."""
+        """Whether batches are in flight whose progress no socket signals."""
         return bool(self._batches) and self.endpoint.backend not in IN_BAND
 
     @property
@@ -90,7 +90,8 @@ class PushSession:
             job.on_layers_done(layers_done)
 
     def on_socket_ready(self) -> None:
-        """The socket is ready. Raises `LinkClosed` or `TransferFailed`."""
+        """Connects the link if it is not connected yet, then handles its messages and sends queued ones. Raises
+        `LinkClosed` or `TransferFailed`."""
         if not self.link.is_connected:
             self.link.connect()
         if self.link.is_connected:
@@ -100,7 +101,7 @@ class PushSession:
             self.link.channel.flush()
 
     def run_once(self, now_s: float) -> None:
-        """Starts and completes what can be. Raises `LinkClosed` or `TransferFailed`."""
+        """Starts and completes batches and pushes, as far as possible. Raises `LinkClosed` or `TransferFailed`."""
         if self._backend is not None:
             self._complete_batches(self._backend, now_s)
             self._start_batches(self._backend, now_s)
@@ -112,11 +113,11 @@ class PushSession:
         self._check_progress(now_s)
 
     def close(self, reason: str) -> None:
-        """The connection is over, and all pushes with it."""
+        """Closes the connection and ends all its pushes."""
         assert not self.is_closed, "a session is closed once"
         self.is_closed = True
         if self._backend is not None:
-            self._backend.close()  # from here on our memory is not read; theirs is shut by them, when the link is closed
+            self._backend.close()  # our memory is not read any more; the peer protects its own when the link is closed
         self.link.close()
         jobs, self._jobs = self._jobs, {}
         for job in jobs.values():
@@ -150,7 +151,7 @@ class PushSession:
             return
         self._theirs = PageGeometry(self._ours.num_layers, self.link.num_blocks, self._ours.page_bytes)
         self._backend = open_sender_backend(
-            self.endpoint.backend, self._memory, self.link.remote_memory, self.link.channel
+            self.endpoint.backend, self._memory, self.link.take_remote_memory(), self.link.channel
         )
         for job in self._jobs.values():
             if job.stage is PushStage.WAITING:

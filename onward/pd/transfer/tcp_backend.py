@@ -10,7 +10,7 @@ from onward.pd.transfer.framed_channel import FramedChannel
 
 
 class TcpReceiverBackend:
-    """Has nothing to give: bytes come on the link, and `KvReceiver` decides where they go."""
+    """Gives writers no access to memory: bytes come on the link, and `KvReceiver` decides where they go."""
 
     def register_sender(self, sender_id: int) -> RemoteMemoryInfo:
         return RemoteMemoryInfo()
@@ -24,7 +24,7 @@ class TcpReceiverBackend:
 
 class TcpSenderBackend:
     """Sends each batch behind the message that announces it. A batch counts as complete when the system has taken all
-    of it: our memory is not read any more, and in order with what is said next the bytes reach the peer's."""
+    of it. Our memory is no longer read then, and the bytes reach the peer's memory before later messages arrive."""
 
     def __init__(self, memory: np.ndarray, channel: FramedChannel) -> None:
         self._memory, self._channel = memory.data, channel

@@ -1,16 +1,16 @@
-"""What two workers say to each other over their link.
+"""Messages between two workers over their link.
 
-writer (prefill)                     receiver (decode)
-Greeting  ------------------------>
-          <------------------------  Challenge, or Refused
-Claim     ------------------------>
-          <------------------------  Invited, or Refused
-Join      ------------------------>
-          <------------------------  Joined, or Stop
-Incoming and bytes, or Wrote  ---->                              as often as it takes
-Written   ------------------------>
-          <------------------------  Accepted, or Stop
-Left      ------------------------>                              at any time after Join; also the answer to Stop
+writer (prefill)                              receiver (decode)
+SenderHello      ------------------------>
+                 <------------------------    ReceiverChallenge, or HandshakeRefused
+SenderProof      ------------------------>
+                 <------------------------    ReceiverWelcome, or HandshakeRefused
+OpenPush         ------------------------>
+                 <------------------------    PushOpened, or StopWriting
+PayloadHeader and bytes, or PagesWritten ->   repeated until all pages are written
+AllPagesWritten  ------------------------>
+                 <------------------------    AllPagesAccepted, or StopWriting
+WritingStopped   ------------------------>    at any time after OpenPush; also the answer to StopWriting
 """
 
 import msgspec
@@ -23,62 +23,62 @@ class SenderHello(msgspec.Struct, frozen=True, array_like=True, tag="greeting"):
     version: Count
     nonce: bytes
     incarnation: str
-    """Of the worker that the writer means."""
+    """Incarnation of the worker that the writer wants to reach."""
     layout: KvLayout
 
 
 class ReceiverChallenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
     nonce: bytes
     proof: bytes
-    """That the receiver knows the key."""
+    """Proof that the receiver holds the key."""
 
 
 class SenderProof(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
     proof: bytes
-    """That the writer does."""
+    """Proof that the writer holds the key."""
 
 
 class ReceiverWelcome(msgspec.Struct, frozen=True, array_like=True, tag="invited"):
     num_blocks: Count
     data: bytes
-    """The backend's own. File descriptors travel with it."""
+    """Data of the backend. File descriptors are attached to the message."""
 
 
 class HandshakeRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """The connection ends with this."""
+    """Refuses the connection, which ends with this."""
 
     message: str
 
 
 class OpenPush(msgspec.Struct, frozen=True, array_like=True, tag="join"):
-    """I am the one who writes under this lease."""
+    """The sender of this message will write under the lease."""
 
     lease_id: LeaseId
     block_ids: list[Count]
 
 
 class PushOpened(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
-    """Write now, and not before: until then nobody could have told you that the lease is over."""
+    """The writer may write from now on, and not before: until then it could not be informed that the lease is over."""
 
     lease_id: LeaseId
 
 
 class PayloadHeader(msgspec.Struct, frozen=True, array_like=True, tag="incoming"):
-    """Bytes for these places (offset, length) of the receiver's memory follow this message."""
+    """Bytes for these ranges (offset, length) of the receiver's memory follow this message."""
 
     lease_id: LeaseId
     byte_ranges: list[tuple[Word64, Word64]]
 
 
 class PagesWritten(msgspec.Struct, frozen=True, array_like=True, tag="wrote"):
-    """These places of the receiver's memory have been written, by other means than this link."""
+    """These ranges of the receiver's memory have been written, by other means than this link."""
 
     lease_id: LeaseId
     byte_ranges: list[tuple[Word64, Word64]]
 
 
 class AllPagesWritten(msgspec.Struct, frozen=True, array_like=True, tag="written"):
-    """That was all."""
+    """The writer has written all pages of the lease."""
 
     lease_id: LeaseId
 
@@ -90,14 +90,14 @@ class AllPagesAccepted(msgspec.Struct, frozen=True, array_like=True, tag="accept
 
 
 class StopWriting(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
-    """Write nothing more under this lease, and say so."""
+    """The writer must write nothing more under this lease, and answer with `WritingStopped`."""
 
     lease_id: LeaseId
     message: str
 
 
 class WritingStopped(msgspec.Struct, frozen=True, array_like=True, tag="left"):
-    """The writer writes nothing more under this lease; nothing that it has begun is under way."""
+    """The writer writes nothing more under this lease; none of its batches is in flight."""
 
     lease_id: LeaseId
 

@@ -40,7 +40,9 @@ class RouterAbortEndpoint:
         return abort_response(aborted, [name for name in names if name not in aborted])
 
     async def _abort(self, names: list[str] | None, caller: str | None) -> Set[str]:
-        """A stored response that nothing runs is cancelled, also where no instance has it any more."""
+        """Aborts requests at this router and at all instances, and returns the names that were known. Stored responses
+        that nothing runs are cancelled, even if no instance has them any more. None stands for all names, or for any
+        caller."""
         aborted = await self._runner.abort(names, caller)
         stored = [stream for stream in aborted.left if is_stored(stream.request.path, stream.request.body)]
         records = [self._response_store.record_of(stream, is_live=False) for stream in stored]

@@ -39,9 +39,9 @@ class RouterGenerationEndpoint:
     selects by the prompt's tokens."""
 
     def __init__(self, runner: StreamRunner, routing_tokenizer: RoutingTokenizer | None) -> None:
-        self._runner = runner
+        self.runner = runner
         self._routing_tokenizer = routing_tokenizer
-        self._config = runner.core.config
+        self.config = runner.core.config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await handle_errors(scope, send, self._handle(scope, receive, send))
@@ -64,7 +64,7 @@ class RouterGenerationEndpoint:
                 raise resumed
             routing = resumed
         else:
-            body = await asgi.read_body(receive, self._config.max_body_bytes)
+            body = await asgi.read_body(receive, self.config.max_body_bytes)
             routing = await self._open_or_resume(scope, body, cursor)
         set_response_request_id(scope, routing.stream.request.client_request_id or routing.stream.request_id)
         _begin_trace(access_record(scope), routing, cursor)
@@ -74,23 +74,25 @@ class RouterGenerationEndpoint:
             _describe(access_record(scope), routing)
 
     async def resolve_body(self, caller: Caller, body: bytes) -> bytes:
-        """With whatever must be known before the first attempt."""
+        """Returns the body with everything that must be known before the first attempt, such as the items of a previous
+        response. This base class returns it unchanged."""
         return body
 
     async def try_send_end(self, cursor: Cursor, caller: Caller, send: Send) -> bool:
-        """Whether the client was told the rest of what has ended, and does not run again."""
+        """Sends the rest of a stream that has ended and does not run again. Returns whether it did."""
         return False
 
     async def with_latest_epoch(self, cursor: Cursor) -> Cursor:
-        """With the highest epoch that anybody may have used: what goes on from here comes after that."""
+        """Returns the cursor with the highest attempt epoch that may have been used, so that the next attempt has a
+        higher one."""
         return cursor
 
     async def stream_to_client(self, routing: StreamRoutingState, caller: Caller, receive: Receive, send: Send) -> None:
-        writer = PartialOutputWriter(send, routing.stream, self._runner, reports_resumes=self._config.report_resumes)
-        await asgi.run_until_disconnect(receive, self._runner.run_stream(routing, writer))
+        writer = PartialOutputWriter(send, routing.stream, self.runner, reports_resumes=self.config.report_resumes)
+        await asgi.run_until_disconnect(receive, self.runner.run_stream(routing, writer))
 
     async def _open_or_resume(self, scope: Scope, body: bytes, cursor: Cursor | None) -> StreamRoutingState:
-        caller, runner = get_caller(scope), self._runner
+        caller, runner = get_caller(scope), self.runner
         resumed = None if cursor is None else await self._try_resume(scope["path"], cursor, caller)
         if isinstance(resumed, StreamRoutingState):
             return resumed
@@ -106,9 +108,9 @@ class RouterGenerationEndpoint:
             caller_limits=caller.limits,
             caller_priority=caller.priority,
             session=asgi.header(scope, b"x-session-id") or "",
-            timeout_s=self._config.request_timeout_s,
-            default_max_tokens=self._config.default_max_tokens,
-            strict_fields=self._config.strict_fields,
+            timeout_s=self.config.request_timeout_s,
+            default_max_tokens=self.config.default_max_tokens,
+            strict_fields=self.config.strict_fields,
         )
         client_request = build_client_request(scope["path"], body, metadata, cursor)
         if cursor is not None and not client_request.is_streaming:
@@ -124,13 +126,14 @@ class RouterGenerationEndpoint:
     async def _try_resume(
         self, path: str, cursor: Cursor, caller: Caller
     ) -> StreamRoutingState | NotFound | Unavailable:
-        """Or why it is not. Somebody else's is unknown, and is neither cut off nor made again."""
-        core, clock = self._runner.core, self._runner.clock
+        """Resumes a stream, or returns the error. A stream of another caller counts as unknown, and is neither
+        interrupted nor generated again."""
+        core, clock = self.runner.core, self.runner.clock
         core.check_not_aborted(cursor.request_id, clock.now_s())
         live = core.find_live(cursor.request_id)
         if live is not None and not may_access(caller, live.stream.request.caller):
             raise unknown_stream(cursor.request_id)
-        await self._runner.detach(cursor.request_id, DETACH_TIMEOUT_S)
+        await self.runner.detach(cursor.request_id, DETACH_TIMEOUT_S)
         cursor = await self.with_latest_epoch(cursor)
         stream, is_complete = core.resumable_streams.find(cursor.request_id, clock.now_s()), True
         if stream is None or not covers_cursor(stream, cursor):
@@ -139,7 +142,7 @@ class RouterGenerationEndpoint:
         if stream is not None and not may_access(caller, stream.request.caller):
             raise unknown_stream(cursor.request_id)
         error = unknown_stream(cursor.request_id) if is_complete else instance_unreachable("Last-Event-ID")
-        # Somebody else may have come back for it while we asked around.
+        # Another client may have resumed the stream while the instances were queried.
         if stream is None or stream.request.path != path or core.find_live(cursor.request_id) is not None:
             return error
         if caller.name == stream.request.caller:
@@ -148,9 +151,9 @@ class RouterGenerationEndpoint:
         return core.resume_stream(stream, cursor, clock.now_s()) or error
 
     async def _find_at_instances(self, request_id: str) -> tuple[ClientStream | None, bool]:
-        """The furthest that instances have, and whether all could be asked. A router that has just started waits for them
-        to register before it says that nobody has it."""
-        runner = self._runner
+        """Returns the most advanced record of the instances, and whether all of them could be queried. A router that
+        has just started waits for instances to register before it reports a stream as unknown."""
+        runner = self.runner
         while True:
             found = await find_records(runner, request_id)
             now_s = runner.clock.now_s()
@@ -163,7 +166,8 @@ class RouterGenerationEndpoint:
 
 
 def _begin_trace(access: AccessRecord, routing: StreamRoutingState, cursor: Cursor | None) -> None:
-    """A stream that continues stays in the trace that it began in."""
+    """Begins the request's trace, or continues the trace in which a resumed stream began. Stores it in `routing` and in
+    the stream's request, and describes the request in the access record."""
     client_request = routing.stream.request
     context = access.begin_trace(client_request.request_id, client_request.trace, cursor, is_attempt=False)
     routing.stream.request = replace(client_request, trace=context)
@@ -176,7 +180,7 @@ def _num_tokens(attempt: Attempt) -> int:
 
 
 def _describe(access: AccessRecord, routing: StreamRoutingState) -> None:
-    """What the access log says of a stream that has ended, or whose client has gone."""
+    """Fills in the access log for a stream that has ended or whose client has gone."""
     stream, error = routing.stream, routing.final_error
     access.request_id = stream.request_id
     access.prompt_tokens, access.cached_tokens = stream.num_prompt_tokens, stream.num_cached_tokens

@@ -22,7 +22,7 @@ from onward.web.ui.static_files import PAGE_PATH
 DRAIN_PATH, UNDRAIN_PATH = f"{PAGE_PATH}/drain", f"{PAGE_PATH}/undrain"
 MAX_STREAMS = 256
 MAX_INSTANCES = 16
-"""That are asked for details at each look."""
+"""Instances that are queried for details in one update, at most."""
 MAX_RESUMES = 16
 MAX_LABEL = 64
 LOOK_TIMEOUT_S = 0.8
@@ -69,7 +69,7 @@ class RouterLiveView:
         )
 
     async def _details(self, url: str) -> dict[str, Any]:
-        """What the instance says of itself; nothing if it does not say it in time, or does not let us ask."""
+        """Returns the instance's own snapshot, or nothing if it is late or refuses the request."""
         try:
             reply = await asyncio.wait_for(self._runner.upstream.get(url, SNAPSHOT_PATH), LOOK_TIMEOUT_S)
             if reply is None or reply[0] != 200:
@@ -108,7 +108,7 @@ class InstanceOperator:
         return GuardedRoute(DEMO_PATHS[target], kill, methods=["POST"], access=RouteAccess.ADMIN)
 
     async def forward(self, request: Request, path: str, action: str) -> Response:
-        """To the instance, without a body: by its path alone a request proves that it comes from a router."""
+        """Forwards the request to the instance without its body: the signature covers the path, so that is enough."""
         url = self._url_of(await _read_choice(request))
         audit_log.log_action(get_caller(request.scope), action, 1)
         reply = await self._runner.upstream.forward(url, path, b"", OPERATE_TIMEOUT_S)
@@ -131,7 +131,7 @@ async def _read_choice(request: Request) -> str:
 
 
 def _without_load(known: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in known.items() if name in ("id", "role", "state", "url", "streams")}
+    return {name: value for name, value in known.items() if name in ("id", "role", "model", "state", "url", "streams")}
 
 
 def _describe_stream(routing: StreamRoutingState, now_s: float) -> dict[str, Any]:
@@ -142,6 +142,7 @@ def _describe_stream(routing: StreamRoutingState, now_s: float) -> dict[str, Any
         "caller": stream.request.caller,
         "instance": stream.instance_id if stream.is_attempt_running else None,
         "is_paused": routing.pending_resume is not None,
+        "model": stream.model,
         "attempt": stream.epoch,
         "num_tokens": stream.num_tokens,
         "trace_id": "" if routing.trace is None else routing.trace.trace_id,

@@ -1,5 +1,5 @@
-"""`POST /v1/responses` at a router: what an earlier response has said is put in front of it, and one that runs in the
-background is carried although nobody waits for it."""
+"""`POST /v1/responses` at a router: puts the conversation of an earlier response before the request, and runs
+background responses although no client waits."""
 
 import asyncio
 
@@ -23,6 +23,7 @@ from onward.web.auth.api_key_table import Caller
 from onward.web.error_format import RequestFailed, error_body, response_error_fields
 from onward.web.openai_api.response_endpoint import last_sequence_number, stream_stored_response, with_previous_response
 from onward.web.openai_api.response_ids import PREFIX
+from onward.web.openai_api.response_object import repeated_fields, response_object
 from onward.web.openai_api.response_options import is_stored, response_options
 from onward.web.task_pool import TaskPool
 
@@ -37,7 +38,6 @@ class RouterResponsesEndpoint(RouterGenerationEndpoint):
         self, runner: StreamRunner, routing_tokenizer: RoutingTokenizer | None, response_store: ClusterResponseStore
     ) -> None:
         super().__init__(runner, routing_tokenizer)
-        self._runner = runner
         self._response_store = response_store
         self._reports_resumes = runner.core.config.report_resumes
         self._background_tasks = TaskPool()
@@ -45,17 +45,18 @@ class RouterResponsesEndpoint(RouterGenerationEndpoint):
         """Responses that are being copied to a second instance."""
 
     async def resolve_body(self, caller: Caller, body: bytes) -> bytes:
-        return await with_previous_response(self._response_store, caller, body, self._runner.core.config.max_body_bytes)
+        return await with_previous_response(self._response_store, caller, body, self.runner.core.config.max_body_bytes)
 
     async def with_latest_epoch(self, cursor: Cursor) -> Cursor:
-        """Whoever has followed it by its id has had it taken up by an instance, without us."""
-        stored = await find_records(self._runner, cursor.request_id)
+        """Returns the cursor with the highest attempt epoch of the stored records. A client that follows a response by
+        its id makes an instance resume it, so this router does not know that epoch."""
+        stored = await find_records(self.runner, cursor.request_id)
         epoch = max((record.attempt.attempt_epoch for record in stored.records), default=0)
         return msgspec.structs.replace(cursor, attempt_epoch=max(cursor.attempt_epoch, epoch))
 
     async def try_send_end(self, cursor: Cursor, caller: Caller, send: Send) -> bool:
         record = None
-        if self._runner.core.find_live(cursor.request_id) is None:
+        if self.runner.core.find_live(cursor.request_id) is None:
             record = await self._response_store.cancelled(caller, cursor.request_id)
         if record is None or record.attempt.seed != cursor.seed or len(cursor.choices) != 1:
             return False
@@ -81,7 +82,7 @@ class RouterResponsesEndpoint(RouterGenerationEndpoint):
 
     async def _run_and_copy(self, routing: StreamRoutingState, writer: ClientWriter) -> None:
         stream = routing.stream
-        await self._runner.run_stream(routing, writer)
+        await self.runner.run_stream(routing, writer)
         if (
             stream.all_finished
             and is_stored(stream.request.path, stream.request.body)
@@ -93,12 +94,13 @@ class RouterResponsesEndpoint(RouterGenerationEndpoint):
             task.add_done_callback(self._copy_tasks.discard)
 
     async def _start_background(self, routing: StreamRoutingState) -> None:
-        """Until an instance has taken it."""
+        """Starts the task of a background response, and returns when an instance has accepted it. Raises if it fails
+        before."""
         writer = BackgroundWriter(routing.stream, self._response_store)
         try:
-            task = self._background_tasks.start(self._runner.run_stream(routing, writer), routing.stream.request.caller)
+            task = self._background_tasks.start(self.runner.run_stream(routing, writer), routing.stream.request.caller)
         except Overloaded:
-            self._runner.core.close_stream(routing, self._runner.clock.now_s(), keep=False)
+            self.runner.core.close_stream(routing, self.runner.clock.now_s(), keep=False)
             raise
         while not (routing.stream.was_accepted or task.done()):
             await asyncio.wait((task,), timeout=ACCEPT_POLL_S)
@@ -110,7 +112,7 @@ class RouterResponsesEndpoint(RouterGenerationEndpoint):
         if stream.request.is_streaming:
             await stream_stored_response(self._response_store, caller, PREFIX + stream.request_id, -1, send)
             return
-        if self._runner.core.find_live(stream.request_id) is routing:
+        if self.runner.core.find_live(stream.request_id) is routing:
             record = self._response_store.record_of(stream, is_live=True)
         else:
             record = await self._response_store.find(caller, PREFIX + stream.request_id)
@@ -118,8 +120,8 @@ class RouterResponsesEndpoint(RouterGenerationEndpoint):
 
 
 class ResponseEventWriter(ClientWriter):
-    """It needs no mark at its end, and a failure is an event like any other. What was aborted is cancelled as the instances
-    keep it, and the client is told of that."""
+    """Writes the events of a response. No end marker follows them, and a failure is an event like any other. An aborted
+    response ends as cancelled, as the instances store it."""
 
     end_marker = b""
 
@@ -149,7 +151,9 @@ class ResponseEventWriter(ClientWriter):
             await asgi.respond(self._send, 200, end, headers)
 
     async def _cancelled(self, error: ErrorInfo) -> StreamRecord | None:
-        """How a response has ended that was not to go on; it may have been complete already. None: it has failed."""
+        """Returns the final record of an aborted or replaced response; None if the response has failed. Cancels an
+        aborted stored response at the instances. The returned record is complete if an instance had completed the
+        response before."""
         stream = self._client_stream
         if error.code == REPLACED:
             return await self._response_store.cancelled(None, stream.request_id)
@@ -161,8 +165,8 @@ class ResponseEventWriter(ClientWriter):
         return stored or msgspec.structs.replace(record, is_cancelled=True)
 
     async def _end_of(self, record: StreamRecord) -> bytes | None:
-        """Of a response that is over: for a client that has the events of the tokens up to here, or nothing. None: no
-        instance could be asked in time."""
+        """Returns the final events of a response that is over, for a client that has the events of these tokens.
+        Returns None if no instance could be queried in time."""
         is_streaming = self._client_stream.request.is_streaming
         try:
             async with asyncio.timeout(FINAL_EVENT_TIMEOUT_S):
@@ -176,7 +180,9 @@ class ResponseEventWriter(ClientWriter):
             return None
 
     async def _with_partial(self, error: ErrorInfo, body: bytes | None) -> bytes | None:
-        """The body of an error of HTTP, with the output so far."""
+        """Returns the body of an HTTP error with the output so far. Returns `body` as it is for a streaming client, for
+        an error that an instance wrote, and for a response without tokens. Returns None if no instance can render the
+        output in time."""
         stream = self._client_stream
         if body is not None or not stream.has_tokens or stream.request.is_streaming:
             return body
@@ -186,13 +192,14 @@ class ResponseEventWriter(ClientWriter):
 
     @property
     def _num_tokens_sent(self) -> int | None:
-        """Before the first token its client has been told nothing, not even that it has begun."""
+        """None before the first token: the client has no event yet, not even that the response was created."""
         stream = self._client_stream
         return len(stream.choices[0].token_ids) if stream.has_progress else None
 
     async def error_event(self, error: ErrorInfo, body: bytes | None) -> bytes:
-        """The last event, as an instance makes it: its number follows from the tokens that the client has. Without an
-        instance it has no output. Where its number is not known, there is none: the stream ends as one that was cut."""
+        """Returns the final event as an instance renders it, because its sequence number follows from the tokens that
+        the client has. If no instance answers, the event has no output. If its sequence number is not known, returns no
+        event, and the stream ends as if its connection was lost."""
         stream = self._client_stream
         if not stream.has_reached_cursor:
             return b""
@@ -235,17 +242,13 @@ async def _ignore(_: object) -> None:
 
 def _failed_event(stream: ClientStream, error: ErrorInfo, sequence_number: int) -> bytes:
     client_request = stream.request
-    response = {
-        "id": PREFIX + client_request.request_id,
-        "object": "response",
-        "created_at": client_request.created_s,
-        "status": "failed",
-        "error": response_error_fields(error),
-        "model": response_options(client_request.body).model,
-        "output": [],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-    }
+    response = response_object(
+        repeated_fields(client_request.body),
+        response_id=PREFIX + client_request.request_id,
+        created_s=client_request.created_s,
+        model=stream.model or client_request.model,
+        status="failed",
+        error=response_error_fields(error),
+    )
     fields = {"type": "response.failed", "sequence_number": sequence_number, "response": response}
     return sse.named_event("response.failed", msgspec.json.encode(fields))

@@ -7,7 +7,7 @@ from onward.text.reasoning.reasoning_formats import ReasoningFormat
 from onward.text.tokenizer import Tokenizer
 
 PROMPT_END_TOKENS = 16
-"""So many of a prompt's last tokens say whether it has opened the thinking."""
+"""Number of last tokens of a prompt that show whether it has opened the reasoning."""
 
 
 def starts_in_reasoning(
@@ -17,8 +17,8 @@ def starts_in_reasoning(
     *,
     continues_message: bool = False,
 ) -> bool:
-    """Whether an output begins inside the thinking. `continues_message`: its message has begun in the prompt, and whoever
-    wrote that has said so if it is thinking."""
+    """Returns whether an output begins inside the reasoning. With `continues_message`, the message began in the prompt,
+    and only the prompt itself can have opened the reasoning."""
     prompt_end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
     return (
         reasoning_format.prompt_ends_inside(prompt_end)
@@ -30,8 +30,8 @@ def starts_in_reasoning(
 def make_reasoning_params(
     reasoning_format: ReasoningFormat, tokenizer: Tokenizer, *, starts_inside: bool, budget: int | None
 ) -> ReasoningParams | None:
-    """None if the tags are no tokens of their own: the same tag may be spelled in many ways then, and cannot be followed
-    without the text."""
+    """Returns the rule by which the worker follows the reasoning and its budget. Returns None if a tag is not a single
+    token: it can then be written in many ways, and cannot be followed without the text."""
     begin_id, end_id = tokenizer.token_id(reasoning_format.begin), tokenizer.token_id(reasoning_format.end)
     if begin_id is None or end_id is None:
         return None

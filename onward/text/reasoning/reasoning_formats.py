@@ -20,7 +20,7 @@ class ReasoningFormat:
     """Where the prompt does not say: whether the text is thinking from its first character on."""
 
     forced_end_prefix: str = "\n"
-    """What comes before an end that a budget forces."""
+    """Text before an end tag that a budget forces."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ class ReasoningFormat:
         return (self.begin, self.end)
 
     def output_starts_inside(self, prompt_end: str) -> bool:
-        """Whether a text behind a prompt with this end begins inside the thinking."""
+        """Returns whether the output begins inside the reasoning if the prompt ends with this text."""
         if self.prompt_ends_inside(prompt_end):
             return True
         return self.starts_in_reasoning_by_default and not prompt_end.rstrip().endswith(self.end)
@@ -43,7 +43,7 @@ class ReasoningFormat:
         yield from parser.read_whitespace()
         if starts_inside:
             parser.emit_held(MarkupText)
-        # One that the prompt has opened may be opened once more, or closed at once.
+        # If the prompt has opened the reasoning, the model may still open it again or close it at once.
         tag = yield from parser.read_one_of(self.markers if starts_inside else (self.begin,))
         if tag == self.begin:
             yield from self._end_tag(parser)
@@ -69,13 +69,14 @@ REASONING_FORMATS = MappingProxyType({one.name: one for one in _ALL})
 
 
 def select_reasoning_format(setting: str, template: str | None) -> ReasoningFormat | None:
-    """The format that `--reasoning-parser` asks for: one by its name, or `auto` or `none`."""
+    """Returns the format that `--reasoning-parser` selects: a format by its name, or with `auto` the one that the
+    chat template shows. Returns None for `none`, and with `auto` for a template without reasoning tags."""
     name = detect_reasoning_format(template or "") if setting == "auto" else setting
     return None if name is None or name == "none" else REASONING_FORMATS[name]
 
 
 def detect_reasoning_format(template: str) -> str | None:
-    """The name of the format of models with this template. None: they do not think aloud."""
+    """Returns the name of the format of models with this template, or None if they write no reasoning."""
     if "[THINK]" in template:
         return "mistral"
     if "</think>" not in template and "<think>" not in template:

@@ -13,7 +13,7 @@ from enum import Enum
 from onward.proto.reasoning_params import ReasoningParams
 
 START_WINDOW = 8
-"""Thinking opens within so many tokens or not at all. A tag that comes later is a word about tags."""
+"""Number of tokens within which thinking may begin. A later tag is ordinary text."""
 
 
 class ReasoningPhase(Enum):
@@ -28,7 +28,7 @@ class ReasoningTracker:
     def __init__(self, params: ReasoningParams, token_ids: Iterable[int] = ()) -> None:
         self.phase = ReasoningPhase.INSIDE if params.starts_in_reasoning else ReasoningPhase.BEFORE
         self.num_tokens = 0
-        """Of the thinking, those of a whole end tag not counted."""
+        """Reasoning tokens, without those of a complete end tag."""
         self.answer_position: int | None = None if params.starts_in_reasoning else 0
         """The position of the answer's first token. None while the thinking goes on."""
         self._params = params
@@ -45,7 +45,7 @@ class ReasoningTracker:
 
     @property
     def begin_token_ids(self) -> tuple[int, ...]:
-        """Those that would begin it, while it may begin."""
+        """Token ids that would begin the reasoning, as long as it may begin."""
         return self._params.begin_token_ids if self.phase is ReasoningPhase.BEFORE else ()
 
     @property
@@ -86,13 +86,13 @@ class ReasoningTracker:
 
 
 def thinking_state(token_ids: Sequence[int], params: ReasoningParams) -> ReasoningTracker:
-    """As it stands behind these tokens."""
+    """Returns a tracker that has read these tokens."""
     return ReasoningTracker(params, token_ids)
 
 
 def find_forbidden_forced_token(params: ReasoningParams, end_token_ids: Collection[int], min_tokens: int) -> int | None:
-    """A token that the budget may force at a place where `min_tokens` forbids it as an end of the output, so that no token
-    is left to choose. None: there is none.
+    """Returns a token that the budget may force at a position where `min_tokens` forbids it as an end of the output, or
+    None if there is none. At such a position no token would be left to choose.
 
     budget 2, lead (.), end (</think>), min_tokens 4      a  b  .  </think>     forced at 2 and 3, and no end before 4
     """
@@ -121,7 +121,7 @@ class _SequenceMatcher:
         self._fallbacks = _fallbacks(wanted)
 
     def advance(self, token_id: int) -> bool:
-        """Whether this token completes it."""
+        """Reads one more token, and returns whether it completes the sequence."""
         while self.num_matched and self._wanted[self.num_matched] != token_id:
             self.num_matched = self._fallbacks[self.num_matched - 1]
         if self._wanted[self.num_matched] == token_id:
@@ -133,7 +133,7 @@ class _SequenceMatcher:
 
 
 def _fallbacks(wanted: tuple[int, ...]) -> list[int]:
-    """For each length: the longest shorter beginning that is also its end."""
+    """Returns, for each beginning of the sequence, the length of its longest shorter beginning that is also its end."""
     lengths = [0] * len(wanted)
     for index in range(1, len(wanted)):
         length = lengths[index - 1]

@@ -1,7 +1,8 @@
-"""Tells of the calls that a format finds: each begins once, with its name, has its arguments, and ends once.
+"""Emits the events of the tool calls that a format finds: each call begins once, with its name, has arguments, and ends
+once.
 
-A call whose beginning is not to be made out is words. One that has begun cannot be taken back: it ends there, and what
-follows is words again.
+A call without a readable beginning is content. A call that has begun cannot be taken back: it ends where it becomes
+invalid, and the rest is content again.
 """
 
 import json
@@ -25,10 +26,11 @@ from onward.text.tool_calls.json_reader import read_key, read_object, read_strin
 NAME_KEYS = frozenset({"name"})
 ARGUMENTS_KEYS = frozenset({"arguments", "parameters"})
 SIDE_KEYS = frozenset({"id", "type"})
-"""What else models write into a call."""
+"""Other keys that models write into a call."""
 NO_ARGUMENTS = "{}"
 NAME_CHARACTERS = re.compile(r"[A-Za-z0-9_.:/-]+")
 
+_ANYTHING = re.compile(r"[\s\S]+")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -49,7 +51,7 @@ class ToolCallReader:
         return _NAME.fullmatch(name) is not None
 
     def read_arguments(self, name: str) -> ParseSteps[bool]:
-        """A call whose name has been read and whose arguments come now. False if they are not whole."""
+        """Reads the arguments of a call whose name has been read. Returns False if they are incomplete."""
         if not self.accepts(name) or (yield from self.parser.peek()) != "{":
             self.emit_content()
             return False
@@ -60,13 +62,24 @@ class ToolCallReader:
         self.end(index, is_complete)
         return is_complete
 
+    def read_raw(self, name: str) -> ParseSteps[None]:
+        """Reads the whole text as the arguments of one call. An empty text is no call."""
+        if not (yield from self.parser.peek()):
+            return
+        index = self.begin(name)
+        self.parser.start_streaming(partial(_arguments, index))
+        while (yield from self.parser.peek()):
+            self.parser.consume_run(_ANYTHING)
+        self.parser.stop_streaming()
+        self.end(index, True)
+
     def read_object(self) -> ParseSteps[bool]:
-        """A call that is one JSON object: `{"name": …, "arguments": {…}}`. False if it was none, or not a whole one; what
-        could be told of it has been told then, the rest as words."""
+        """Reads a call that is one JSON object: `{"name": …, "arguments": {…}}`. Returns False if it is incomplete or
+        no call; its readable part has then been emitted, and the rest as content."""
         return (yield from _JsonCallReader(self).read())
 
     def emit_call(self, name: str, arguments: str) -> None:
-        """A call that has been read as a whole."""
+        """Emits all events of a complete call. All held characters are the text of its first event."""
         index = self.begin(name)
         self.parser.emit(ToolCallArguments(index, arguments, ""))
         self.end(index, True)
@@ -80,7 +93,7 @@ class ToolCallReader:
         self.emit_markup()
 
     def emit_markup(self) -> None:
-        """What is held belongs to the format."""
+        """Emits the held characters as markup."""
         self.parser.emit_held(MarkupText)
 
     def begin(self, name: str, num_chars: int | None = None) -> int:
@@ -109,7 +122,8 @@ class _JsonCallReader:
         self._name: str | None = None
         self._has_arguments = False
         self._buffered: tuple[int, int, str] | None = None
-        """Of arguments that could not be told at once: where they begin and end in what is held, and their JSON text."""
+        """Arguments that could not be emitted at once: where they begin and end in the held text, and their JSON
+        text."""
 
     def read(self) -> ParseSteps[bool]:
         is_complete = yield from self._read_members()
@@ -171,7 +185,8 @@ class _JsonCallReader:
                 return (yield from self._parser.read_one_of(("null",))) is not None
 
     def _buffer_arguments(self, read_value_of: Callable[[IncrementalParser], ParseSteps[bool]]) -> ParseSteps[bool]:
-        """Arguments that are told when the object has ended: they came before the name, or as JSON within a string."""
+        """Reads arguments that are emitted when the object has ended, because they came before the name or as JSON
+        within a string."""
         begin = self._parser.num_held
         if not (yield from read_value_of(self._parser)):
             return False
@@ -183,7 +198,7 @@ class _JsonCallReader:
         return True
 
     def _emit_buffered(self, name: str) -> None:
-        """The whole object has been read before anything of it could be told."""
+        """Emits a call whose whole object was read before any part of it could be emitted."""
         if self._buffered is None:
             self._reader.emit_call(name, NO_ARGUMENTS)
             return
@@ -202,12 +217,12 @@ def _arguments(index: int, text: str) -> MessageEvent:
 
 
 def _string_at(text: str, begin: int) -> str:
-    """The JSON string that begins there."""
+    """Returns the decoded JSON string that begins at `begin`."""
     return json.JSONDecoder(strict=False).raw_decode(text, begin)[0]
 
 
 def _object_within(text: str) -> str | None:
-    """What a JSON string says, if that is a JSON object."""
+    """Returns the content of a JSON string if that is a JSON object."""
     inner = _string_at(text, 0)
     try:
         return inner if isinstance(msgspec.json.decode(inner), dict) else None

@@ -27,7 +27,8 @@ def read(reader: ToolCallReader) -> ParseSteps[None]:
 
 
 def _next_mark(reader: ToolCallReader) -> ParseSteps[str | None]:
-    """Behind a call: where the next one begins at once. A missing end is forgiven there."""
+    """Reads the end of a call with the blanks around it, and returns `BEGIN` if the next call begins at once, else
+    None. A missing end before the next call is accepted."""
     parser = reader.parser
     yield from reader.read_trailing_whitespace()
     mark = yield from parser.read_one_of(MARKS)

@@ -16,7 +16,7 @@ _ESCAPED = frozenset('"\\/bfnrt')
 
 
 def read_value(parser: IncrementalParser, depth: int = 0) -> ParseSteps[bool]:
-    """False: what was read is no value."""
+    """Reads one JSON value. Returns False if the text is not one; what was read of it stays read."""
     match (yield from parser.peek()):
         case "{":
             return (yield from read_object(parser, depth))
@@ -51,7 +51,7 @@ def read_object(parser: IncrementalParser, depth: int = 0) -> ParseSteps[bool]:
 
 
 def read_key(parser: IncrementalParser) -> ParseSteps[bool]:
-    """A member's name, up to where its value begins."""
+    """Reads a member's name, up to where its value begins. Returns False if the text does not fit."""
     if not (yield from read_string(parser)):
         return False
     yield from parser.read_whitespace()
@@ -134,7 +134,7 @@ def _read_number(parser: IncrementalParser) -> ParseSteps[bool]:
 
 
 def _read_digits(parser: IncrementalParser) -> ParseSteps[bool]:
-    """At least one."""
+    """Reads all digits that follow. Returns False if there is none."""
     seen = yield from parser.peek()
     if seen == END or seen not in _DIGIT:
         return False

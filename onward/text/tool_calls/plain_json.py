@@ -1,9 +1,9 @@
-"""Calls as nothing but JSON: one object, several, or a list of them; perhaps in a fenced block.
+"""Calls as plain JSON: one object, several, or a list of them, optionally in a fenced block.
 
     [{"name": "get_weather", "arguments": {"city": "Paris"}}]
 
-For models that were told so in words, and for answers that a grammar forces to be calls. Only the beginning of a text is
-looked at, and only the names of the request's tools make a call: anything else is words.
+For models that get the format in the system message, and for answers that a grammar forces to be calls. Only the
+beginning of a text is parsed, and only the names of the request's tools make a call; anything else is content.
 """
 
 from onward.text.incremental_parser import ParseSteps

@@ -2,8 +2,8 @@
 
     [get_weather(city="Paris", days=3), get_time()]
 
-A call is told when its closing bracket has come, with its arguments turned into JSON. Only at the beginning of a text,
-or behind the tag.
+A call is emitted at its closing bracket, with its arguments converted to JSON. It is recognized only at the beginning
+of a text, or behind the tag.
 """
 
 import json
@@ -28,7 +28,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class _NotALiteral(Exception):
-    """What comes is not a literal that JSON can say."""
+    """The text is not a literal that JSON can represent."""
 
 
 def read(reader: ToolCallReader) -> ParseSteps[None]:

@@ -18,11 +18,16 @@ class ToolCallFormat:
     markers: tuple[str, ...] = ()
     """Texts that must be shown to the parser even where they are special tokens, which a reader is not shown."""
     only_known_names: bool = False
-    """What names no tool of the request is words."""
+    """A call of an unknown tool is content."""
     id_style: IdStyle = "openai"
 
     def parser(self, tool_names: Collection[str]) -> IncrementalParser:
         return IncrementalParser(lambda parser: self.read(ToolCallReader(parser, tool_names, self.only_known_names)))
+
+
+def raw_call_parser(name: str) -> IncrementalParser:
+    """Returns a parser for a text that is as a whole the input of a call of this tool."""
+    return IncrementalParser(lambda parser: ToolCallReader(parser, (name,)).read_raw(name))
 
 
 _ALL = (
@@ -39,14 +44,15 @@ TOOL_CALL_FORMATS = MappingProxyType({one.name: one for one in _ALL})
 
 
 def select_tool_call_format(setting: str, template: str | None) -> ToolCallFormat | None:
-    """The format that `--tool-call-parser` asks for: one by its name, or `auto` or `none`."""
+    """Returns the format that `--tool-call-parser` selects: a format by its name, or with `auto` the one that
+    the chat template shows. Returns None for `none`."""
     name = detect_tool_call_format(template or "") if setting == "auto" else setting
     return None if name == "none" else TOOL_CALL_FORMATS[name]
 
 
 def detect_tool_call_format(template: str) -> str:
-    """The name of the format that this template has the model write. `json` if it shows none that is known here: a template
-    that tells a model of tools without showing how to call them leaves it at JSON."""
+    """Returns the name of the call format that the template describes, or `json` if it describes none that is known
+    here. A template that lists tools without a call format leaves the model with JSON."""
     if deepseek.CALLS_BEGIN in template:
         return "deepseek_v3" if deepseek.FENCE_BEGIN in template else "deepseek_v31"
     if mistral.BEGIN in template:

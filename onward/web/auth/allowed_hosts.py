@@ -1,8 +1,9 @@
 """The names and addresses by which clients may call a server that has no API keys.
 
-A web page can give its own host name the server's address (DNS rebinding). To the browser both are then one origin, and
-the page reads the server's responses. Its requests are known by their `Host`, which is the page's host name. An address
-in `Host` cannot be such a name, so that probes by a pod's address and clients of other machines are not affected.
+The host name of a web page can be pointed at the server's address (DNS rebinding). The browser then treats both as one
+origin, and the page can read the server's responses. Its requests are recognized by their `Host`, which is the page's
+host name. An address in `Host` cannot be such a name, so probes by a pod's address and clients of other machines are
+not affected.
 """
 
 import ipaddress
@@ -20,19 +21,20 @@ ANY = "*"
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
     names: frozenset[str]
-    """As `authorities` spells them, without a last dot; addresses too."""
+    """Names and addresses as `host_and_origin` spells them, without a trailing dot."""
     has_addresses: bool
-    """Any address will do: the server listens beyond this machine, and may be reached by others than its own."""
+    """Whether every address is allowed: the server listens beyond this machine, and may be reached under addresses
+    other than its own."""
 
     @staticmethod
     def for_server(listen_host: str, extra_names: Iterable[str]) -> "AllowedHosts":
-        """`listen_host`: the address that the server listens on. `extra_names`: what it is called beside that."""
+        """Returns the hosts of a server that listens on `listen_host`. `extra_names` are further names of it."""
         is_local = is_loopback(listen_host)
         own_names = ("localhost", listen_host) if is_local else ("localhost", listen_host, socket.gethostname())
         return AllowedHosts(frozenset(_usable((*own_names, *extra_names))), not is_local)
 
     def allows(self, authority: str) -> bool:
-        """Whether this is the value of a `Host` header that may be used."""
+        """Returns whether a `Host` header may have this value."""
         if ANY in self.names:
             return True
         parsed = parse_authority(authority)
@@ -49,13 +51,14 @@ class AllowedHosts:
 
 
 def normalized_host(name: str) -> str:
-    """A name or an address as `Host` headers are compared with it. Raises `ValueError` for what no `Host` can be."""
+    """Returns a name or an address in the form in which `Host` headers are compared. Raises `ValueError` for a name
+    that no `Host` header can have."""
     is_bracketed = name.startswith("[") and name.endswith("]") and ":" in name
     return ANY if name == ANY else canonical_host(name[1:-1] if is_bracketed else name).removesuffix(".")
 
 
 def _usable(names: Iterable[str]) -> Iterator[str]:
-    """The machine may be called what no `Host` can be."""
+    """Yields the names that a `Host` header can have. The machine's own name may not be one."""
     for name in names:
         with suppress(ValueError):
             yield normalized_host(name)

@@ -1,4 +1,4 @@
-"""The file that has the table of keys: read within a bound, and written so that nobody ever sees half of it."""
+"""Reads and writes the file with the table of API keys. Its size is limited, and each write replaces it atomically."""
 
 import fcntl
 import os
@@ -20,11 +20,11 @@ KEY_PREFIX = "ow-"
 KEY_BYTES = 32
 LOCK_RETRY_S = 0.02
 MAX_LOCK_ATTEMPTS = 500
-"""An addition takes milliseconds, so this is enough for hundreds of them at once."""
+"""Adding a key takes milliseconds, so this is enough for hundreds of additions at once."""
 
 
 class ApiKeySource:
-    """Where an instance's keys come from; can be read again."""
+    """The sources of an instance's API keys. They can be read again."""
 
     def __init__(self, plain: tuple[str, ...] = (), file: str | None = None) -> None:
         self.plain = plain
@@ -32,11 +32,12 @@ class ApiKeySource:
 
     @property
     def has_keys(self) -> bool:
-        """A file always has one, or is not read."""
+        """Whether there are API keys. A file always counts, because a file without keys is refused."""
         return bool(self.plain) or self.file is not None
 
     def read(self) -> ApiKeyTable:
-        """Raises `StartupError`; for a file that names no key as well, since that would open every door."""
+        """Returns all keys. Raises `StartupError`, also for a file without keys: a server without keys accepts every
+        client."""
         if self.file is not None and not Path(self.file).exists():
             raise StartupError(
                 f"--api-keys {self.file} does not exist; make it with `onward keys add {self.file} NAME`"
@@ -56,7 +57,7 @@ def new_key() -> str:
 
 
 def add_entry(path: Path, entry: ApiKeyEntry) -> None:
-    """What stands in the file stays as it is, comments too."""
+    """Appends an entry. The rest of the file stays unchanged, comments included."""
     with _only_writer(path):
         text = _text(path) if path.exists() else ""
         existing = text.rstrip("\n") + "\n\n" if text.strip() else ""
@@ -66,8 +67,8 @@ def add_entry(path: Path, entry: ApiKeyEntry) -> None:
 
 
 def remove_entry(path: Path, name: str) -> None:
-    """Everything else stays as it is. The last key cannot be removed: servers refuse to read a file without one, and would
-    go on taking it."""
+    """Removes an entry. The rest of the file stays unchanged. The last key cannot be removed: servers refuse to read a
+    file without keys, and would continue to accept the removed key."""
     with _only_writer(path):
         text = _text(path)
         names = [entry.name for entry in parse_table(text, str(path))]
@@ -86,7 +87,7 @@ def remove_entry(path: Path, name: str) -> None:
 
 
 def _without_table(text: str, number: int) -> str:
-    """The text without the lines of one [[key]]. Comments above a table belong to it."""
+    """Returns the text without the lines of one [[key]]. Comments above a table belong to it."""
     lines = text.splitlines(keepends=True)
     starts = [index for index, line in enumerate(lines) if _TABLE_LINE.match(line)]
     if number >= len(starts):
@@ -133,17 +134,17 @@ def _text(path: Path) -> str:
     except OSError as fault:
         raise StartupError(f"cannot read {path}: {fault.strerror}") from None
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise StartupError(f"others can write {path}, and so let themselves in: chmod 600 {path}")
+        raise StartupError(f"others can write {path} and could add keys of their own: chmod 600 {path}")
     if len(raw) > MAX_FILE_BYTES:
         raise StartupError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
     try:
         return raw.decode()
     except UnicodeDecodeError as fault:
-        raise StartupError(f"{path} is no UTF-8 (byte {fault.start})") from None
+        raise StartupError(f"{path} is not UTF-8 (byte {fault.start})") from None
 
 
 def _replace(path: Path, text: str) -> None:
-    """A server that reads it meanwhile has the old one or the new one, whole."""
+    """Replaces the file atomically: a server that reads it meanwhile gets the complete old or the complete new file."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

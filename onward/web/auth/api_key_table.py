@@ -1,4 +1,4 @@
-"""The table of keys: who may come in, as what, and within which limits. Takes text and keys; does no I/O.
+"""The table of API keys: the name, role and limits of each. Takes text and keys, and does no I/O.
 
     [[key]]
     name = "team-a"
@@ -9,7 +9,7 @@
     priority = 10
     max_connections = 64
 
-A table holds hashes. Keys are 256 random bits, so a plain hash cannot be searched for.
+A table contains hashes, never keys. Keys have 256 random bits, so no search can find the key of a plain hash.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _DIGEST = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever has shown a key. Without any keys everybody is the anonymous admin."""
+    """The holder of an API key. On a server without keys every client is the anonymous admin."""
 
     name: str = ""
     role: KeyRole = "admin"
@@ -52,14 +52,14 @@ class Caller:
 
     @property
     def limits(self) -> CallerLimits | None:
-        """Those that the engine keeps."""
+        """The limits that the engine enforces; None: there are none."""
         if self.max_in_flight is None and self.tokens_per_minute is None:
             return None
         return CallerLimits(self.max_in_flight, self.tokens_per_minute)
 
     @property
     def access_filter(self) -> str | None:
-        """Whose streams it may see; None: everybody's."""
+        """This caller may only see streams of the caller with this name. None: it may see all streams."""
         return None if self.is_admin else self.name
 
 
@@ -88,30 +88,40 @@ class ApiKeyTable:
         return len(self._callers)
 
     def find(self, bearer: str) -> Caller | None:
-        """In a time that tells neither how many digits are right nor where in the table it stands."""
+        """Returns the caller with this key, or None. The time depends neither on the number of correct digits nor on
+        the key's position in the table."""
         bearer_digest = _digest(bearer)
         match: Caller | None = None
         for digest, caller in self._callers:
-            # All are looked at, and digests are compared, so that nothing is learnt about a key from the time.
+            # All entries are compared, and by digest, so that the time reveals nothing about a key.
             if hmac.compare_digest(bearer_digest, digest):
                 match = caller
         return match
 
+    def named(self, name: str) -> Caller | None:
+        """Returns the caller with this name, or None. Without keys, returns the anonymous caller, which has every
+        role."""
+        if not self._callers:
+            return ANONYMOUS
+        return next((caller for _, caller in self._callers if caller.name == name), None)
+
 
 def hash_key(key: str) -> str:
-    """As the table has it."""
+    """Returns the hash of a key as the table contains it."""
     return HASH_PREFIX + _digest(key).hex()
 
 
 def admin_entries(keys: Iterable[str]) -> list[ApiKeyEntry]:
-    """Keys that were given without a table: `key-1`, and so on, all of them admins."""
+    """Returns entries for keys that were given without a table. They are named `key-1` and so on, and all are
+    admins."""
     return [
         ApiKeyEntry(name=f"key-{number}", digest=_digest(key).hex(), role="admin") for number, key in enumerate(keys, 1)
     ]
 
 
 def merge_tables(*tables: Iterable[ApiKeyEntry]) -> ApiKeyTable:
-    """Raises `StartupError` if two keys have the same name, or two names the same key."""
+    """Returns one table of all entries. Raises `StartupError` if two keys have the same name, or two names the same
+    key."""
     entries = [entry for table in tables for entry in table]
     names, digests = set[str](), set[str]()
     for entry in entries:
@@ -124,13 +134,13 @@ def merge_tables(*tables: Iterable[ApiKeyEntry]) -> ApiKeyTable:
 
 
 def parse_table(text: str, file: str) -> list[ApiKeyEntry]:
-    """Raises `StartupError` that names the file, the entry and the field."""
+    """Returns the entries of a TOML text. Raises a `StartupError` that names the file, the entry and the field."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
-        raise StartupError(f"{file} is no TOML: {_without_text(fault)}") from None
+        raise StartupError(f"{file} is not TOML: {_without_text(fault)}") from None
     except RecursionError:
-        raise StartupError(f"{file} is no TOML: it is nested too deeply") from None
+        raise StartupError(f"{file} is not TOML: it is nested too deeply") from None
     if unknown := sorted(table.keys() - {"key"}):
         raise StartupError(f"{file}: {unknown[0][:80]!r} is not known; a key begins with a line [[key]]")
     rows = table.get("key", [])
@@ -152,7 +162,7 @@ def parse_table(text: str, file: str) -> list[ApiKeyEntry]:
 
 
 def table_text(entry: ApiKeyEntry) -> str:
-    """One entry, as it stands in the file."""
+    """Returns the TOML text of one entry."""
     lines = ["[[key]]", f'name = "{entry.name}"', f'hash = "{HASH_PREFIX}{entry.digest}"', f'role = "{entry.role}"']
     lines += [f"{name} = {value}" for name in LIMITS if (value := getattr(entry, name)) is not None]
     return "\n".join(lines) + "\n"
@@ -178,7 +188,7 @@ def _entry(row: dict[str, Any], location: str) -> ApiKeyEntry:
 def _check_hash(value: Any, location: str) -> str:
     digest = value.removeprefix(HASH_PREFIX) if isinstance(value, str) and value.startswith(HASH_PREFIX) else ""
     if not _DIGEST.fullmatch(digest):
-        # What stands there is not shown: it may be the key itself, by mistake.
+        # The value is not shown: it may be the key itself, by mistake.
         raise StartupError(f"{location}: hash: must be {HASH_PREFIX} and {2 * DIGEST_BYTES} hexadecimal digits")
     return digest
 
@@ -215,6 +225,6 @@ def _digest(key: str) -> bytes:
 
 
 def _without_text(error: tomllib.TOMLDecodeError) -> str:
-    """Where it is broken. The text itself may be a key."""
+    """Returns where the TOML is invalid, but not the text there, which may be a key."""
     location = re.search(r"at (?:line \d+, column \d+|end of document)", str(error))
     return f"it cannot be read {location[0]}" if location else "it cannot be read"

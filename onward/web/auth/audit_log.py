@@ -1,4 +1,5 @@
-"""One line for each thing that only an admin may do: who, what, and to how many. Never a key, and never a prompt."""
+"""The audit log: one line for each action that only an admin may do, with the caller, the action and the number of
+targets. It never contains a key or a prompt."""
 
 import logging
 
@@ -6,7 +7,7 @@ from onward import log
 from onward.web.auth.api_key_table import Caller
 
 _logger = logging.getLogger("onward.audit")
-# Written whatever else the log leaves out.
+# Audit lines are written whatever the log level is.
 _logger.setLevel(logging.INFO)
 
 
@@ -15,7 +16,8 @@ def log_action(caller: Caller, action: str, num_targets: int) -> None:
 
 
 def log_abort(caller: Caller, names: list[str] | None, aborted: list[str]) -> None:
-    """Where somebody could reach the requests of others, and has ended some, or has asked for all."""
+    """Logs an abort that could reach requests of other callers: an abort of all requests, or one by the holder of an
+    admin's key that has ended a request."""
     if names is None:
         log_action(caller, "abort_all", len(aborted))
     elif caller.is_admin and caller.name and aborted:
@@ -23,7 +25,7 @@ def log_abort(caller: Caller, names: list[str] | None, aborted: list[str]) -> No
 
 
 def log_key_reload(num_keys: int) -> None:
-    """By a signal: whoever sent it has no name here."""
+    """Logs a reload of the keys by a signal. The sender of a signal has no name here."""
     _logger.info(log.event("audit", caller="signal", action="reload_keys", targets=num_keys))
 
 

@@ -1,7 +1,7 @@
-"""Who calls, and whether it may: the key that an exchange shows, against what its route asks for.
+"""Finds the caller of a request by its API key, and checks it against the access that the route asks for.
 
-Each route says itself what it asks for; one that does not cannot be built into an application. What is at no route asks
-for a key as well, so that strangers learn nothing. Where there are no keys, everybody is the anonymous admin.
+Each route states its access; an application with a route that does not cannot be built. A path without a route requires
+a key too, so that clients without a key learn nothing. On a server without keys every client is the anonymous admin.
 """
 
 from collections import Counter
@@ -24,22 +24,25 @@ from onward.web.auth.cross_site import CrossSiteGuard
 from onward.web.error_format import RequestFailed
 
 _CALLER = "onward.caller"
-_NO_KEY = ErrorInfo("invalid_api_key", "Authorization: a valid API key is required, as a bearer token", 401)
+_NO_KEY = ErrorInfo(
+    "invalid_api_key", "Authorization: a valid API key is required, as a bearer token or in x-api-key", 401
+)
 _NOT_ADMIN = ErrorInfo("forbidden", "Authorization: this needs the key of an admin", 403)
 
 UNAUTHENTICATED = Caller("", "user")
-"""A caller of an open route that shows no valid key."""
+"""The caller of an open route without a valid key."""
 CLUSTER = Caller("cluster", "admin")
-"""Whoever holds the cluster's key has shown that instead of a key of the table."""
+"""A router or instance that has authenticated with the cluster key instead of an API key."""
 
 
 class RouteAccess(Enum):
     OPEN = "open"
-    """To everybody."""
+    """Every client may use the route."""
     USER = "user"
     ADMIN = "admin"
     CLUSTER = "cluster"
-    """To routers and instances: the endpoint asks for a proof of the cluster's key. Without a cluster key: an admin's."""
+    """Routers and instances may use the route: the endpoint checks the cluster signature. Without a cluster key the
+    route needs an admin's API key."""
 
 
 class GuardedRoute(Route):
@@ -50,7 +53,7 @@ class GuardedRoute(Route):
 
 @dataclass(slots=True)
 class ActiveKeys:
-    """The keys of a process; others take their place when the file is read again."""
+    """The keys of a process. They are replaced when the file is read again."""
 
     keys: ApiKeyTable
 
@@ -66,8 +69,8 @@ class Authenticator:
         answers_preflights: bool = False,
         cross_site_guard: CrossSiteGuard | None = None,
     ) -> None:
-        """`answers_preflights`: browsers ask beforehand, without a key, what they may send. `cross_site_guard`: checks
-        requests to a server without keys."""
+        """`answers_preflights`: whether OPTIONS requests need no key, because browsers send CORS preflights without
+        one. `cross_site_guard` checks requests to a server without keys."""
         self._active_keys = active_keys
         self._routes = check_routes(routes)
         self._by_path = {route.path: route.access for route in self._routes}
@@ -77,7 +80,7 @@ class Authenticator:
         self._cross_site_guard = cross_site_guard
 
     def check(self, scope: Scope) -> ErrorInfo | None:
-        """Why it may not come in, if so. Else the exchange has a caller from here on."""
+        """Returns why the request is refused, or None. Stores the caller in the scope."""
         if not len(self._active_keys.keys):
             scope[_CALLER] = ANONYMOUS
             return self._refusal_without_keys(scope)
@@ -95,7 +98,8 @@ class Authenticator:
         return None if access is RouteAccess.USER or caller.is_admin else _NOT_ADMIN
 
     def _refusal_without_keys(self, scope: Scope) -> ErrorInfo | None:
-        """A router that proves itself may call this server by any name; on routes of their own the endpoint checks it."""
+        """Returns the refusal of the cross-site guard, if any. A router with a valid cluster signature may use any host
+        name; on cluster routes the endpoint checks the signature."""
         if self._cross_site_guard is None or (refusal := self._cross_site_guard.refusal(scope)) is None:
             return None
         is_cluster = bool(self._cluster_key) and (
@@ -117,10 +121,12 @@ class Authenticator:
         scheme, _, token = (asgi.header(scope, b"authorization") or "").partition(" ")
         if scheme.lower() == "bearer":
             return self._active_keys.keys.find(token.strip())
+        if (key := asgi.header(scope, b"x-api-key")) is not None:
+            return self._active_keys.keys.find(key.strip())
         signature = asgi.header(scope, SIGNATURE_HEADER.encode())
         if signature is None or not self._cluster_key:
             return None
-        # Only what says nothing beside its path is proven here; what has a body is for the endpoint to check.
+        # Only signatures of requests without a body are accepted here. The endpoint checks the signature of a body.
         is_valid = verify_signature(
             self._cluster_key, signature, scope["method"], scope["path"], b"", self._clock.wall_s()
         )
@@ -128,7 +134,7 @@ class Authenticator:
 
 
 def check_routes(routes: Sequence[BaseRoute]) -> list[GuardedRoute]:
-    """Raises `TypeError` for a route that does not say whom it is for."""
+    """Returns the routes. Raises `TypeError` for a route that does not state its access."""
     for route in routes:
         if not isinstance(route, GuardedRoute):
             raise TypeError(f"{route} does not say who may use it; make it a GuardedRoute")
@@ -139,14 +145,19 @@ def get_caller(scope: Scope) -> Caller:
     return scope[_CALLER]
 
 
+def set_caller(scope: Scope, caller: Caller) -> None:
+    """Sets the caller of a request that this process makes itself, which passes no `Authenticator`."""
+    scope[_CALLER] = caller
+
+
 def caller_name(scope: Scope) -> str:
-    """The name of the key; empty where there is none, or none was valid."""
+    """Returns the name of the request's API key, or an empty string if it has no valid key."""
     caller: Caller | None = scope.get(_CALLER)
     return "" if caller is None else caller.name
 
 
 def is_authenticated(scope: Scope) -> bool:
-    """Whether the caller of an open route has shown a valid key, or none is needed: then it may see details."""
+    """Returns whether the caller of an open route has a valid key, or needs none, so that it may see details."""
     return scope[_CALLER] is not UNAUTHENTICATED
 
 
@@ -160,7 +171,8 @@ def may_access(caller: Caller, stream_caller: str) -> bool:
 
 
 class ConnectionLimitMiddleware:
-    """ASGI middleware inside the envelope: no caller has more exchanges open in this process than its key says."""
+    """ASGI middleware inside RequestIdMiddleware that limits each caller's open exchanges in this process to
+    `max_connections` of its key."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,10 +1,10 @@
-"""Requests that web pages have a browser send, at a server that has no API keys.
+"""Refuses requests of other sites' web pages at a server without API keys.
 
-A page of any site can have a browser of this machine, or of its network, send requests to the server. Where there are
-keys, such requests have none. Where there are none, they are told by what browsers say about them and pages cannot
-change: `Origin`, `Sec-Fetch-Site` and `Host`. Other clients do not send the first two.
+A page of any site can make a browser on this machine, or in its network, send requests to the server. If the server has
+API keys, such requests have none. Otherwise they are recognized by headers that browsers set and pages cannot change:
+`Origin`, `Sec-Fetch-Site` and `Host`. Other clients do not send the first two.
 
-With or without keys, `check_content_type` refuses the bodies that pages can send to another site without asking.
+With or without keys, `check_content_type` refuses bodies that pages can send to another site without a preflight.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,19 @@ from onward.web.json_body import short_repr
 from onward.web.ui import static_files
 
 OPEN_PATHS = frozenset({"/", "/live", "/health", docs_page.PATH}) | static_files.PATHS
-"""For probes, which may use any name, and for links: they change nothing and tell nothing about requests."""
+"""Paths for probes, which may use any host name, and for links. They change nothing and reveal nothing about
+requests."""
 _OTHER_SITES = ("cross-site", "same-site")
 _WITH_BODY = ("POST", "PUT", "PATCH")
 JSON, MSGPACK, BYTES = "application/json", "application/msgpack", "application/octet-stream"
+FORM_DATA = "multipart/form-data"
+FILES_PATH = "/v1/files"
+"""The only path that takes forms. Without API keys, `CrossSiteGuard` refuses the forms of other sites' pages there."""
 
 
 class CrossSiteGuard:
     def __init__(self, hosts: AllowedHosts, origins: Sequence[str]) -> None:
-        """`origins`: of the pages that may call."""
+        """`origins` are the origins of pages that may call this server."""
         self._hosts = hosts
         self._origins = frozenset(origins)
 
@@ -58,8 +62,8 @@ def _refused(header: str, problem: str, flag: str) -> ErrorInfo:
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """The application with the headers that let a browser show its answers to pages of these origins. `CrossSiteGuard`
-    refuses the others."""
+    """Returns the application with CORS headers, which let pages of these origins read its responses. `CrossSiteGuard`
+    refuses other pages."""
     if not origins:
         return app
     return CORSMiddleware(
@@ -72,16 +76,19 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 
 def check_content_type(scope: Scope) -> ErrorInfo | None:
-    """Why the body is refused, or None. Pages of other sites can send forms and plain text without asking; JSON they
-    cannot.
+    """Returns why the body is refused, or None. Pages of other sites can send forms and plain text without a preflight,
+    but not JSON.
 
     A body without a stated type (no `Content-Type`, or `application/octet-stream`, which some HTTP libraries send for
-    bytes) is taken for JSON. Routes between routers and instances want a `Content-Type`, or a proof of the cluster's key: a
-    page can send a body without a type.
+    bytes) is taken for JSON. `FILES_PATH` takes forms and nothing else. Routes between routers and instances require a
+    `Content-Type` or a cluster signature, because a page can send a body without a type.
     """
     if scope["method"] not in _WITH_BODY:
         return None
     content_type = asgi.header(scope, b"content-type")
+    if scope["path"] == FILES_PATH:
+        media_type = (content_type or "").partition(";")[0].strip().lower()
+        return None if media_type == FORM_DATA else _unsupported(content_type, FORM_DATA)
     is_internal = scope["path"].startswith(INTERNAL_PREFIX)
     if content_type is None:
         is_accepted = not is_internal or asgi.header(scope, SIGNATURE_HEADER.encode()) is not None
@@ -89,11 +96,11 @@ def check_content_type(scope: Scope) -> ErrorInfo | None:
         media_type = content_type.partition(";")[0].strip().lower()
         is_json = media_type in (JSON, BYTES) or media_type.endswith("+json")
         is_accepted = is_json or (is_internal and media_type == MSGPACK)
-    return None if is_accepted else _unsupported(content_type, is_internal)
+    return None if is_accepted else _unsupported(content_type, f"{MSGPACK} or {JSON}" if is_internal else JSON)
 
 
-def _unsupported(content_type: str | None, is_internal: bool) -> ErrorInfo:
-    expected = f"{MSGPACK} or {JSON}" if is_internal else JSON
+def _unsupported(content_type: str | None, expected: str) -> ErrorInfo:
     received = "there is none" if content_type is None else f"got {short_repr(content_type)}"
-    problem = f"Content-Type: must be {expected}, {received}; with curl say -H 'Content-Type: {JSON}'"
+    advice = "-F file=@FILE -F purpose=batch" if expected == FORM_DATA else f"-H 'Content-Type: {JSON}'"
+    problem = f"Content-Type: must be {expected}, {received}; with curl say {advice}"
     return ErrorInfo("unsupported_media_type", problem, 415, param="Content-Type")

@@ -1,6 +1,6 @@
-"""`HOST[:PORT]` and origins, in the one spelling that browsers use. Two that are spelled alike are the same.
+"""Parses `HOST[:PORT]` and origins into the spelling that browsers use, so that equal values are spelled alike.
 
-A value that a browser would not send is refused, not repaired: another parser could see another host in it.
+A value that a browser would not send is refused, not repaired: another parser could find another host in it.
 """
 
 import ipaddress
@@ -29,7 +29,7 @@ class Authority(NamedTuple):
 
 
 def parse_authority(text: str) -> Authority | None:
-    """None: it is malformed. An empty port counts as none."""
+    """Returns None for a malformed text. An empty port counts as none."""
     match = _AUTHORITY.fullmatch(text.lower()) if text.isascii() else None
     if match is None or (port := int(match["port"] or 0)) > 65535:
         return None
@@ -41,10 +41,11 @@ def parse_authority(text: str) -> Authority | None:
 
 
 def canonical_host(host: str) -> str:
-    """A name or an address, without brackets. Raises `ValueError`, which says what is wrong.
+    """Returns the canonical spelling of a name or an address without brackets. Raises a `ValueError` that says what is
+    wrong.
 
-    Names beyond ASCII are refused: browsers and Python differ in the ASCII form of some (`ß`), so that the name of another
-    site would be meant.
+    Names beyond ASCII are refused: browsers and Python differ in the ASCII form of some (`ß`), so the result could be
+    the name of another site.
     """
     if not host.isascii():
         raise ValueError("write it in its ASCII form, which begins with xn--")
@@ -62,12 +63,12 @@ def _ipv6(host: str) -> str:
     address = ipaddress.IPv6Address(host)
     if (mapped := address.ipv4_mapped) is None:
         return address.compressed
-    # Versions of Python differ in how they write these; browsers write them so.
+    # Python versions differ in the form of these addresses. This is the form of browsers.
     return f"::ffff:{int(mapped) >> 16:x}:{int(mapped) & 0xFFFF:x}"
 
 
 def canonical_origin(origin: str) -> str:
-    """As browsers send it. Raises `ValueError` for what is no origin."""
+    """Returns an origin as browsers send it. Raises `ValueError` if it is not an origin."""
     scheme, separator, rest = origin.partition("://")
     scheme = scheme.lower()
     if not separator or _NOT_IN_AUTHORITY.search(rest):
@@ -84,8 +85,9 @@ def canonical_origin(origin: str) -> str:
 
 
 def is_same_origin(origin: str, host: str | None) -> bool:
-    """Whether a page of this origin was served under the name by which the server is called now. The schemes may differ:
-    a proxy in front may have ended TLS."""
+    """Returns whether a page of this origin was served from `host`, the request's Host header. Host and port must be
+    equal; a missing port is the default of the origin's scheme. The schemes may differ, because a proxy may terminate
+    TLS. False if a value is malformed or missing, or the origin is not http or https."""
     scheme, _, rest = origin.partition("://")
     default = DEFAULT_PORTS.get(scheme)
     page_authority, server_authority = parse_authority(rest), parse_authority(host or "")

@@ -1,8 +1,8 @@
-"""Ids of requests that only their owner can ask for.
+"""Request ids that only their caller can look up.
 
-The last digits of an id are a hash of the others and of its owner's name. So somebody else's stream is unknown before
-anybody has looked for it, and nothing can be learnt from the answer: it is the same whether the stream runs, is kept, was
-aborted or never was.
+The last digits of an id are a hash of the other digits and of the caller's name. So a lookup by another caller fails
+without a search, and the answer reveals nothing: it is the same whether the stream runs, is stored, was aborted or
+never existed.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ MARK_DIGITS = 8
 
 
 def make_owned_id(token: str, caller: str) -> str:
-    """From 32 random hexadecimal digits. What is nobody's in particular stays as it is."""
+    """Returns the id for `token`, which is 32 random hexadecimal digits. Without a caller it is the token itself."""
     return token[:-MARK_DIGITS] + _mark(token[:-MARK_DIGITS], caller) if caller else token
 
 
 def owns_request_id(caller: Caller, request_id: str) -> bool:
-    """Whether it is one of its own, whoever has it; admins may ask for any."""
+    """Returns whether the caller may look up this id: one of its own, or any id for an admin."""
     return caller.is_admin or request_id == make_owned_id(request_id, caller.name)
 
 

@@ -1,9 +1,10 @@
-"""What `POST /v1/abort` is asked and what it answers, in front of an instance or of a router.
+"""Request and response of `POST /v1/abort`, at an instance or a router.
 
     {"ids": ["chatcmpl-5f0c…", "my label"]}   or   {"all": true}      ->      {"aborted": […], "unknown": […]}
 
-A name is a response's id, with or without what stands before its 32 hexadecimal digits, or the `X-Request-Id` that the
-request was sent with; it is compared whole. The answer repeats the names as they came; with `all` it has the ids.
+A name is a response's id, with or without the prefix of its 32 hexadecimal digits, or the `X-Request-Id` that the
+request was sent with; the whole name has to match. The answer repeats the names as they were sent; with `all` it has
+the ids.
 """
 
 import re
@@ -18,7 +19,7 @@ from onward.web.json_body import decode, field_error
 from onward.web.request_id_middleware import MAX_CLIENT_REQUEST_ID_LENGTH
 
 MAX_IDS = 1024
-_RESPONSE_ID = re.compile(r"(?:(?:chatcmpl|cmpl|gen)-|resp_)([0-9a-f]{32})")
+_RESPONSE_ID = re.compile(r"(?:(?:chatcmpl|cmpl|gen)-|resp_|msg_)([0-9a-f]{32})")
 
 
 class AbortRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,10 +28,10 @@ class AbortRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoutedAbortRequest(AbortRequest, frozen=True, forbid_unknown_fields=True):
-    """As a router asks an instance."""
+    """The body of an abort that a router sends to an instance."""
 
     caller: str | None = None
-    """Only this caller's requests are meant. None: everybody's."""
+    """Only this caller's requests are aborted. None: those of all callers."""
 
 
 _decoder = msgspec.json.Decoder(AbortRequest)
@@ -38,7 +39,7 @@ _for_caller = msgspec.json.Decoder(RoutedAbortRequest)
 
 
 async def read_abort_names(request: Request, max_body_bytes: int) -> list[str] | None:
-    """None: everything."""
+    """Returns the names, or None for all requests."""
     try:
         body = await asgi.read_body(request.receive, max_body_bytes)
     except asgi.ClientDisconnected:
@@ -47,12 +48,13 @@ async def read_abort_names(request: Request, max_body_bytes: int) -> list[str] |
 
 
 def decode_abort(body: bytes) -> list[str] | None:
-    """The names, or None for everything."""
+    """Returns the names, or None for all requests."""
     return _names(decode(body, _decoder), MAX_IDS)
 
 
 def decode_routed_abort(body: bytes) -> tuple[list[str] | None, str | None]:
-    """And whose. A router names each twice: as its client did, and by the id that it has found."""
+    """Returns the names and the caller. A router sends up to twice as many names: each one as its client sent it, and
+    the id that the router has found for it."""
     request = decode(body, _for_caller)
     return _names(request, 2 * MAX_IDS), request.caller
 
@@ -75,7 +77,7 @@ def _names(request: AbortRequest, max_ids: int) -> list[str] | None:
 
 
 def without_id_prefix(request_id: str) -> str:
-    """A response's id without what stands before it; any other name as it is."""
+    """Returns a response's id without its prefix, and any other name unchanged."""
     match = _RESPONSE_ID.fullmatch(request_id)
     return match[1] if match else request_id
 

@@ -1,19 +1,21 @@
-"""What a response goes on from: the items of earlier ones, put into its body before the first attempt at it.
+"""Adds the items of the previous response to a request's body, before the first attempt.
 
-So every attempt sees the same ones, also when the earlier response is gone. For the api, and for routers.
+So every attempt sees the same items, even if the previous response is gone. Used by api processes and routers.
 """
 
 import msgspec
 
 from onward.web.json_body import compact_json, decode_raw, field_error, short_repr, undecoded_fields
+from onward.web.openai_api.model_names import with_default_model
 
 CONTEXT_FIELD = "onward_context"
-"""Ours: nobody else may write it."""
+"""An internal field, which clients may not send."""
 PREVIOUS_ID_FIELD = "previous_response_id"
 
 
 def previous_response_id(fields: dict[str, msgspec.Raw], body: bytes) -> str | None:
-    """The id of the earlier response, in a body that comes from a client. What is no id is for the decoder to refuse."""
+    """Returns the id of the previous response in a client's body, if any. A value that is not an id is left for the
+    decoder to refuse."""
     if CONTEXT_FIELD in fields:
         raise field_error(CONTEXT_FIELD, "not supported by this server")
     raw_id = fields.get(PREVIOUS_ID_FIELD)
@@ -22,7 +24,7 @@ def previous_response_id(fields: dict[str, msgspec.Raw], body: bytes) -> str | N
 
 
 def with_previous_items(body: bytes, items: bytes, max_body_bytes: int) -> bytes:
-    """`items`: a JSON list."""
+    """Returns the body with `items`, a JSON list. Raises an error if it becomes too large."""
     full_body = _joined(body, items)
     if len(full_body) > max_body_bytes:
         problem = f"with the items of earlier responses the body has {len(full_body)} bytes"
@@ -30,9 +32,10 @@ def with_previous_items(body: bytes, items: bytes, max_body_bytes: int) -> bytes
     return full_body
 
 
-def is_same_request(known_body: bytes, body: bytes) -> bool:
-    """Whether a client's body is the one that a known one was made from. What it goes on from may be gone by now."""
-    body = compact_json(body)
+def is_same_request(known_body: bytes, body: bytes, model: str) -> bool:
+    """Returns whether `known_body` was made from a client's body, which means `model` if it names none. It takes the
+    previous items from `known_body`, because the previous response may be gone by now."""
+    body = with_default_model(compact_json(body), model)
     if known_body == body:
         return True
     items = undecoded_fields(known_body).get(CONTEXT_FIELD)

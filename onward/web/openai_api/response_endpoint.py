@@ -1,7 +1,7 @@
 """The routes of one response: show, follow, cancel, delete it, or list the items that it was made from.
 
-An instance and a router serve them by the same code. What differs is where records are: in the instance's store, or at the
-instances behind the router (`Responses`).
+An instance and a router use the same code. They differ in where the records are: in the instance's store, or at the
+instances behind the router (`ResponseStore`).
 """
 
 import asyncio
@@ -26,16 +26,17 @@ from onward.web.openai_api.response_ids import CANCEL, INPUT_ITEMS, is_stream, s
 from onward.web.openai_api.response_options import response_options
 
 MAX_IGNORED_BYTES = 1 << 16
-"""Of a body, where there is nothing to say in one."""
+"""Limit on the body of a request that needs none."""
 MAX_POLL_INTERVAL_S = 2.0
 IDLE_POLL_INTERVAL_S = 0.5
-"""A response that nothing runs is taken up no more often than this."""
+"""Shortest pause between attempts to resume a response that no process runs."""
 PAUSE_FACTOR = 10
-"""How much longer the pause is than the question took, so that followers of long responses leave time for other work."""
+"""Length of the pause as a multiple of the poll's duration, so that followers of long responses leave time for other
+work."""
 NOT_FOUND_TIMEOUT_S = 5.0
 """How long a follower waits for a response that is unknown: a process that has it may be restarting."""
 UNREACHABLE_TIMEOUT_S = 60.0
-"""How long a follower waits for a process that can be asked."""
+"""How long a follower waits while no process with the response can be reached."""
 KEEP_ALIVE_S = 15.0
 _KEEP_ALIVE = b": waiting\n\n"
 _LAST_EVENTS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
@@ -49,10 +50,10 @@ _numbers = msgspec.json.Decoder(SequenceNumber)
 
 
 class ResponseReader(Protocol):
-    """Of one response, from record to record."""
+    """Reads the events of one response from its successive records."""
 
     async def events(self, record: StreamRecord, after: int) -> bytes:
-        """Those with a higher number. Raises `NotFound` for a response that is not stored."""
+        """Returns the events with numbers above `after`. Raises `NotFound` for a response that is not stored."""
         ...
 
 
@@ -62,28 +63,29 @@ class ResponseStore(Protocol):
     def now_s(self) -> float: ...
     def reader(self) -> ResponseReader: ...
     async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> StreamRecord:
-        """The caller's own. Raises `NotFound`, or `Unavailable` while that is not sure."""
+        """Returns the record of the caller's response. Raises `NotFound`, or `Unavailable` while its absence is not
+        certain."""
         ...
 
     async def show(self, record: StreamRecord) -> bytes: ...
     async def input_items(self, record: StreamRecord, query: Mapping[str, str]) -> bytes: ...
     async def context(self, record: StreamRecord) -> bytes:
-        """All of its items, for a response that goes on from it, which it must be over for."""
+        """Returns all items of a response, for one that continues it. The response must have ended."""
         ...
 
     async def resume(self, record: StreamRecord) -> None:
-        """Has a response carried on that nothing runs."""
+        """Resumes a response that no process runs."""
         ...
 
     async def cancel(self, record: StreamRecord) -> StreamRecord:
-        """What is kept of it then, which may have been complete before."""
+        """Cancels a response. Returns the record that is stored then, which may have been complete before."""
         ...
 
     async def delete(self, record: StreamRecord) -> None: ...
 
 
 class StoredResponseEndpoint:
-    """An ASGI application."""
+    """The ASGI application of these routes."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
@@ -117,7 +119,7 @@ class StoredResponseEndpoint:
         await asgi.respond(send, 200, body)
 
     async def _cancel(self, caller: Caller, response_id: str, record: StreamRecord) -> bytes:
-        """Only a response in the background can be cancelled: of any other the client hangs up."""
+        """Cancels a background response. The client ends any other response by closing its connection."""
         body = await self._store.show(record)
         if not response_options(record.attempt.body).background:
             raise field_error("response_id", "only a response with background: true can be cancelled")
@@ -130,8 +132,8 @@ class StoredResponseEndpoint:
 async def stream_stored_response(
     store: ResponseStore, caller: Caller, response_id: str, after: int, send: Send
 ) -> None:
-    """The events behind the number `after`, and the rest as they come. Asks for the record again and again, so it does not
-    matter which process runs the response, or whether that changes."""
+    """Sends the events with numbers above `after`, and further events as they are generated. It polls the record, so it
+    does not matter which process runs the response, or whether that changes."""
     record, reader = await store.find(caller, response_id), store.reader()
     events = await reader.events(record, after)
     await send(asgi.start_message(200, sse.HEADERS))
@@ -160,13 +162,14 @@ async def stream_stored_response(
             await asyncio.sleep(max(0.0, started_at_s + pause_s - store.now_s()))
             failing_s, events = failing_s + store.now_s() - started_at_s, b""
             if failing_s >= _patience_s(fault):
-                break  # deleted, forgotten, or nothing is left to ask
+                break  # deleted, expired, or no process can be reached
         silent_s += store.now_s() - started_at_s
     await send(asgi.body_message(b"", more_body=False))
 
 
 async def with_previous_response(store: ResponseStore, caller: Caller, body: bytes, max_body_bytes: int) -> bytes:
-    """A request with the items of the response that it goes on from, so that all attempts at it see the same ones."""
+    """Returns a request's body with the items of the response that it continues, so that all attempts see the same
+    items."""
     previous_id = previous_response_id(undecoded_fields(body), body)
     if previous_id is None:
         return body
@@ -175,7 +178,7 @@ async def with_previous_response(store: ResponseStore, caller: Caller, body: byt
 
 
 def last_sequence_number(events: bytes) -> int:
-    """Of the last of these events; -1: they have none."""
+    """Returns the sequence number of the last of these events, or -1 if it has none."""
     _, _, data = events.rpartition(b"\ndata: ")
     try:
         return _numbers.decode(data.strip()).sequence_number
@@ -188,7 +191,8 @@ def _is_idle(record: StreamRecord) -> bool:
 
 
 def _is_end(events: bytes, record: StreamRecord) -> bool:
-    """A client that has the last event already is told nothing more."""
+    """Returns whether the stream ends with these events. It also ends if there are none and the record is finished: the
+    client has the last event already."""
     *_, last_event = events.rstrip().rsplit(b"\n\n", 1)
     return last_event.startswith(_LAST_EVENTS) or (not events and record.is_finished and not record.is_live)
 

@@ -1,4 +1,4 @@
-"""How responses are asked for: their ids, their routes, and what a query may say. For the api, and for routers."""
+"""Ids, routes and query parameters of responses, for api processes and routers."""
 
 import re
 from collections.abc import Mapping
@@ -9,6 +9,8 @@ from onward.web.auth.owned_request_ids import owns_request_id
 from onward.web.json_body import field_error, short_repr
 
 PATH = "/v1/responses"
+INPUT_TOKENS_PATH = PATH + "/input_tokens"
+COMPACT_PATH = PATH + "/compact"
 CANCEL, INPUT_ITEMS = "/cancel", "/input_items"
 ITEM_PATH = PATH + "/{response_id}"
 CANCEL_PATH, INPUT_PATH = ITEM_PATH + CANCEL, ITEM_PATH + INPUT_ITEMS
@@ -18,7 +20,8 @@ _ID = re.compile(PREFIX + "([0-9a-f]{32})")
 
 
 def request_id_of_response(caller: Caller, response_id: str, param: str) -> str:
-    """The id of the request behind it. Somebody else's is as unknown as one that never was."""
+    """Returns the id of the request that makes the response. Raises the same `NotFound` for another caller's response
+    as for one that never existed."""
     match = _ID.fullmatch(response_id)
     if match is None or not owns_request_id(caller, match[1]):
         raise response_not_found(response_id, param)

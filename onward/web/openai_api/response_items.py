@@ -1,7 +1,7 @@
-"""The items of a response's input as the messages of a chat, whose templates know nothing else.
+"""Converts the input items of a response to chat messages, the only form that chat templates read.
 
-An assistant's words, thoughts and calls are items of their own here and one message there. An error names the path of the
-field. For the api, and for routers that make prompts themselves.
+An assistant's text, reasoning and calls are separate items here, and one message in a chat. An error names the path of
+the field. Used by api processes, and by routers that tokenize prompts.
 """
 
 from dataclasses import dataclass, field
@@ -10,34 +10,37 @@ from typing import Any
 from onward.text.prompt_tokenizer import ChatMessage
 from onward.text.tool_messages import parse_arguments
 from onward.web.json_body import field_error, short_repr
-from onward.web.openai_api.tools import (
-    MAX_CALL_ID_LENGTH,
-    FunctionDefinition,
-    NamedToolChoice,
-    NamedToolFunction,
-    Tool,
-    ToolChoice,
-)
+from onward.web.openai_api.compaction import compaction_message
+from onward.web.openai_api.response_tools import NAMESPACE, flat_name
+from onward.web.openai_api.tools import MAX_CALL_ID_LENGTH
 
 INPUT, CONTEXT = "input", "previous_response_id"
 MAX_ITEMS = 4096
-ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+ITEM_TYPES = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+    "compaction",
+)
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_TOOL_FIELDS = frozenset({"type", "name", "description", "parameters", "strict"})
 
 Item = dict[str, Any]
 
 
 def to_items(input_items: str | list[Any]) -> list[Item]:
-    """A string is one message of the user."""
+    """Returns the input as items. A string becomes one user message."""
     return (
         [{"type": "message", "role": "user", "content": input_items}] if isinstance(input_items, str) else input_items
     )
 
 
 def items_to_messages(context: list[Item], input_items: str | list[Any], instructions: str | None) -> list[ChatMessage]:
-    """`context`: the items of earlier responses, which go before the request's own."""
+    """Returns the chat messages of all items. `context` has the items of earlier responses, which precede the request's
+    own."""
     if not input_items:
         raise field_error(INPUT, "must not be empty")
     if isinstance(input_items, list) and len(input_items) + len(context) > MAX_ITEMS:
@@ -56,7 +59,7 @@ def items_to_messages(context: list[Item], input_items: str | list[Any], instruc
 
 @dataclass(slots=True)
 class _AssistantTurn:
-    """What the assistant did in one go."""
+    """The parts of one message of the assistant."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -80,7 +83,9 @@ class _ChatBuilder:
                 self._add_message(item, path)
             case "function_call":
                 self._current_turn().calls.append(_call(item, path))
-            case "function_call_output":
+            case "custom_tool_call":
+                self._current_turn().calls.append(_custom_call(item, path))
+            case "function_call_output" | "custom_tool_call_output":
                 self._flush()
                 call_id = _text(item.get("call_id"), f"{path}.call_id", MAX_CALL_ID_LENGTH)
                 self.messages.append(
@@ -89,6 +94,8 @@ class _ChatBuilder:
             case "reasoning":
                 self._flush()
                 self._current_turn().reasoning = _reasoning_text(item, path)
+            case "compaction":
+                self._add_message(compaction_message(item, path), path)
             case other:
                 raise field_error(f"{path}.type", f"must be one of {', '.join(ITEM_TYPES)}, got {short_repr(other)}")
 
@@ -125,12 +132,30 @@ def _call(item: Item, path: str) -> dict[str, Any]:
     return {
         "id": _text(item.get("call_id"), f"{path}.call_id", MAX_CALL_ID_LENGTH),
         "type": "function",
-        "function": {"name": _text(item.get("name"), f"{path}.name", MAX_CALL_ID_LENGTH), "arguments": arguments},
+        "function": {"name": _called_name(item, path), "arguments": arguments},
     }
 
 
+def _custom_call(item: Item, path: str) -> dict[str, Any]:
+    if not isinstance(item.get("input"), str):
+        raise field_error(f"{path}.input", "is required: a string")
+    return {
+        "id": _text(item.get("call_id"), f"{path}.call_id", MAX_CALL_ID_LENGTH),
+        "type": "custom",
+        "custom": {"name": _called_name(item, path), "input": item["input"]},
+    }
+
+
+def _called_name(item: Item, path: str) -> str:
+    """Returns the name of the called tool as the prompt has it."""
+    namespace = item.get(NAMESPACE)
+    if namespace is not None:
+        namespace = _text(namespace, f"{path}.{NAMESPACE}", MAX_CALL_ID_LENGTH)
+    return flat_name(namespace, _text(item.get("name"), f"{path}.name", MAX_CALL_ID_LENGTH))
+
+
 def _reasoning_text(item: Item, path: str) -> str | None:
-    """What the model thought, or else a summary of it; nothing, where it is sealed by whoever made it."""
+    """Returns the reasoning text, or else its summary, or None if it is only present in encrypted form."""
     for name in ("content", "summary"):
         parts = item.get(name)
         if not parts:
@@ -170,38 +195,3 @@ def _text(value: Any, path: str, max_length: int) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= max_length:
         raise field_error(path, f"is required: a string of 1 to {max_length} characters")
     return value
-
-
-def to_chat_tools(tools: list[Any] | None) -> list[Tool] | None:
-    """Functions, which stand flat here. What others run for a model is not to be had."""
-    return None if tools is None else [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-
-
-def _tool(tool: Any, path: str) -> Tool:
-    if not isinstance(tool, dict):
-        raise field_error(path, f"must be a tool, got {short_repr(tool)}")
-    if tool.get("type") != "function":
-        raise field_error(f"{path}.type", f"only 'function' is supported, got {short_repr(tool.get('type'))}")
-    for name in tool.keys() - _TOOL_FIELDS:
-        if tool[name] not in (None, False):
-            raise field_error(f"{path}.{name}", "not supported by this server")
-    parameters, strict, description = tool.get("parameters"), tool.get("strict"), tool.get("description")
-    if not isinstance(parameters, dict | None):
-        raise field_error(f"{path}.parameters", "must be a JSON schema")
-    if not isinstance(strict, bool | None):
-        raise field_error(f"{path}.strict", "must be true or false")
-    if not isinstance(description, str | None):
-        raise field_error(f"{path}.description", "must be a string")
-    return Tool(
-        "function", FunctionDefinition(_text(tool.get("name"), f"{path}.name", 64), description, parameters, strict)
-    )
-
-
-def to_chat_tool_choice(tool_choice: str | dict[str, Any] | None) -> ToolChoice | None:
-    if not isinstance(tool_choice, dict):
-        return tool_choice
-    if tool_choice.get("type") != "function":
-        raise field_error(
-            "tool_choice.type", f"only 'function' is supported, got {short_repr(tool_choice.get('type'))}"
-        )
-    return NamedToolChoice("function", NamedToolFunction(_text(tool_choice.get("name"), "tool_choice.name", 64)))

@@ -1,4 +1,4 @@
-"""The few fields of a request for a response that decide how it is served and kept. For the api, and for routers."""
+"""The few fields of a request for a response that decide how it is served and stored, for api processes and routers."""
 
 import msgspec
 
@@ -22,5 +22,5 @@ def response_options(body: bytes) -> ResponseOptions:
 
 
 def is_stored(path: str, body: bytes) -> bool:
-    """Whether a request is for a response that can be asked for by its id."""
+    """Returns whether a request is for a response that is stored under its id."""
     return path == PATH and response_options(body).store is not False

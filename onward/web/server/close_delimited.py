@@ -6,12 +6,12 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 class CloseDelimitedCycle(RequestResponseCycle):
-    """uvicorn encodes every body without a `Content-Length` in chunks. It leaves a body alone whose length it expects, so
-    each part of an open-ended one is announced to it just before it is sent."""
+    """Sends a body without a `Content-Length` without chunks. uvicorn encodes such a body in chunks, unless it expects
+    a length, so the length of each part is set just before the part is sent."""
 
     @classmethod
     def replacing(cls, cycle: RequestResponseCycle) -> "CloseDelimitedCycle":
-        """Takes over a cycle that has not begun yet."""
+        """Returns a replacement for a cycle that has not begun yet."""
         return cls(
             scope=cycle.scope,
             transport=cycle.transport,
@@ -21,7 +21,7 @@ class CloseDelimitedCycle(RequestResponseCycle):
             access_log=cycle.access_log,
             default_headers=cycle.default_headers,
             message_event=cycle.message_event,
-            expect_100_continue=False,  # such a client knows no interim responses either
+            expect_100_continue=False,  # an HTTP/1.0 client knows no interim responses either
             keep_alive=False,
             on_response=cycle.on_response,
         )

@@ -1,7 +1,8 @@
-"""All HTTP connections of a process: how many there may be, and what each may take in bytes and in time.
+"""All HTTP connections of a process, with limits on their number, and on the bytes and the time of each.
 
-A connection is busy while a request of it is under way, and idle otherwise. Only the busy ones are a bound for others:
-where there is no room, the one that has been idle for longest makes some. Knows nothing of HTTP; `connection` does.
+A connection is busy while one of its requests is in progress, and idle otherwise. Only busy connections can keep others
+out: if there are too many in all, the connection that has been idle longest is closed. This module knows nothing of
+HTTP; `http_protocol` does.
 """
 
 import contextlib
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from onward.web.server.http_protocol import LimitedHttpProtocol
 
 OTHER_FILES = 512
-"""What a process has open beside its connections."""
+"""Files that a process has open beside its connections."""
 FILES_PER_CONNECTION = 2
-"""A router has one to an instance for each."""
+"""A router has another connection to an instance for each one."""
 KEPT_PROBES = 3
 
 _logger = logging.getLogger(__name__)
@@ -31,36 +32,38 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Of one process's connections. Where no flag is named, nobody has needed another value yet."""
+    """Limits on one process's connections. A limit without a named flag has none, because no other value has been
+    needed yet."""
 
     max_connections: int = 4096
-    """That are busy: `--max-connections`."""
+    """Busy connections: `--max-connections`."""
     num_spare_connections: int = 64
-    """More, that are idle, or ask whether the process is alive."""
+    """Further connections, which are idle or ask whether the process is alive."""
     max_url_bytes: int = 8 << 10
     max_headers: int = 128
     max_head_bytes: int = MAX_CURSOR_CHARS + (32 << 10)
-    """Of URL and headers. Whoever comes back to a stream brings a cursor along."""
+    """Size of URL and headers. A client that resumes a stream sends a cursor in a header."""
     head_timeout_s: float = 20.0
-    """From a connection's beginning, or from the first byte of a later request, until the head is whole."""
+    """From a connection's beginning, or from the first byte of a later request, until the head is complete."""
     handshake_timeout_s: float = 10.0
     idle_timeout_s: float = 75.0
     close_timeout_s: float = 2.0
     """For a client to read its refusal, and to stop sending."""
     shutdown_close_timeout_s: float = 0.5
-    """The same, when the server stops."""
+    """Like `close_timeout_s`, when the server stops."""
     max_discarded_bytes: int = 64 << 20
     write_timeout_s: float = 30.0
-    """For a client that does not read: within each such time it takes all there is, or `min_read_bytes`."""
+    """A slow client has to read all pending output, or `min_read_bytes`, within each period of this length."""
     min_read_bytes: int = 32 << 10
     slow_reader_paths: frozenset[str] = frozenset({ATTEMPT_PATH})
-    """Who asks here reads as its own clients do, and ends those that do not read."""
+    """Paths of routers, which read as fast as their own clients, and disconnect clients that do not read."""
     slow_reader_factor: float = 5.0
-    """As many times longer, there."""
+    """Factor of `write_timeout_s` for `slow_reader_paths`."""
     send_buffer_bytes: int = 64 << 10
-    """In the kernel, which doubles it. Without a bound it grows to megabytes for each that does not read."""
+    """Size of the kernel's send buffer, which the kernel doubles. Without a limit it grows to megabytes for each client
+    that does not read."""
     keep_alive_probe_s: int = 30
-    """Whether a silent client is still there is asked so often; `KEPT_PROBES` without an answer are a no."""
+    """Interval of TCP keep-alive probes to a silent client. After `KEPT_PROBES` unanswered probes it counts as gone."""
 
 
 class ConnectionTracker:
@@ -69,9 +72,11 @@ class ConnectionTracker:
         self.write_batcher = WriteBatcher()
         self._busy: set[LimitedHttpProtocol] = set()
         self._idle: dict[LimitedHttpProtocol, None] = {}
-        """In the order in which they became so."""
+        """Idle connections, in the order in which they became idle."""
         self._ended_counter = registry.counter(
-            "onward_http_connections_ended_total", "HTTP connections ended since they reached a bound", ["why"]
+            "onward_http_connections_ended_total",
+            "HTTP connections closed because they reached a bound, by bound",
+            ["why"],
         )
         registry.gauge("onward_http_connections", "HTTP connections", ["state"], self._counts)
 
@@ -79,7 +84,8 @@ class ConnectionTracker:
         return {("busy",): len(self._busy), ("idle",): len(self._idle)}
 
     def add(self, connection: "LimitedHttpProtocol") -> None:
-        """A new one. May end another, or this one."""
+        """Adds a new connection. If there are too many, ends the one that has been idle longest, which may be this
+        one."""
         self._idle[connection] = None
         if len(self._busy) + len(self._idle) > self.limits.max_connections + self.limits.num_spare_connections:
             oldest = next(iter(self._idle))
@@ -89,7 +95,7 @@ class ConnectionTracker:
 
     @property
     def has_room(self) -> bool:
-        """For one more that is busy."""
+        """Whether one more connection may become busy."""
         return len(self._busy) < self.limits.max_connections
 
     def set_busy(self, connection: "LimitedHttpProtocol") -> None:
@@ -105,7 +111,7 @@ class ConnectionTracker:
         self._idle.pop(connection, None)
 
     def shut_down(self) -> None:
-        """The server stops, and its grace is over."""
+        """Shuts busy connections down after the server's grace period."""
         for connection in list(self._busy):
             connection.shut_down()
 
@@ -114,14 +120,14 @@ class ConnectionTracker:
 
 
 def prepare_listener(listener: socket.socket, limits: ConnectionLimits) -> None:
-    """What every accepted connection takes over from the socket. Not all systems have all of it."""
+    """Sets the options that every accepted connection inherits from the socket. Not all systems have all of them."""
     options = [
         (socket.SOL_SOCKET, "SO_SNDBUF", limits.send_buffer_bytes),
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
         (socket.IPPROTO_TCP, "TCP_KEEPIDLE", limits.keep_alive_probe_s),
         (socket.IPPROTO_TCP, "TCP_KEEPINTVL", limits.keep_alive_probe_s),
         (socket.IPPROTO_TCP, "TCP_KEEPCNT", KEPT_PROBES),
-        # A client that has vanished while something was on its way to it.
+        # Detects a client that has vanished while data was on its way to it.
         (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", KEPT_PROBES * limits.keep_alive_probe_s * 1000),
     ]
     for level, name, value in options:
@@ -129,8 +135,14 @@ def prepare_listener(listener: socket.socket, limits: ConnectionLimits) -> None:
             listener.setsockopt(level, getattr(socket, name), value)
 
 
+def connections_within(open_files: int, requested: int) -> int:
+    """Returns how many of the requested connections fit into a limit of open files."""
+    return max(1, min(requested, (open_files - OTHER_FILES) // FILES_PER_CONNECTION))
+
+
 def allowed_connections(requested: int) -> int:
-    """As many as the limit of open files allows, which is raised as far as we may."""
+    """Returns how many of the requested connections the limit of open files allows. Raises the limit as far as the
+    system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed_files = FILES_PER_CONNECTION * requested + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed_files:
@@ -139,7 +151,7 @@ def allowed_connections(requested: int) -> int:
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
         soft = new_limit
-    num_connections = max(1, min(requested, (soft - OTHER_FILES) // FILES_PER_CONNECTION))
+    num_connections = connections_within(soft, requested)
     if num_connections < requested:
         _logger.warning(log.event("fewer connections than asked for", connections=num_connections, open_files=soft))
     return num_connections

@@ -1,9 +1,8 @@
-"""Clients that have closed their sending side: some still read the response, others have gone.
+"""Watches clients that have closed their sending side: some still read the response, others have gone.
 
-Both look the same until something is sent: only then does the kernel of a client that has gone answer with a reset. So
-something is sent that clients skip: an interim response where the response has not begun, a comment in a stream of
-events. The state of the socket is looked at until the response is over. Does not apply to TLS, which has no half-closed
-connections.
+Both look the same until data is sent: only then does the kernel of a client that has gone answer with a reset. So bytes
+are sent that clients skip: an interim response if the response has not begun, or a comment in a stream of events. The
+state of the socket is checked until the response is over. Does not apply to TLS, which has no half-closed connections.
 """
 
 import asyncio
@@ -16,24 +15,24 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 FIRST_LOOK_S = 0.02
 MAX_PAUSE_S = 1.0
-"""Between two looks, each twice as long after the one before."""
+"""Longest pause between two checks of the socket. Each pause is twice as long as the one before."""
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Clients skip it, whether or not they have asked for it. Others than 100 are not known to all of them."""
+"""Clients skip it, whether or not they have asked for it. Not all of them know interim responses other than 100."""
 COMMENT = b":\n\n"
-"""Server-sent events: what begins with a colon is no event."""
+"""In server-sent events a line that begins with a colon is a comment."""
 _EVENT_STREAM = "onward.is_event_stream"
 _TCP_CLOSE_WAIT = 8
 """Linux, `tcp_states.h`: the client has closed its side, and has not reset the connection."""
 
 
 def note_response_start(scope: Scope, start: Message) -> None:
-    """Of a response, for `skippable_bytes`."""
+    """Records whether the response is an event stream, for `skippable_bytes`."""
     content_types = (value for name, value in start.get("headers", []) if name.lower() == b"content-type")
     scope[_EVENT_STREAM] = next(content_types, b"").startswith(b"text/event-stream")
 
 
 def skippable_bytes(scope: Scope, cycle: RequestResponseCycle) -> bytes:
-    """What can be sent at this moment that the client skips; empty: nothing."""
+    """Returns bytes that can be sent now and that the client skips. Empty if there are none."""
     if not cycle.response_started:
         return PROBE if scope["http_version"] == "1.1" else b""
     if not scope.get(_EVENT_STREAM):
@@ -42,7 +41,7 @@ def skippable_bytes(scope: Scope, cycle: RequestResponseCycle) -> bytes:
 
 
 class HalfClosedWatcher:
-    """Looks after one connection, from the end of what its client sends until it is stopped."""
+    """Watches one connection, from the moment its client has closed its sending side until `stop`."""
 
     def __init__(self, transport: asyncio.Transport, on_gone: Callable[[], None]) -> None:
         self._transport, self._on_gone = transport, on_gone
@@ -61,7 +60,8 @@ class HalfClosedWatcher:
 
 
 def _is_reset(transport: asyncio.Transport) -> bool:
-    """False where the system does not tell. There a write fails in the end."""
+    """Returns whether the client has reset the connection. It is False on systems that do not report this; a later
+    write fails there."""
     client_socket = transport.get_extra_info("socket")
     if client_socket is None or not hasattr(socket, "TCP_INFO"):
         return False

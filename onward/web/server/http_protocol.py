@@ -1,9 +1,10 @@
-"""One HTTP connection within its bounds: uvicorn's protocol reads and writes, this says when it is too much.
+"""One HTTP connection with limits: uvicorn's protocol reads and writes, and this module enforces the limits.
 
-A head that is too large or too slow is answered with an error and ends the connection; so does what is no HTTP. Requests
-are taken one at a time: what comes before an answer is over is not read, and the connection ends with that answer. A
-client that does not read is cut off, which its stream hears of as of any client that goes. A client that closes its
-sending side after a whole request gets its response (see `half_closed`).
+A head that is too large or too slow is answered with an error and ends the connection; so is input that is not HTTP.
+Requests are served one at a time: a request that arrives before the current response is over is not read, and the
+connection ends with that response. A client that does not read is disconnected, and its stream ends like that of any
+client that disconnects. A client that closes its sending side after a complete request gets its response (see
+`half_closed`).
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from onward.web.server.write_batcher import BatchedTransport
 ALIVE_URL = b"/live"
 _OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
 
-INVALID_HTTP = ErrorInfo("invalid_http", "this is no request of HTTP/1.1", 400)
+INVALID_HTTP = ErrorInfo("invalid_http", "this is not an HTTP/1.1 request", 400)
 HEAD_TIMEOUT = ErrorInfo("head_timeout", "headers: did not arrive in time", 408, True)
 TOO_MANY_CONNECTIONS = ErrorInfo(
     "too_many_connections",
@@ -47,9 +48,9 @@ class _ReadState(Enum):
     HEAD = auto()
     BODY = auto()
     AHEAD = auto()
-    """The request is whole, its answer is not."""
+    """The request is complete, and its response is not."""
     DISCARDING = auto()
-    """Nothing that comes counts any more."""
+    """Further input is discarded."""
 
 
 class _StopParsing(Exception):
@@ -75,13 +76,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_unread = 0
         self._num_headers = self._num_header_bytes = 0
         self._num_pending_bytes = 0
-        """That have come since the parser has last told us of a step forward, or that were discarded."""
+        """Bytes that have arrived since the parser last reported progress, or that were discarded."""
 
     # The connection.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(BatchedTransport(transport, self._tracker.write_batcher))
-        # Whatever the kernel does not take at once counts as unread, until it has taken all.
+        # Data that the kernel does not accept at once counts as unread, until the kernel has accepted all of it.
         transport.set_write_buffer_limits(high=1)
         self._set_timer(self._limits.head_timeout_s, self._on_head_timeout)
         self._tracker.add(self)
@@ -99,7 +100,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def shut_down(self) -> None:
-        """The server goes. A request that has not wholly come by now is refused; what is being answered is not."""
+        """Handles the end of the server's grace period. A request that has not arrived completely is refused, unless
+        its response has begun."""
         if self._read_state is _ReadState.BODY and not self.cycle.response_started:
             self._send_final_error(STOPPING, self._limits.shutdown_close_timeout_s)
 
@@ -131,10 +133,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse("head_too_large", self._headers_too_large_error())
 
     def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Whether the connection stays open for writing: after a whole request, until its response is over. A router
-        closes its whole connection to give an attempt up, and never half of it."""
+        """Returns whether the connection stays open for writing: after a complete request, until its response is over.
+        A router closes its whole connection to give an attempt up, and never half of it."""
         if not self._is_answering or self.scheme == "https" or self.scope["path"].startswith(INTERNAL_PREFIX):
-            self.transport.close()  # after what waits for the end of this turn
+            self.transport.close()  # after writing the data that waits for the end of this turn
             return False
         self.cycle.keep_alive = False
         if probe := skippable_bytes(self.cycle.scope, self.cycle):  # pyright: ignore[reportArgumentType]
@@ -144,7 +146,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """A request has wholly come, and its response is not over."""
+        """Whether a request has arrived completely and its response is not over."""
         is_received = self._read_state in (_ReadState.AHEAD, _ReadState.DISCARDING) and self.cycle is not None
         return is_received and not (self.cycle.response_complete or self.cycle.disconnected)
 
@@ -153,8 +155,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as proposed:
-            # The parser leaves what follows such a head to others, also a body. Many clients propose HTTP/2 with every
-            # first request; it is served as if they had not.
+            # The parser does not parse what follows such a head, not even a body. Many clients propose HTTP/2 with
+            # every first request. The request is served as if they had not.
             head = self._head_without_upgrade()
             self._read_state, self.parser = _ReadState.NOTHING, httptools.HttpRequestParser(self)
             self.parser.feed_data(head + data[proposed.args[0] :])
@@ -174,8 +176,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise _StopParsing
         self._read_state = _ReadState.HEAD
         self._num_headers = self._num_header_bytes = 0
-        # It may have begun in the same read in which the last one ended: then the time for the next one to come has just
-        # been set, and the time for its head has not.
+        # The request may have begun in the same read in which the last one ended. Then the idle timer has just been
+        # set, and the head timer has not.
         self._unset_keepalive_if_required()
         if self._read_timer is None:
             self._set_timer(self._limits.head_timeout_s, self._on_head_timeout)
@@ -195,7 +197,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._stop_parser("head_too_large", ErrorInfo("headers_too_large", problem, 431))
         if self._num_header_bytes > self._limits.max_head_bytes:
             self._stop_parser("head_too_large", self._headers_too_large_error())
-        # Those after a body count, but nobody asks for them.
+        # Headers after a body count towards the limits, but are not used.
         if self._read_state is _ReadState.HEAD:
             super().on_header(name, value)
 
@@ -203,7 +205,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 self._stop_parser("invalid_http", INVALID_HTTP)
-            return  # the same head comes again without that
+            return  # the same head is parsed again without the upgrade
         self._set_timer(None)
         self._num_pending_bytes = 0
         if not self._tracker.has_room and self.url.partition(b"?")[0] != ALIVE_URL:
@@ -229,7 +231,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not self.cycle.response_complete:
             self._read_state = _ReadState.AHEAD
         elif self._read_state is _ReadState.BODY:
-            # The rest of a body that was not needed for the answer.
+            # This was the rest of a body that was not needed for the response.
             self._set_timer(None)
             self._await_next()
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -260,7 +262,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._read_state is _ReadState.AHEAD:
             self._await_next()
         elif self._read_state is _ReadState.BODY:
-            # The client may read its answer only when it has sent all.
+            # The client may read its response only after it has sent the whole body.
             self._unset_keepalive_if_required()
             self._tracker.set_idle(self)
             self._set_timer(self._limits.close_timeout_s, self.transport.close)
@@ -270,7 +272,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._tracker.set_idle(self)
 
     def _stop_reading(self) -> None:
-        """The answer that is under way is the last one."""
+        """Makes the current response the last one, and discards further input."""
         self._tracker.count_end("pipelined")
         self._read_state, self._num_pending_bytes = _ReadState.DISCARDING, 0
         self.cycle.keep_alive = False
@@ -280,9 +282,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._send_final_error(info, self._limits.close_timeout_s)
 
     def _send_final_error(self, info: ErrorInfo, timeout_s: float) -> None:
-        """The last word on this connection. Whoever works for it hears that the client has gone."""
+        """Sends an error as the last response of this connection. An application that still works on a request gets a
+        disconnect."""
         if self._read_state in (_ReadState.NOTHING, _ReadState.HEAD):
-            # From the end of its head on a request has its line from the application.
+            # Once its head is complete, a request gets its log line from the application.
             url = self.url if self._read_state is _ReadState.HEAD else b""
             log_refused_connection(self.parser.get_method() if url else b"", url, info.status, info.code)
         self._read_state, self._num_pending_bytes = _ReadState.DISCARDING, 0

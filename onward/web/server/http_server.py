@@ -1,4 +1,4 @@
-"""The HTTP server of a process: uvicorn on a socket that is open already, and how it stops."""
+"""The HTTP server of a process: uvicorn on sockets that are open already, and its shutdown."""
 
 import asyncio
 import contextlib
@@ -25,14 +25,14 @@ from onward.web.server.connection_tracker import (
 from onward.web.server.http_protocol import LimitedHttpProtocol
 
 FINAL_EVENTS_S = 1.0
-"""After the grace, for the last events of streams that had to be ended."""
+"""Time after the grace period for the last events of streams that had to be ended."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Files, as PEM."""
+    """Paths of the PEM files."""
 
     cert: str
     key: str
@@ -46,7 +46,7 @@ class TlsFlags(Protocol):
 
 
 def tls_files(config: TlsFlags) -> TlsFiles | None:
-    """Raises `StartupError` for one without the other."""
+    """Returns the files that the flags name, or None. Raises `StartupError` for one without the other."""
     if config.tls_cert is None and config.tls_key is None:
         return None
     if config.tls_cert is None or config.tls_key is None:
@@ -64,21 +64,22 @@ def check_tls(tls: TlsFiles) -> None:
         except OSError as fault:
             raise StartupError(f"cannot read {flag} {path}: {fault.strerror}") from None
     try:
-        # Asked for a passphrase, OpenSSL would wait at the terminal.
+        # Without this callback OpenSSL would ask for a passphrase at the terminal, and wait.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=_no_passphrase)
     except (ssl.SSLError, ValueError) as fault:
         reason = getattr(fault, "reason", None) or str(fault)
         raise StartupError(
-            f"--tls-cert {tls.cert} and --tls-key {tls.key} are no certificate and its key: {reason}"
+            f"--tls-cert {tls.cert} and --tls-key {tls.key} are not a certificate and its key: {reason}"
         ) from None
 
 
 def _no_passphrase() -> str:
-    raise ValueError("the key needs a passphrase, and there is nobody to ask for it")
+    raise ValueError("the key is encrypted with a passphrase; give a key file without one")
 
 
 class HttpServer(uvicorn.Server):
-    """Others may listen on the socket too. Signals are not its business: whoever runs it says when to stop."""
+    """A uvicorn server for sockets on which other processes may listen too. It handles no signals; its owner calls
+    `stop`."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class HttpServer(uvicorn.Server):
             log_level="warning",
             access_log=False,
             server_header=False,
-            # Else who a client is would be what a header says, for peers that FORWARDED_ALLOW_IPS names.
+            # Otherwise a header would set the client's address, for peers that FORWARDED_ALLOW_IPS names.
             proxy_headers=False,
             ssl_certfile=None if tls is None else tls.cert,
             ssl_keyfile=None if tls is None else tls.key,
@@ -110,7 +111,7 @@ class HttpServer(uvicorn.Server):
         self._limits, self._connections = limits, ConnectionTracker(limits, registry or Registry())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does it, with connections of our own and a bound for handshakes."""
+        """Starts like uvicorn, but with `LimitedHttpProtocol` and a timeout for TLS handshakes."""
         loop, tls = asyncio.get_running_loop(), self.config.ssl
         self.servers = []
         for listener in sockets or []:
@@ -135,7 +136,8 @@ class HttpServer(uvicorn.Server):
         yield
 
     def stop(self, grace_s: float, on_end: Callable[[], object]) -> None:
-        """No new connections; what is under way has the grace. `on_end` ends what is left, and tells its clients."""
+        """Stops accepting connections, and gives running requests `grace_s` to finish. `on_end` then ends the remaining
+        streams and informs their clients."""
         _logger.info(log.event("stopping", grace_s=grace_s))
         self.config.timeout_graceful_shutdown = int(grace_s + FINAL_EVENTS_S + 1)
         self.should_exit = True

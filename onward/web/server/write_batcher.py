@@ -1,9 +1,9 @@
-"""What one turn of the event loop writes to many connections, written together at its end.
+"""Collects the writes of one turn of the event loop to many connections, and performs them together at its end.
 
-A write that finds its reader asleep has to wake it, and that takes longer than the write itself. Readers who share a
-process, as the many streams of one client or router do, are woken by the first of several writes and are still awake at the
-next ones, if nothing is done between them. And what is written to one connection in one turn, as a head and a short body
-are, is one write.
+A write to a sleeping reader has to wake it, which takes longer than the write itself. Readers that share a process,
+such as the many streams of one client or router, are woken by the first of several writes. They are still awake for the
+next ones, if no other work comes between them. All data for one connection in one turn, such as a head and a short
+body, is one write.
 """
 
 import asyncio
@@ -11,17 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_CONNECTIONS = 64
-"""Are written to before the turn is over: nobody's text waits until that of very many others is made."""
+"""Number of connections with pending data that are written before the turn is over, so that no text waits until the text
+of many others is made."""
 
 
 class WriteBatcher:
-    """Of one event loop."""
+    """Batches the writes of one event loop."""
 
     def __init__(self) -> None:
         self._pending: list[Callable[[], None]] = []
 
     def add(self, flush: Callable[[], None]) -> None:
-        """Calls it at the end of this turn, or earlier."""
+        """Calls `flush` at the end of this turn, or earlier."""
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pending.append(flush)
@@ -35,8 +36,8 @@ class WriteBatcher:
 
 
 class BatchedTransport(asyncio.Transport):
-    """A connection's transport, but for when it writes. What a protocol is told of full buffers it is told by that one,
-    when the burst comes."""
+    """Wraps a connection's transport and delays its writes to the end of the turn. The wrapped transport reports full
+    buffers to the protocol, when the batch is written."""
 
     def __init__(self, transport: asyncio.Transport, batcher: WriteBatcher) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class BatchedTransport(asyncio.Transport):
         return self._transport.get_write_buffer_size() + sum(map(len, self._parts))
 
     def close(self) -> None:
-        """After what was written before."""
+        """Closes the transport after writing the pending data."""
         self._flush()
         self._transport.close()
 

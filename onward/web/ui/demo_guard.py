@@ -1,7 +1,7 @@
-"""Which requests may press the buttons of `--demo`: those of our own page, on this machine.
+"""Accepts the buttons of `--demo` only from the server's own page, on this machine.
 
-A key alone is not enough. `Origin` must be this server's own, so that no other page can have a browser press them, and
-`Host` a name of this machine, so that a page cannot have given its own name this address.
+A key alone is not enough. `Origin` must be this server's own, so that no other page can make a browser press a button.
+`Host` must be a name of this machine, so that no other site's host name can point at this address.
 """
 
 from starlette.types import Scope
@@ -17,7 +17,7 @@ DEMO_PATHS = {target: f"{PAGE_PATH}/demo/{target}" for target in ("worker", "eng
 
 
 def check_own_page(scope: Scope, listen_host: str) -> None:
-    """Raises `RequestFailed` for every other."""
+    """Raises `RequestFailed` for a request that does not come from the server's own page."""
     host, origin = asgi.header(scope, b"host"), asgi.header(scope, b"origin")
     if host is None or not AllowedHosts.for_server(listen_host, ()).allows(host):
         raise _refused("Host", "is not a name of this machine")

@@ -1,7 +1,7 @@
-"""The live view's data: one look at the server for each tick, for all viewers together, and none while there is no viewer.
+"""The data of the live view: one snapshot of the server per tick for all viewers together, and none without viewers.
 
-`/ui/live` sends it as server-sent events, `/ui/snapshot` once. A viewer that reads slowly misses looks in between and never
-holds more than the newest; viewers are bounded, in all and for each caller.
+`/ui/live` sends snapshots as server-sent events, `/ui/snapshot` sends one. A slow viewer skips snapshots, and only the
+newest one is held for it. The number of viewers is limited, in all and for each caller.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from onward.web.ui.static_files import PAGE_PATH
 
 LIVE_PATH = f"{PAGE_PATH}/live"
 SNAPSHOT_PATH = f"{PAGE_PATH}/snapshot"
-INTERVAL_S = 0.5
+INTERVAL_S = 1.0
 MAX_VIEWERS = 32
 MAX_VIEWERS_PER_CALLER = 8
 _logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _HEADERS = {**sse.HEADERS, "x-content-type-options": "nosniff"}
 
 class LiveFeed:
     def __init__(self, look: Callable[[], Awaitable[bytes]], clock: Clock, interval_s: float = INTERVAL_S) -> None:
-        """`look`: what there is to see now, as JSON."""
+        """`look` returns the current snapshot as JSON."""
         self._look, self._clock, self._interval_s = look, clock, interval_s
         self._viewers: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
@@ -49,7 +49,8 @@ class LiveFeed:
         return self._viewers.total()
 
     def routes(self) -> list[GuardedRoute]:
-        """The stream, and one look. An admin's: they show the requests of all callers."""
+        """Returns the routes of the stream and of a single snapshot. Both need an admin's key, because they show the
+        requests of all callers."""
         return [
             GuardedRoute(LIVE_PATH, LiveEndpoint(self), methods=["GET"], access=RouteAccess.ADMIN),
             GuardedRoute(SNAPSHOT_PATH, self.show_once, methods=["GET"], access=RouteAccess.ADMIN),
@@ -60,7 +61,7 @@ class LiveFeed:
         return Response(data, media_type="application/json")
 
     async def stream(self, caller: str, send: Send) -> None:
-        """Raises `RequestFailed` while there are too many viewers."""
+        """Sends snapshots until the feed is closed. Raises `RequestFailed` while there are too many viewers."""
         self._check_room(caller)
         self._viewers[caller] += 1
         try:
@@ -101,7 +102,7 @@ class LiveFeed:
             await asyncio.sleep(self._interval_s)
 
     async def _fresh_look(self) -> tuple[int, bytes]:
-        """The newest look, made now if it is a tick old."""
+        """Returns the newest snapshot and its number. Takes a new one if the last is about a tick old."""
         async with self._lock:
             if self._clock.now_s() - self._looked_at_s >= 0.8 * self._interval_s:
                 try:
@@ -109,7 +110,7 @@ class LiveFeed:
                 except OnwardError as error:
                     data = error_body(to_error_info(error))
                 except Exception:
-                    _logger.exception("a look at the server failed by a fault of ours")
+                    _logger.exception("a snapshot for the live view failed because of an internal error")
                     data = error_body(INTERNAL_ERROR)
                 self._latest, self._looked_at_s = (self._latest[0] + 1, data), self._clock.now_s()
             return self._latest
@@ -122,7 +123,7 @@ class LiveFeed:
 
 
 class LiveEndpoint:
-    """An ASGI application: `GET /ui/live`."""
+    """The ASGI application of `GET /ui/live`."""
 
     def __init__(self, feed: LiveFeed) -> None:
         self._feed = feed

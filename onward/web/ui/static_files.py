@@ -1,7 +1,8 @@
 """The files of `/ui`: hand-written HTML, CSS and JavaScript, served from the package as they are.
 
-They say nothing about the server, so every client may have them: a browser sends no key with a page. What they show they
-ask for with the reader's key. The policy lets a page load and call its own server only, and lets no text become script.
+They contain nothing about the server, so they need no API key: a browser sends no key with a page. The page fetches its
+data with the reader's key. The content security policy lets a page load from and call its own server only, and lets no
+text become script.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ NAMES = (
     "ui.css",
 )
 PATHS = frozenset({PAGE_PATH, *(f"{PAGE_PATH}/{name}" for name in NAMES)})
-"""Of the page and of all that it loads."""
+"""Paths of the page and of all files that it loads."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

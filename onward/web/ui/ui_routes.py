@@ -1,4 +1,4 @@
-"""The routes of `/ui` that instances and routers have in common: its files, and who the reader is."""
+"""The routes of `/ui` that instances and routers share: its files, and the session, which describes the reader."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ SESSION_PATH = f"{PAGE_PATH}/session"
 
 
 class UiServerInfo(msgspec.Struct, frozen=True):
-    """What a page has to know of its server."""
+    """Facts about the server that its pages need."""
 
     role: str
     """`router`, or the role of an instance."""
@@ -38,7 +38,7 @@ def static_routes() -> list[GuardedRoute]:
 
 
 def session_route(describe: Callable[[], UiServerInfo]) -> GuardedRoute:
-    """For holders of a key: whether they are admins, and what this server is."""
+    """Returns the route that describes the holder of an API key and this server."""
 
     async def show(request: Request) -> Response:
         caller = get_caller(request.scope)

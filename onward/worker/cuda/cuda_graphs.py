@@ -1,6 +1,6 @@
 """Steps captured as CUDA graphs, each when it is needed for the second time: the first time compiles and loads kernels.
 
-Where they are off every step just runs.
+Without graphs every step just runs.
 """
 
 from collections.abc import Callable, Hashable
@@ -19,7 +19,8 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream() if self._is_enabled else None
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Does the work, which is always the same for a key and touches only tensors that stay where they are."""
+        """Runs `work`, or replays its graph. `work` must be the same for a key each time, and use only tensors that
+        keep their addresses."""
         graph = self._graphs.get(key)
         if graph is not None:
             graph.replay()
@@ -31,7 +32,8 @@ class CudaGraphs:
             work()
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Without the collection of garbage and the pause that `torch.cuda.graph` begins with: requests are waiting."""
+        """Captures a graph without the garbage collection and synchronization that `torch.cuda.graph` begins with,
+        because requests are waiting."""
         assert self._stream is not None, "graphs are captured only where they are on"
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -46,12 +48,13 @@ class CudaGraphs:
 
 
 def batch_sizes_up_to(max_count: int) -> list[int]:
-    """All batches that any number of rows up to this may run in."""
+    """Returns the padded sizes of all batches with at most `max_count` rows."""
     return sorted({padded_batch_size(count) for count in range(1, max_count + 1)})
 
 
 def warmup_batch_sizes(max_count: int) -> list[int]:
-    """Those worth a graph before the first request: doubling, and the largest. The rest come when they are needed."""
+    """Returns the batch sizes that get a graph before the first request: powers of two, and the largest. Other sizes
+    get one when they are needed."""
     sizes, size = {padded_batch_size(max_count)}, 1
     while size < max_count:
         sizes.add(padded_batch_size(size))

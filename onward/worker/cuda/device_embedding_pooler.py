@@ -1,4 +1,4 @@
-"""One vector of many rows, on the device: `worker.embedding_pooler`, to the bit where rows have the same bits."""
+"""Pools hidden states into one vector on the device. Equal rows give the same bits as in `worker.embedding_pooler`."""
 
 import torch
 
@@ -14,7 +14,7 @@ class DeviceEmbeddingPooler:
         self._num_rows = 0
 
     def add(self, rows: torch.Tensor, ops: Ops) -> None:
-        """The next ones, in their order."""
+        """Adds the next rows, in their order."""
         if self._pooling == "last":
             self._sum.copy_(rows[-1])
             self._num_rows = 1
@@ -23,6 +23,7 @@ class DeviceEmbeddingPooler:
         self._num_rows += len(rows)
 
     def vector(self) -> torch.Tensor:
-        """float32, on the host once the device has passed this place."""
+        """Returns the vector in float32 on the host. It is complete once the device has finished all work launched so
+        far."""
         assert self._num_rows > 0, "rows are added before the vector is read"
         return to_host((self._sum / self._num_rows).float())

@@ -1,4 +1,4 @@
-"""Places in the stream of work: whether the device has passed them, and waiting until it has."""
+"""Events in a device's stream of work: whether the device has reached them, and waiting until it has."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ class DeviceEvent(Protocol):
 
 
 class CudaEvent:
-    """Behind all that was launched before it is made."""
+    """Done when all work that was launched before its creation is done."""
 
     def __init__(self) -> None:
         self._event = torch.cuda.Event()
@@ -25,7 +25,7 @@ class CudaEvent:
 
 
 class CompletedEvent:
-    """Where work is done when it is called for."""
+    """The event of a device that does all work in the call."""
 
     def is_done(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""How likely tokens were, by the model's own logits: computed on the device, read when the step is done."""
+"""Logprobs of tokens by the model's own logits: computed on the device, read when the step is done."""
 
 import torch
 
@@ -8,7 +8,7 @@ from onward.worker.cuda.staging_buffer import to_host
 
 
 class PendingLogprobs:
-    """Of some rows, each with its token. Ties among the likeliest are ordered by token id."""
+    """Logprobs of some rows, each for its token. Ties among the likeliest tokens are ordered by token id."""
 
     def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, num_tops: list[int], ops: Ops) -> None:
         """logits float32 [rows, vocabulary], tokens [rows]."""
@@ -23,7 +23,7 @@ class PendingLogprobs:
         self._ids = to_host(torch.cat([(logits > token_logits).sum(1, keepdim=True), ids[:, :max_tops]], 1))
 
     def read(self) -> list[TokenLogprobs]:
-        """Once the device has passed the step."""
+        """Returns the logprobs. Called only when the step is done."""
         values, ids = self._values.tolist(), self._ids.tolist()
         return [
             TokenLogprobs(

@@ -1,7 +1,7 @@
-"""Biases, bad words and penalties on the device: the rules of `worker.logits_processors.penalties`, without asking the host
-for a token.
+"""Biases, allowed tokens, bad words and penalties on the device, as in `worker.logits_processors.penalties`. They need no
+token on the host.
 
-Rare, so each row has launches of its own.
+Such requests are rare, so each row has launches of its own.
 """
 
 import numpy as np
@@ -12,7 +12,8 @@ from onward.worker.cuda.staging_buffer import to_device
 
 
 class DeviceLogitsProcessor:
-    """Of one slot. Built from its whole list, so it is where the last slot of this request left off."""
+    """The logits processor of one slot. It is built from the whole token list, so it continues where the last slot of
+    this request ended."""
 
     def __init__(
         self, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray, vocab_size: int, device: str
@@ -23,6 +24,11 @@ class DeviceLogitsProcessor:
         self._biases = to_device([bias for _, bias in known_bias], torch.float32, device)
         bad_token_ids = [word[0] for word in sampling.bad_words if len(word) == 1 and word[0] < vocab_size]
         self._bad_token_ids = to_device(bad_token_ids, torch.int64, device)
+        self._disallowed: torch.Tensor | None = None
+        if sampling.allowed_token_ids:
+            disallowed = np.ones(vocab_size, np.bool_)
+            disallowed[[token for token in sampling.allowed_token_ids if token < vocab_size]] = False
+            self._disallowed = torch.from_numpy(disallowed).to(device)
         sequences = [word for word in sampling.bad_words if len(word) > 1 and word[-1] < vocab_size]
         self._bad_sequences = [(to_device(sequence[:-1], torch.int32, device), sequence[-1]) for sequence in sequences]
         self._counts: torch.Tensor | None = None
@@ -47,6 +53,8 @@ class DeviceLogitsProcessor:
             penalty = self._counts.float() * sampling.frequency_penalty + sampling.presence_penalty
             logits.copy_(torch.where(self._counts > 0, logits - penalty, logits))
         logits.index_add_(0, self._bias_ids, self._biases)
+        if self._disallowed is not None:
+            logits.masked_fill_(self._disallowed, -torch.inf)
         logits.index_fill_(0, self._bad_token_ids, -torch.inf)
         for prefix, last in self._bad_sequences:
             if num_output >= len(prefix):
@@ -54,7 +62,7 @@ class DeviceLogitsProcessor:
                 logits[last] = torch.where(matches, -torch.inf, logits[last])
 
     def advance(self, token: torch.Tensor) -> None:
-        """`token` is one number, on the device."""
+        """Advances the processor by a sampled token; `token` is one number, on the device."""
         index = token.view(1).long()
         if self._counts is not None:
             self._counts.index_add_(0, index, torch.ones_like(index, dtype=torch.int32))

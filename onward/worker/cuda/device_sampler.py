@@ -1,6 +1,7 @@
-"""From logits to tokens, on the device. Most rows need two launches for all of them; rows with rules of their own (biases,
-bad words, penalties, grammars, budgets, ends that are out of reach) or with logprobs take a slower way, which gives the
-same tokens.
+"""Samples tokens on the device, for rows that need more than the sampling kernel.
+
+Plain rows need two launches for all of them together. A step takes the slower path of this module if it has rows with
+biases, bad words, penalties, grammars, reasoning budgets, `min_tokens` or logprobs. Both paths give the same tokens.
 """
 
 from collections.abc import Sequence
@@ -21,9 +22,9 @@ def sample_with_processors(
     ops: Ops, logits: torch.Tensor, slots: SlotTensors, rows: RowTensors, spans: Sequence[TokenSpan[SlotState]],
     masks: TokenBitmasks | None, bits: torch.Tensor | None, *, with_cuts: bool,
 ) -> PendingLogprobs | None:  # fmt: skip
-    """Samples a row for each span. `bits` are those of the masks, in pinned memory. Returns the logprobs of the rows that
-    request them, in their order."""
-    logits_f32 = logits.float()  # a copy, unless they are float32 already, which the next step overwrites anyway
+    """Samples a row for each span. `bits` are the bits of the masks, in pinned memory. Returns the logprobs of the rows
+    that request them, in their order."""
+    logits_f32 = logits.float()  # a copy, unless they are float32 already; the next step overwrites them anyway
     careful = [(row, span) for row, span in enumerate(spans) if span.position < span.slot_state.processed_until]
     asking = [(row, num) for row, span in careful if (num := span.slot_state.sampling.logprobs) is not None]
     asking_rows = to_device([row for row, _ in asking], torch.int64, logits.device) if asking else None
@@ -42,7 +43,8 @@ def sample_with_processors(
 
 
 def _apply_processors(logits_f32: torch.Tensor, slots: SlotTensors, careful: _Rows) -> None:
-    """The same order as on the CPU: penalties and bad words, then masks, then end tokens."""
+    """Applies penalties and bad words. The order is the same as on the CPU: these first, then masks, then end
+    tokens."""
     for row, span in careful:
         if span.slot_state.logits_processor is not None:
             span.slot_state.logits_processor.apply(logits_f32[row], slots.tokens[span.slot], span.end, span.position)

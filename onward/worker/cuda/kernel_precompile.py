@@ -1,8 +1,9 @@
 """Compiles all kernels of a model's steps in several processes, while the worker is still loading the weights.
 
-Each process has a model of the same shape with one layer of each kind, goes through steps of every size without launching
-anything, and compiles its share into Triton's cache. A stamp there says that it was done, so that later starts do not try.
-Whatever is missing, because a process failed or was too slow, the worker compiles itself when it comes to it.
+Each process has a model of the same shape with one layer of each kind, runs steps of every size without launching
+anything, and compiles its share into Triton's cache. A stamp file there marks the work as done, so that later starts
+skip it. The worker itself compiles kernels that are missing, because a process failed or was too slow, when it needs
+them.
 
     python -m onward.worker.cuda.kernel_precompile PART OF   the model and the worker's config as JSON on standard input
 """
@@ -37,7 +38,7 @@ class _CompileTask(msgspec.Struct, frozen=True):
 
 
 class KernelPrecompilation:
-    """Begins when it is made, unless it was done before; `wait` ends it."""
+    """The processes that compile. They start on creation, unless the stamp exists; `wait` waits for their end."""
 
     def __init__(self, model: PreparedModel, config: WorkerConfig) -> None:
         self._stamp = set_triton_cache() / f"onward-{_identity(model, config)}"
@@ -52,7 +53,7 @@ class KernelPrecompilation:
             self._processes.append(_start([str(part), str(count)], task))
 
     def wait(self) -> None:
-        """Their memory on the device is free again afterwards."""
+        """Waits until all processes have ended. Their memory on the device is free afterwards."""
         if not self._processes:
             return
         exit_codes = [_ended(process) for process in self._processes]
@@ -65,7 +66,7 @@ class KernelPrecompilation:
             self._stamp.touch()
 
     def stop(self) -> None:
-        """Nobody needs them any more."""
+        """Kills the processes, which are not needed any more."""
         for process in self._processes:
             process.kill()
             process.wait()
@@ -92,7 +93,7 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
 
 
 def layers_of_each_kind(config: ModelConfig) -> ModelConfig:
-    """The same model with as few layers as have all of its kernels."""
+    """Returns the same model with one layer of each kind, which is enough to use all of its kernels."""
     kinds = tuple(dict.fromkeys(config.layers))
     return msgspec.structs.replace(config, num_layers=max(1, len(kinds)), layers=kinds)
 
@@ -103,7 +104,7 @@ def _smallest(model: PreparedModel) -> PreparedModel:
 
 
 def _identity(model: PreparedModel, config: WorkerConfig) -> str:
-    """Of all that decides which kernels there are."""
+    """Returns a hash of everything that decides which kernels the model needs."""
     digest = hashlib.sha256()
     sources = Path(__file__).parents[2] / "kernels" / "triton"
     for path in sorted(sources.glob("*.py")):

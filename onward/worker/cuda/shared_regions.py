@@ -16,17 +16,17 @@ import torch
 class SharedRegion(NamedTuple):
     fd: int
     memory: torch.Tensor
-    """All of it, uint8. It stays mapped for as long as this process lives."""
+    """The whole memory, uint8. It stays mapped for as long as this process lives."""
 
 
 class RegionAllocator(Protocol):
     def create(self, num_bytes: int) -> SharedRegion:
-        """Memory of undefined content."""
+        """Allocates memory of undefined content."""
         ...
 
     def attach(self, fd: int, num_bytes: int) -> torch.Tensor:
-        """Memory that another process has created with this size. Closes `fd`: the mapping keeps the memory. Raises
-        `RuntimeError` if the driver refuses."""
+        """Maps memory that another process has created with this size. Closes `fd`: the mapping keeps the memory.
+        Raises `RuntimeError` if the driver refuses."""
         ...
 
 
@@ -49,7 +49,7 @@ def _map_file(fd: int, num_bytes: int) -> torch.Tensor:
 
 _PINNED_ALLOCATION, _FILE_DESCRIPTOR, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 1, 3
 _FILE_DESCRIPTORS_SUPPORTED = 103
-"""An attribute of a device."""
+"""A device attribute of the driver's interface."""
 _OUT_OF_MEMORY = 2
 
 
@@ -71,7 +71,7 @@ class _Access(ctypes.Structure):
 
 
 class _DeviceArray:
-    """Memory of the device in the form that torch takes without a copy."""
+    """Memory of the device in a form that torch accepts without a copy."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -80,7 +80,7 @@ class _DeviceArray:
 
 
 def can_export() -> bool:
-    """Whether the present CUDA device can export memory as file descriptors; some virtual ones cannot."""
+    """Returns whether the current CUDA device can export memory as file descriptors; some virtual devices cannot."""
     answer = ctypes.c_int()
     torch.empty(1, device="cuda")  # initializes the driver
     status = ctypes.CDLL("libcuda.so.1").cuDeviceGetAttribute(
@@ -90,7 +90,7 @@ def can_export() -> bool:
 
 
 class CudaRegions:
-    """On the present CUDA device, by the driver's virtual memory management."""
+    """Regions on the current CUDA device, by the driver's virtual memory management."""
 
     def __init__(self) -> None:
         torch.empty(1, device="cuda")  # creates the context that the driver's calls work in
@@ -127,7 +127,7 @@ class CudaRegions:
         return -(-num_bytes // self._granularity) * self._granularity
 
     def _map(self, handle: ctypes.c_uint64, size: int) -> torch.Tensor:
-        """The mapping keeps the memory, so the handle is released."""
+        """Maps an allocation. The mapping keeps the memory, so the handle is released."""
         address, length, none = ctypes.c_uint64(), ctypes.c_size_t(size), ctypes.c_uint64(0)
         self._call("cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), none, none)
         self._call("cuMemMap", address, length, ctypes.c_size_t(0), handle, none)
@@ -150,7 +150,8 @@ _MIXER = 0x9E3779B97F4A7C15
 
 
 def checksum(memory: torch.Tensor) -> str:
-    """Depends on each word and its position. The sums are of integers that wrap around, so their order does not matter."""
+    """Returns a checksum that depends on each word and its position. It sums integers that wrap around, so the order of
+    the sums does not matter."""
     assert memory.dtype == torch.uint8 and not len(memory) % 8, "whole words are summed"
     words = memory.view(torch.int64)
     multipliers = 2 * torch.arange(min(_CHECKED_WORDS, len(words)), device=memory.device) + 1

@@ -1,6 +1,7 @@
-"""What kernels read of the slots, and its way to the device: tokens, block tables, sampling parameters.
+"""The tensors of slots that kernels read, and their upload to the device: tokens, block tables, sampling parameters.
 
-The host knows how many tokens a slot has, the device also which: a step is launched before the last one's tokens are here.
+The host knows only the number of a slot's tokens, because a step is launched before the tokens of the last step have
+come to the host. The device has the tokens themselves.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ class SlotUploads:
         self, max_num_seqs: int, max_model_len: int, block_size: int, padding_block: int, vocab_size: int, device: str
     ) -> None:
         self.padding_slot = max_num_seqs
-        """The slot of rows that only fill a batch up. Its table names a block that no request holds."""
+        """The slot of a batch's padding rows. Its table names a block that no request holds."""
         self._vocab_size = vocab_size
         max_blocks = -(-max_model_len // block_size)
         self.tensors = SlotTensors.allocate(max_num_seqs + 1, max_model_len + 1, max_blocks, device)
@@ -51,7 +52,7 @@ class SlotUploads:
         self._upload(table, np.array(block_ids, np.int32), stage)
 
     def upload(self, stage: StagingBuffer) -> None:
-        """Brings everything on the stage to the device, and what concerns slots to its place there."""
+        """Sends the staging buffer to the device, and copies the data of slots to their tensors there."""
         if self._params_changed:
             self._upload(self.tensors.int_params, self._int_params, stage)
             self._upload(self.tensors.float_params, self._float_params, stage)

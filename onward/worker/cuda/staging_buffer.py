@@ -1,6 +1,6 @@
 """Arrays on their way to the device: gathered in pinned memory, sent in one copy, read there as tensors.
 
-A step has a stage of its own until it is done: its copy may still be under way while the next step is prepared.
+A step has a staging buffer of its own until it is done: its copy may still be running while the next step is prepared.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,14 @@ _KINDS = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.d
 
 
 def to_device(values: Sequence[float], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
-    """A few numbers on the device. Without pinned memory this would wait for all that the device has to do before."""
+    """Returns a few numbers as a tensor on the device. Without pinned memory the copy would wait for all earlier work
+    of the device."""
     is_host = torch.device(device).type == "cpu"
     return torch.tensor(values, dtype=dtype, pin_memory=not is_host).to(device, non_blocking=True)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host, once the device has passed this place."""
+    """Returns a copy on the host, which is complete once the device has finished all work launched so far."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return host.copy_(tensor, non_blocking=True)
 
@@ -61,7 +62,7 @@ class StagingBuffer:
 
 
 class StagedArray:
-    """An array of a stage; a tensor once that is sent."""
+    """An array in a staging buffer; `tensor` returns it on the device once the buffer is sent."""
 
     def __init__(self, stage: StagingBuffer, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._stage, self._start, self._shape, self._dtype = stage, start, shape, dtype

@@ -1,7 +1,7 @@
-"""From the spans that a step computes to the arrays that a device is given. Plain numpy, without a device.
+"""Packs the spans of a step into the arrays that a device gets. Plain numpy, without a device.
 
-rows of the step     | decoding, longest history first | chunks, in the plan's order |
-rows that sample     | decoding                        | chunks that reach the end of what is known |
+rows of the step     | decoding, longest history first | chunks, in the plan's order                      |
+rows that sample     | decoding                        | last rows of chunks that end at the newest token |
 """
 
 from collections.abc import Sequence
@@ -29,16 +29,17 @@ class PackedPrefillChunks:
 @dataclass(frozen=True, slots=True)
 class PackedStep(Generic[Owner]):
     sampling: list[TokenSpan[Owner]]
-    """In the order of their rows; those that decode come first."""
+    """Spans that sample, in the order of their rows; decoding spans come first."""
     num_decoding: int
     chunks: PackedPrefillChunks | None = None
     logits_indices: np.ndarray | None = None
-    """Rows of the step whose logits are needed, where there are chunks: those that sample, then those that are reported."""
+    """For a step with chunks, its rows whose logits are needed: rows that sample, then rows whose given tokens'
+    logprobs are requested."""
     not_sampling: list[TokenSpan[Owner]] = field(default_factory=list)
     """Chunks that do not sample."""
     reporting: list[TokenSpan[Owner]] = field(default_factory=list)
     pooled: list[tuple[int, TokenSpan[Owner]]] = field(default_factory=list)
-    """With their first row of the step."""
+    """Pooled spans, each with its first row of the step."""
 
     def __post_init__(self) -> None:
         assert self.num_decoding <= len(self.sampling), "every row that decodes samples"
@@ -47,7 +48,7 @@ class PackedStep(Generic[Owner]):
 
 @dataclass(frozen=True, slots=True)
 class PackingSizes:
-    """What offsets are computed from."""
+    """The sizes from which offsets are computed."""
 
     block_size: int
     tokens_stride: int

@@ -1,7 +1,7 @@
 """A device over torch tensors: a CUDA device with Triton's kernels, or the host with plain operations, for tests.
 
-Nothing in `launch` and `sample` waits for the device: tokens stay there, as the next step's input, and come to the host
-when their step is done.
+`launch` and `sample` do not wait for the device: tokens stay there, as the next step's input, and come to the host when
+their step is done.
 """
 
 import os
@@ -52,7 +52,7 @@ from onward.worker.token_bitmasks import TokenBitmasks
 from onward.worker.token_span import NO_BLOCK, TokenSpan
 
 MAX_GROUP = 128
-"""Query heads of a KV head: a tile of chunk attention holds those of one token."""
+"""Query heads of a KV head, at most: a tile of chunk attention has all of one token."""
 MAX_HEAD_DIM = 256
 _HEAD_UNIT = 16
 """Heads are padded to a multiple of this (`models.head_padding`)."""
@@ -70,19 +70,19 @@ _BUDGETED = SamplingParams(seed=0, reasoning=ReasoningParams((0,), (0,), starts_
 class _LaunchedWork:
     packed: PackedStep[SlotState]
     sampled: torch.Tensor
-    """In pinned memory: for each span that samples its token, and whether there is one."""
+    """In pinned memory: the token of each span that samples, and whether it is valid."""
     with_cuts: bool = False
     needs_care: bool = False
     """Some rows have logits processors or logprobs."""
     logits: torch.Tensor | None = None
-    """Of the rows that sample, until they have."""
+    """Logits of the rows that sample."""
     bits: torch.Tensor | None = None
     logprobs: PendingLogprobs | None = None
     reported: PendingLogprobs | None = None
     vectors: dict[int, torch.Tensor] = field(default_factory=dict)
-    """By slot, of prompts that are whole."""
+    """Vectors of complete prompts, by slot."""
     event: DeviceEvent | None = None
-    """Behind all that was launched for it."""
+    """Recorded after everything that was launched for the step."""
 
 
 class TorchDevice:
@@ -103,10 +103,10 @@ class TorchDevice:
         before_pool: Callable[[], None] = lambda: None,
         memory: KeptDeviceMemory | None = None,
     ) -> None:
-        """`weights` as `open_weights` gives them; None: random ones. `before_pool` is called when the weights are loaded,
-        before the rest of the device's memory is measured. A rehearsal captures nothing. `memory`: for weights and KV that
-        outlive this worker; None: they end with it."""
-        check_supported(model.config, "cuda")
+        """`weights` are as `open_weights` returns them; None: random ones. `before_pool` is called when the weights are
+        loaded, before the rest of the device's memory is measured. A rehearsal captures no graphs. `memory` is for
+        weights and KV that outlive this worker; None: they end with it."""
+        check_supported(model.config, ops.device_kind)
         _check_sizes(model.config, config)
         model, weights = _pad_heads(model, weights)
         self._model, self._config, self._ops, self._device = model, config, ops, device
@@ -132,7 +132,7 @@ class TorchDevice:
         )
         max_blocks = self._slots.tensors.tables.shape[1]
         self._row_tensors = RowTensors.allocate(max_sampled, max_blocks, device)
-        self._row_tensors.sampled.fill_(1)  # where nothing is launched, every row still draws a token
+        self._row_tensors.sampled.fill_(1)  # in a rehearsal, which launches nothing, every row has a valid token
         self._packing_sizes = PackingSizes(
             config.block_size, self.max_model_len + 1, max_blocks, model.config.num_heads // model.config.num_kv_heads,
             ops.tile_rows,
@@ -147,18 +147,18 @@ class TorchDevice:
             torch.zeros((2, max_sampled), dtype=torch.int32, pin_memory=is_pinned) for _ in self._staging_buffers
         ]
         self._buffer_index = 0
-        # A device has more streams than a CPU, and needs the host's cores less.
+        # A CUDA device serves more streams than a CPU, and needs fewer of the host's cores.
         cores = len(os.sched_getaffinity(0))
         self.num_mask_threads = max(NUM_MASK_THREADS, min(_MOST_MASK_THREADS, cores // 2))
 
     @property
     def scratch_block(self) -> int:
-        """The one that rows which only fill a batch up write too."""
+        """The block after the pool. Padding rows of a batch write it too."""
         return self.num_blocks
 
     @property
     def attention_window(self) -> int | None:
-        """Attention begins to read at the first position of a window (`kernels.ops` `Scoring`)."""
+        """The model's attention window: attention begins to read at its first position (`kernels.ops.Scoring`)."""
         return self._model.config.attention_window
 
     @property
@@ -166,14 +166,15 @@ class TorchDevice:
         return f"Triton kernels ({gpu_model()})"
 
     def warm_up_steps(self) -> Iterator[DummySteps]:
-        """The usual kernels and the usual graphs: of the steps that decode, the first runs and the second is captured."""
+        """Yields steps with the usual kernels and graphs. The first decode step of each size runs, and the second one
+        is captured."""
         max_num_seqs = self._config.max_num_seqs
         for size in warmup_batch_sizes(max_num_seqs):
             yield _dummy(min(size, max_num_seqs), _PLAIN)
         yield _dummy(1, _CUT)
 
     def rehearsal_steps(self) -> Iterator[DummySteps]:
-        """Steps of every size and kind."""
+        """Yields steps of every size and kind."""
         max_num_seqs = self._config.max_num_seqs
         yield _dummy(1, _PLAIN, self._config.max_num_batched_tokens)
         for size in batch_sizes_up_to(max_num_seqs):
@@ -187,7 +188,7 @@ class TorchDevice:
         self._slots.assign(assign, self._stage)
 
     def extend(self, slot: int, first: int, block_ids: Sequence[int], decoding_at: int | None) -> int:
-        """A single block for the token of a row that decodes goes with the row; others are uploaded."""
+        """Returns a single block for the token of a decoding row, because the row carries it. Uploads other blocks."""
         if decoding_at is not None and len(block_ids) == 1 and first == decoding_at // self._config.block_size:
             return block_ids[0]
         self._slots.extend(slot, first, block_ids, self._stage)
@@ -247,9 +248,10 @@ class TorchDevice:
 
     @torch.inference_mode()
     def logits_of(self, spans: Sequence[TokenSpan[Any]]) -> np.ndarray:
-        """Each span is computed as one chunk."""
+        """Returns the logits of every row. Each span is computed as one chunk."""
         chunks = [replace(one, is_sampled=False, logprob_positions=range(one.start, one.end)) for one in spans]
-        logits = self._forward(pack(chunks, self._packing_sizes)).float().cpu().numpy().copy()  # of a buffer, on a host
+        # Copied, because without a CUDA device the array is a view of the logits buffer.
+        logits = self._forward(pack(chunks, self._packing_sizes)).float().cpu().numpy().copy()
         self._stage.clear()
         return logits
 
@@ -258,8 +260,8 @@ class TorchDevice:
         return self._staging_buffers[self._buffer_index]
 
     def _open_pool(self, dtype: torch.dtype, memory: KeptDeviceMemory | None) -> tuple[int, list[torch.Tensor]]:
-        """The number of its blocks, and the pages of each layer. These have one block more than the engine knows of, for
-        rows that only fill a batch up."""
+        """Returns the number of blocks, and the pages of each layer. These have one block more than the engine uses,
+        for the padding rows of a batch."""
         config = self._model.config
         block_bytes = config.num_layers * self._page_items * dtype.itemsize
         if memory is not None and memory.num_kv_bytes:
@@ -311,11 +313,11 @@ class TorchDevice:
         self._copy_sampled_to_host(work)
 
     def _copy_sampled_to_host(self, work: _LaunchedWork) -> None:
-        # All of it, whichever rows sampled: a part would not lie in one piece, and would be waited for.
+        # All rows, whichever sampled: a part is not contiguous, and its copy would wait for the device.
         work.sampled.copy_(self._row_tensors.sampled, non_blocking=True)
 
     def _decode_and_sample(self, packed: PackedStep[SlotState], *, with_cuts: bool) -> None:
-        """The usual step: one graph from the rows' inputs to their tokens."""
+        """Runs the usual step: one graph from the rows' inputs to their tokens."""
         assert packed.num_decoding == len(packed.sampling), "every row of a step without chunks decodes"
         rows = self._upload_rows(packed, padded_batch_size(len(packed.sampling)))
 
@@ -327,7 +329,7 @@ class TorchDevice:
         self._graphs.run((len(rows.token_ids), with_cuts), work)
 
     def _forward(self, packed: PackedStep[Any]) -> torch.Tensor:
-        """Logits of the rows that sample, then of those that are reported."""
+        """Returns the logits of the rows that sample, then of the rows whose given tokens' logprobs are requested."""
         count, slots = len(packed.sampling), self._slots.tensors
         if packed.chunks is None:
             rows = self._upload_rows(packed, padded_batch_size(count))
@@ -363,7 +365,7 @@ class TorchDevice:
         )
 
     def _upload_rows(self, packed: PackedStep[Any], count: int) -> RowTensors:
-        """Brings everything that the host says about this step to the device."""
+        """Copies all inputs of this step to the device."""
         host_inputs = self._host_inputs[self._buffer_index]
         fill_inputs(host_inputs.numpy()[:, :count], packed.sampling, self._slots.padding_slot)
         self._slots.upload(self._stage)
@@ -403,13 +405,14 @@ def _load_weights(
     device: str,
     memory: KeptDeviceMemory | None,
 ) -> ModelWeights:
-    """Those that an earlier worker has left, if there are any."""
+    """Returns the weights that an earlier worker has left, or else loads them. With `memory`, they outlive this
+    worker."""
     if memory is None:
         return load_device_weights(model, weights, dtype, device)
     layout = WeightsLayout(model, dtype)
-    if (kept := memory.attach_weights(layout.num_bytes)) is not None:
+    if (kept := memory.attach_weights(layout.num_bytes, layout.digest)) is not None:
         return layout.weights_in(kept)
-    # Quantized weights are made of wide ones, which are gone again before the shared memory is allocated.
+    # Weights are quantized from wide ones, which are freed before the shared memory is allocated.
     quantized = load_device_weights(model, weights, dtype, device) if model.quantization == "fp8" else None
     region = memory.create_weights(layout.num_bytes)
     device_weights = layout.weights_in(region.memory)
@@ -417,7 +420,7 @@ def _load_weights(
         fill_device_weights(device_weights, model, weights, device)
     else:
         copy_device_weights(quantized, device_weights)
-    memory.keep_weights(region)
+    memory.keep_weights(region, layout.digest)
     return device_weights
 
 
@@ -428,7 +431,7 @@ def _dummy(num_slots: int, sampling: SamplingParams, length: int = 4) -> DummySt
 def _pad_heads(
     model: PreparedModel, weights: Mapping[str, Any] | None
 ) -> tuple[PreparedModel, Mapping[str, Any] | None]:
-    """The same model with heads of a size that the kernels have."""
+    """Returns the same model with heads padded to a size that the kernels support."""
     config = padded_config(model.config, _HEAD_UNIT)
     if config == model.config:
         return model, weights
@@ -437,7 +440,7 @@ def _pad_heads(
 
 
 def _check_sizes(model: ModelConfig, config: WorkerConfig) -> None:
-    """What the kernels can compute with."""
+    """Raises `StartupError` for sizes that the kernels do not support."""
     if config.block_size & (config.block_size - 1) or config.block_size < 16:
         raise StartupError(f"--block-size {config.block_size} is not a power of two of at least 16, as CUDA needs it")
     if model.num_heads % model.num_kv_heads or model.num_heads // model.num_kv_heads > MAX_GROUP:

@@ -1,6 +1,6 @@
-"""From an assignment to its grammar and its thinking, as far as its tokens have led.
+"""Creates the grammar and the reasoning tracker of an assignment.
 
-Both are rebuilt from the whole list, so they are where the last slot of this request left off.
+Both are rebuilt from the whole token list, so they continue where the last slot of this request ended.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from onward.worker.slot_checks import SlotError
 
 
 def create_grammar_compiler(model: PreparedModel) -> LazyGrammarCompiler:
-    """Of the model's vocabulary."""
+    """Returns a compiler for the model's vocabulary, which is created on first use."""
 
     def build() -> GrammarCompiler:
         assert model.tokenizer is not None, "a model without a tokenizer gets no grammar"
@@ -30,7 +30,8 @@ def create_thinking(assign: AssignSlot) -> ReasoningTracker | None:
     reasoning, sampling = assign.sampling_params.reasoning, assign.sampling_params
     if reasoning is None:
         return None
-    # The api refuses such a request. Without this, one that came by another way would be blamed on the model's logits.
+    # The api process refuses such a request. Without this check, one that came by another way would fail with an error
+    # about the model's logits.
     if (token_id := find_forbidden_forced_token(reasoning, sampling.end_token_ids, sampling.min_tokens)) is not None:
         message = f"token {token_id} has to end the thinking, and min_tokens ({sampling.min_tokens}) forbids it"
         raise SlotError("invalid_request", message)
@@ -44,7 +45,7 @@ def create_slot_grammar(
     compiler: LazyGrammarCompiler,
     mask_executor: MaskExecutor,
 ) -> SlotGrammar | None:
-    """About what is answer and not thinking; another thread rebuilds it."""
+    """Returns the grammar of the answer, without the reasoning tokens before it. Another thread rebuilds its state."""
     grammar = assign.sampling_params.grammar
     if grammar is None:
         return None

@@ -1,8 +1,8 @@
-"""What a request's grammar and its thinking say together about the next token.
+"""Combines the constraints of a request's grammar and of its reasoning on the next token.
 
-Thinking is no part of what the grammar is about: it may come first, or have been opened by the prompt, and no output ends
-inside it. Where there is a grammar, thinking begins with the first token or not at all, so that what the grammar has
-read is always the output from some token on.
+The grammar does not apply to reasoning. Reasoning may come first, or may begin in the prompt, and no output ends inside
+it. With a grammar, reasoning begins with the first token or not at all, so that the grammar always reads the output
+from some token on.
 """
 
 from collections.abc import Iterable
@@ -22,20 +22,21 @@ class ConstrainedSlot(Protocol):
 
 
 def active_grammar(slot: ConstrainedSlot) -> SlotGrammar | None:
-    """That of the answer, unless the next token is a thought."""
+    """Returns the grammar for the next token; None inside reasoning or without a grammar. Where reasoning may begin,
+    its first token is allowed too."""
     return None if slot.thinking is not None and slot.thinking.is_inside else slot.grammar
 
 
 def fill_token_bitmask(slot: ConstrainedSlot, bits: np.ndarray) -> int | None:
-    """Sets the bits (uint8, one bit for each token, lowest first) of the tokens that may come next. An end token may where
-    the output is complete, and only there, whatever it would be as text. Returns the forced token, if there is one; it
-    overrides the bits."""
+    """Sets the bits (uint8, one bit for each token, lowest first) of the tokens that may come next. With a grammar, an
+    end token may come only where the output is complete, whatever its text is. Returns the forced token, if there is
+    one; it overrides the bits."""
     thinking, grammar = slot.thinking, active_grammar(slot)
     if grammar is not None:
         mask = grammar.mask()
         known = memoryview(mask.bits)[: len(bits)]
         bits[len(known) :] = 0
-        bit_bytes = bits.data  # numpy takes ten times as long for single ones
+        bit_bytes = bits.data  # numpy takes ten times as long for single bytes
         bit_bytes[: len(known)] = known
         _set_bits(bit_bytes, slot.sampling.end_token_ids, mask.may_end)
         if thinking is not None:
@@ -55,7 +56,7 @@ def _set_bits(bit_bytes: memoryview, token_ids: Iterable[int], value: bool) -> N
 
 
 def advance(slot: ConstrainedSlot, token_id: int) -> bool:
-    """Whether nothing can follow."""
+    """Advances reasoning tracker and grammar by a token. Returns whether nothing can follow."""
     grammar, thinking = active_grammar(slot), slot.thinking
     if thinking is not None:
         thinking.advance(token_id)

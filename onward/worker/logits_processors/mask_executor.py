@@ -1,7 +1,7 @@
-"""Masks are made at once where that is likely to be quick, and by other threads where it is not.
+"""Computes masks in the calling thread if that is likely to be quick, and in other threads if not.
 
-Most masks take some microseconds, much less than it takes to hand work to a thread, to wait for it, and to get the
-interpreter back. Others take milliseconds, and nobody but their own stream should wait for those.
+Most masks take some microseconds, much less than it takes to pass work to a thread, to wait for it, and to get the
+interpreter back. Others take milliseconds, and only their own streams should wait for those.
 """
 
 import time
@@ -13,16 +13,17 @@ from typing import Protocol
 from onward.grammar.matcher import TokenBitmask
 
 INLINE_LIMIT_S = 0.0003
-"""Who has lately needed more leaves it to the threads."""
+"""A mask that is expected to take longer is computed in another thread."""
 MAX_INLINE_BUDGET_S = 0.01
-"""Of everybody together, if nothing was made at once for a while."""
+"""The inline budget of all slots together, if no mask was computed inline for a while."""
 INLINE_BUDGET_SHARE = 0.5
-"""Of the time that is spent otherwise, in the long run: so much may be slow after all, and hold up the others."""
+"""Inline time in the long run, as a share of all other time. It bounds the delay of other slots by masks that take
+longer than expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedMask:
-    """A mask that is there, or why there is none."""
+    """A computed mask, or the error that its computation raised."""
 
     mask: TokenBitmask | None
     fault: Exception | None = None
@@ -45,12 +46,12 @@ NextMask = CompletedMask | Future[TokenBitmask]
 
 class MaskExecutor(Protocol):
     def submit(self, compute: Callable[[], TokenBitmask], expected_s: float) -> NextMask:
-        """`compute` is expected to take this long."""
+        """Computes a mask, now or in another thread. `expected_s` is how long `compute` is expected to take."""
         ...
 
 
 class ThreadedMaskExecutor:
-    """Asked by one thread. It starts no other before the first mask that needs one."""
+    """Used by one thread. It starts no other thread before the first mask that needs one."""
 
     def __init__(self, num_threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="mask")
@@ -74,7 +75,7 @@ class ThreadedMaskExecutor:
 def compute_inline(compute: Callable[[], TokenBitmask]) -> CompletedMask:
     try:
         return CompletedMask(compute())
-    except Exception as fault:  # it belongs to who asks for the mask
+    except Exception as fault:  # raised again in `CompletedMask.result`
         return CompletedMask(None, fault)
 
 

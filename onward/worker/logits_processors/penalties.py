@@ -1,7 +1,7 @@
-"""What a request's own history does to its logits: biases, bad words, penalties.
+"""The logits processor of a request: biases, allowed tokens, bad words, and penalties that depend on its tokens so far.
 
-Built when a slot is assigned, by replaying the whole token list, and advanced after each sample. So it is a function of
-(request, tokens so far), and is the same after a preemption, a crash, or on another machine.
+It is created when a slot is assigned, by replaying the whole token list, and advanced after each sample. So it is a
+function of (request, tokens so far), and is the same after a preemption, a crash, or on another machine.
 """
 
 import copy
@@ -23,6 +23,7 @@ class LogitsProcessor:
             [word[0] for word in sampling.bad_words if len(word) == 1 and word[0] < vocab_size], np.int64
         )
         self._bad_sequences = [word for word in sampling.bad_words if len(word) > 1 and word[-1] < vocab_size]
+        self._disallowed = _disallowed(sampling, vocab_size) if sampling.allowed_token_ids else None
         self._max_sequence_length = max((len(sequence) for sequence in self._bad_sequences), default=1)
         self._tail: list[int] = []
         """The newest output tokens, as many as the longest bad word needs."""
@@ -35,16 +36,16 @@ class LogitsProcessor:
 
     @staticmethod
     def is_needed(sampling: SamplingParams) -> bool:
-        """Most requests have no such rules, and pay nothing."""
+        """Returns whether these parameters need a processor. Most requests need none, and have no cost."""
         penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty - 1.0)
-        return any(penalties) or bool(sampling.logit_bias) or bool(sampling.bad_words)
+        return any(penalties) or bool(sampling.logit_bias or sampling.bad_words or sampling.allowed_token_ids)
 
     @property
     def _counts_output(self) -> bool:
         return bool(self._sampling.presence_penalty or self._sampling.frequency_penalty)
 
     def apply(self, logits: np.ndarray) -> None:
-        """Changes one row in place. Penalties come first, so that what is forbidden stays so."""
+        """Changes one row in place. Penalties come first, so that forbidden tokens stay forbidden."""
         if self._seen is not None:
             ids = np.flatnonzero(self._seen)
             seen, penalty = logits[ids], np.float32(self._sampling.repetition_penalty)
@@ -54,6 +55,8 @@ class LogitsProcessor:
             frequency = np.float32(self._sampling.frequency_penalty) * self._counts[ids].astype(np.float32)
             logits[ids] -= frequency + np.float32(self._sampling.presence_penalty)
         np.add.at(logits, self._bias_ids, self._biases)
+        if self._disallowed is not None:
+            logits[self._disallowed] = FORBIDDEN
         logits[self._bad_token_ids] = FORBIDDEN
         for sequence in self._bad_sequences:
             if (
@@ -71,8 +74,15 @@ class LogitsProcessor:
             self._tail = [*self._tail, token][1 - self._max_sequence_length :]
 
     def copy(self) -> "LogitsProcessor":
-        """For tokens that may not stay."""
+        """Returns a copy, to be advanced by tokens that may not be accepted."""
         clone = copy.copy(self)
         clone._counts = None if self._counts is None else self._counts.copy()
         clone._seen = None if self._seen is None else self._seen.copy()
         return clone
+
+
+def _disallowed(sampling: SamplingParams, vocab_size: int) -> np.ndarray:
+    """Returns which tokens of the vocabulary the request does not allow."""
+    disallowed = np.ones(vocab_size, np.bool_)
+    disallowed[[token for token in sampling.allowed_token_ids if token < vocab_size]] = False
+    return disallowed

@@ -1,7 +1,8 @@
-"""A slot's grammar: its matcher, and the mask of its next token, which is made before the model has computed its logits.
+"""A slot's grammar: its matcher, and the mask of its next token. The computation of a mask begins before the model
+computes the token's logits.
 
-Built when the slot is assigned, by replaying the whole output, and advanced after each sample. So it is a function of
-(request, tokens so far), and is the same after a preemption, a crash, or on another machine.
+The grammar is created when the slot is assigned, by replaying the whole output, and advanced after each sample. So it
+is a function of (request, tokens so far), and is the same after a preemption, a crash, or on another machine.
 """
 
 import math
@@ -16,17 +17,18 @@ from onward.proto.sampling_params import Grammar
 from onward.worker.logits_processors.mask_executor import MaskExecutor, NextMask, wait_for_all, wait_for_one
 
 NUM_MASK_THREADS = 2
-"""For slow masks: the library lets go of the interpreter, and a very slow one holds up only half of the others."""
+"""Threads for slow masks. The library releases the interpreter lock, and a very slow mask delays only half of the
+others."""
 MAX_WAIT_S = 0.1
-"""For a mask, where the step has nothing else to give."""
+"""Wait for a mask if the step has no other slot that can sample."""
 BRIEF_WAIT_S = 0.001
-"""For a mask of a position whose row is computed already: a small part of what computing it again would take."""
+"""Wait for masks of positions whose rows are computed already: a small part of the time to compute them again."""
 _MASK_TIME_DECAY = 0.9
-"""Of how long a mask took, what is left when the next one comes: a slow one is remembered for some forty tokens."""
+"""Factor of the expected time of a mask from token to token. A slow mask has an effect for some forty tokens."""
 
 
 class SlotGrammarError(Exception):
-    """This request's grammar cannot go on."""
+    """The grammar of one request has failed."""
 
 
 class SlotGrammar:
@@ -36,16 +38,16 @@ class SlotGrammar:
         self._mask_executor = mask_executor
         self._matcher: GrammarMatcher | None = None
         self._expected_mask_s = 0.0
-        """How long a mask computes: the slowest of late."""
+        """Expected time of a mask: that of the slowest recent one, with decay."""
         self._next: NextMask = mask_executor.submit(lambda: self._start_matcher(grammar, output, compiler), math.inf)
-        """Of the position that is drawn next, and of no other: `advance` replaces it."""
+        """The mask of the position that is sampled next; `advance` replaces it."""
 
     @property
     def is_ready(self) -> bool:
         return self._next.done()
 
     def mask(self) -> TokenBitmask:
-        """Of the position that is drawn next."""
+        """Returns the mask of the position that is sampled next."""
         assert self._next.done(), "a mask is ready before it is read"
         try:
             return self._next.result()
@@ -53,7 +55,7 @@ class SlotGrammar:
             raise SlotGrammarError(str(error)) from error
 
     def advance(self, token_id: int) -> bool:
-        """Whether nothing can follow."""
+        """Advances the grammar by a sampled token. Returns whether nothing can follow."""
         assert self._next.done(), "a token is sampled under the mask of its position"
         assert self._matcher is not None, "the matcher exists once its first mask is ready"
         try:
@@ -65,7 +67,8 @@ class SlotGrammar:
         return self._matcher.done
 
     def wait(self) -> None:
-        """For who cannot come back later. Masks are bounded by the library's own limits."""
+        """Waits for the mask without a timeout, for a slot that cannot sample in a later step. The library's own limits
+        bound the time."""
         wait_for_all([self._next])
 
     @staticmethod

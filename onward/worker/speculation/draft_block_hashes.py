@@ -1,4 +1,4 @@
-"""Finds out whether a block's draft-model KV belongs to the tokens that a new slot has there.
+"""Checks whether a block's draft-model KV belongs to the tokens that a new slot has there.
 
 A draft model has KV memory of its own under the block ids of the served model, and is not notified when those blocks are
 reused: they may come from the prefix cache, from a peer, or from another request. So each block that it fills gets a hash
@@ -12,7 +12,7 @@ import numpy as np
 from onward.proto.block_hash import BlockHash, hash_block, root_hash
 
 _ROOT = root_hash("")
-"""Salts need not be minded: what is here is reached only through blocks that the engine has given to the slot."""
+"""No salt is needed: a slot reads only hashes of blocks that the engine has given to it."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,8 @@ class DraftBlockHashes:
         self._block_size = block_size
 
     def match_prefix(self, table: np.ndarray, tokens: np.ndarray) -> HashedPrefix:
-        """The leading blocks of a slot that hold what it needs. `tokens` are those whose KV may be there."""
+        """Returns the leading blocks of a slot that have the KV of its tokens. `tokens` are the ones whose KV may be
+        there."""
         prefix = HashedPrefix()
         for index in range(len(tokens) // self._block_size):
             block_hash = self._hash_at(prefix.last, tokens, index)
@@ -39,7 +40,7 @@ class DraftBlockHashes:
         return prefix
 
     def invalidate(self, table: np.ndarray, start: int, end: int) -> None:
-        """Positions [start, end) are about to be written."""
+        """Removes the hashes of blocks whose positions [start, end) are about to be written."""
         assert start < end, "at least one position is written"
         for index in range(start // self._block_size, (end - 1) // self._block_size + 1):
             self._hashes[table[index]] = None

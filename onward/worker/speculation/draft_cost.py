@@ -1,6 +1,6 @@
-"""How long a draft takes, as a share of what a pass of the served model takes.
+"""Estimates the time of a draft, as a share of the time of a pass of the served model.
 
-Estimated from the numbers of weights: with few rows, a pass takes as long as it takes to read them all.
+The estimate compares numbers of weights: with few rows, a pass takes as long as it takes to read all weights.
 """
 
 import math
@@ -14,18 +14,23 @@ def of_model(draft: ModelConfig, served: ModelConfig) -> float:
 
 
 def of_float_layer(layer: ModelConfig, served: ModelConfig, *, served_is_int8: bool) -> float:
-    """One layer in float32, between the served model's ends."""
+    """Returns the cost of one layer in float32 that uses the served model's embedding and head."""
     own = _layer_weights(layer) * (4 if served_is_int8 else 1)
     return (own + _head_weights(served)) / _weights(served)
 
 
 def _weights(config: ModelConfig) -> int:
-    """That a pass multiplies with."""
-    return config.num_layers * _layer_weights(config) + _head_weights(config)
+    """Returns the number of weights that a pass multiplies with."""
+    return sum(_layer_weights(config, layer) for layer in range(config.num_layers)) + _head_weights(config)
 
 
-def _layer_weights(config: ModelConfig) -> int:
-    return sum(math.prod(shape) for shape in expected_layer(config).values())
+def _layer_weights(config: ModelConfig, layer: int = 0) -> int:
+    """Returns the number of weights of a layer. Of the experts, only as many count as one token gets."""
+    shapes, experts = expected_layer(config, layer), config.layer_experts(layer)
+    if experts is None:
+        return sum(map(math.prod, shapes.values()))
+    of_experts = sum(math.prod(shape) for name, shape in shapes.items() if ".experts." in name)
+    return sum(map(math.prod, shapes.values())) - of_experts + of_experts * experts.top_k // experts.num_experts
 
 
 def _head_weights(config: ModelConfig) -> int:

@@ -1,5 +1,6 @@
-"""The worker's side of drafts: calls the proposer, writes the drafts behind the slots' tokens, and reports the computed
-tokens to the proposer. Drafts that a peer has sent for a new slot are used first, once. The sampler verifies drafts."""
+"""The worker's side of drafts: calls the proposer, writes the drafts after the slots' tokens, and reports the computed
+tokens to the proposer. Drafts that a peer has sent for a new slot are used first, once. The draft verifier decides
+which drafts are accepted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,11 +18,13 @@ class DraftManager:
         self, proposer: Proposer, tokens: np.ndarray, last_hidden_states: Callable[[], np.ndarray], *, vocab_size: int,
         max_rows: int, draft_cost: float,
     ) -> None:  # fmt: skip
-        """`last_hidden_states`: of every row of the last step, what the model's head reads."""
+        """`last_hidden_states` returns, for every row of the last step, the hidden state that the model's head
+        reads."""
         self._proposer, self._last_hidden_states, self.draft_cost = proposer, last_hidden_states, draft_cost
         self._tokens, self._vocab_size, self._max_rows = tokens, vocab_size, max_rows
         self._peer_drafts: dict[int, tuple[int, list[int]]] = {}
-        """By slot, until its first drafts: the length of the token list that a peer drafted behind, and its drafts."""
+        """By slot, until its first drafts: the length of the token list that a peer's drafts follow, and these
+        drafts."""
 
     def on_assign(self, assign: AssignSlot) -> None:
         self._peer_drafts[assign.slot] = len(assign.token_ids), assign.draft_token_ids
@@ -47,7 +50,8 @@ class DraftManager:
         return any(drafts.values())
 
     def on_computed(self, spans: Sequence[TokenSpan[Any]], lengths: Sequence[tuple[int, int] | None]) -> None:
-        """`lengths`: of each span's slot, if it is still there, how much is computed now and how long its list is."""
+        """Reports the computed spans to the proposer. `lengths` has the number of computed tokens and the length of the
+        list of each span's slot; None if the slot has been cleared."""
         computed: list[ComputedSpan] = []
         row = 0
         for span, new_lengths in zip(spans, lengths, strict=True):
@@ -58,7 +62,7 @@ class DraftManager:
             self._proposer.on_computed(computed, self._last_hidden_states)
 
     def propose_for_peer(self, draft_request: DraftRequest) -> list[int]:
-        """Drafts that a peer verifies."""
+        """Returns drafts for a peer, which will verify them."""
         if draft_request.num_drafts <= 0:
             return []
         return self._valid_prefix(self._proposer.propose([draft_request])[0][: draft_request.num_drafts])
@@ -72,12 +76,13 @@ class DraftManager:
         return {slot: self._valid_prefix(drafts) for slot, drafts in given.items()}
 
     def _peer_drafts_for(self, draft_request: DraftRequest) -> list[int]:
-        """A peer's drafts, if they start at the current end of the list; a step without drafts may have come before."""
+        """Removes a peer's drafts for the slot. Returns them if they start at the current end of the list, else none: a
+        step without drafts may have come before."""
         num_tokens, drafts = self._peer_drafts.pop(draft_request.slot, (0, []))
         return drafts[: draft_request.num_drafts] if num_tokens == draft_request.num_tokens else []
 
     def _valid_prefix(self, drafts: Sequence[int]) -> list[int]:
-        """Up to the first that is no token of this model: no pass could compute it."""
+        """Returns the drafts before the first one that is not a token of this model and so cannot be computed."""
         for index, token in enumerate(drafts):
             if not 0 <= token < self._vocab_size:
                 return list(drafts[:index])

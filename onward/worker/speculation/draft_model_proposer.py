@@ -1,13 +1,13 @@
 """Drafts by a small model of the same vocabulary, with KV of its own under the served model's block ids.
 
-It computes what it needs when drafts are asked for, and nothing before: a request that wants none costs nothing, and a
-first token never waits for it. What is missing, a whole prompt or the few tokens since the last time, is caught up with
-in pieces, since every stream of the step waits for them; a slot that is not through yet gets no drafts.
+It computes KV only when drafts are requested. So a request without drafts costs nothing, and a first token never waits
+for the draft model. Missing tokens (a whole prompt, or the few since the last call) are computed in pieces, because
+every stream of the step waits for them. A slot gets no drafts until all its tokens are computed.
 
     the slot's list    |-------------------------------------------|
                        0                                       num_tokens
-    what was fed       |------------------------|·· drafts ··|        only what equals the list counts
-                       0                               num_fed
+    computed tokens    |------------------------|·· drafts ··|        only those that equal the list count
+                       0                               num_computed
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,18 +37,18 @@ from onward.worker.speculation.proposer import ComputedSpan, DraftRequest, Propo
 from onward.worker.token_span import TokenSpan, unowned_span
 
 MIN_CATCH_UP_TOKENS = 16
-"""Tokens that each slot may compute in a round, whatever the others need: more than a step adds to its list, mostly, so
-that everybody gets through."""
+"""Tokens that each slot may compute in a round, whatever the others need. Mostly more than a step adds to its list, so
+that every slot catches up."""
 
 
 @dataclass(slots=True)
 class _SlotProgress:
-    """Of one slot."""
+    """Progress of one slot."""
 
     num_computed: int = 0
     """Leading tokens of its row of `_tokens` that have KV."""
     num_listed: int = 0
-    """Leading tokens of that row that are the slot's list."""
+    """Leading tokens of that row that come from the slot's list."""
     hashed_prefix: HashedPrefix = field(default_factory=HashedPrefix)
 
 
@@ -84,7 +84,7 @@ class DraftModelProposer:
         self._progress[slot] = _SlotProgress(prefix.count * self._context.config.block_size, num_tokens, prefix)
 
     def on_computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
-        """What the served model computes is of no use here."""
+        """Does nothing: a draft model does not use the served model's outputs."""
 
     def propose(self, draft_requests: Sequence[DraftRequest]) -> list[list[int]]:
         round_ = DraftRound(draft_requests, self._context.max_model_len)
@@ -103,7 +103,8 @@ class DraftModelProposer:
         return [round_.drafts[draft_request.slot] for draft_request in draft_requests]
 
     def _sync_tokens(self, draft_request: DraftRequest) -> None:
-        """Drafts that were not accepted count no more; the last token is computed anyhow, to know what follows it."""
+        """Copies new tokens of the list, and keeps the KV of drafts that equal them. The last token is always computed
+        by the next pass, because its logits give the first draft."""
         progress = self._progress[draft_request.slot]
         assert progress.num_listed <= draft_request.num_tokens, "the token list of a request only grows"
         start, end = progress.num_listed, min(progress.num_computed, draft_request.num_tokens)
@@ -117,7 +118,8 @@ class DraftModelProposer:
         )
 
     def _copy(self, slot: int, start: int, end: int) -> None:
-        """Models of one vocabulary may still be padded to different sizes."""
+        """Copies tokens of the slot's list, within the draft model's vocabulary: models of one vocabulary may be padded
+        to different sizes."""
         np.minimum(self._context.tokens[slot, start:end], self._vocab_size - 1, out=self._tokens[slot, start:end])
 
     def _catch_up_spans(self, draft_requests: Sequence[DraftRequest]) -> list[TokenSpan[None]]:
@@ -161,7 +163,7 @@ class DraftModelProposer:
 
 
 def _passes(spans: Sequence[TokenSpan[None]], max_rows: int) -> Iterator[list[TokenSpan[None]]]:
-    """No span is longer than a pass."""
+    """Groups spans into passes of at most `max_rows` rows. No span is longer than a pass."""
     batch: list[TokenSpan[None]] = []
     for span in spans:
         assert span.count <= max_rows, "a span fits into one pass"
@@ -174,10 +176,10 @@ def _passes(spans: Sequence[TokenSpan[None]], max_rows: int) -> Iterator[list[To
 
 
 class DraftModelProposerFactory:
-    """A model that drafts, before it has memory. `create` compares it with the served model."""
+    """A draft model before it has memory. `create` compares its vocabulary with the served model's."""
 
     def __init__(self, model: PreparedModel, weights: Mapping[str, Any], config: WorkerConfig, path: str) -> None:
-        """`path` is the flag's value."""
+        """`path` is the draft model's path as the flag has it."""
         self._model, self._weights = pad_for_cpu(model, weights)
         self._path = path
         self._block_size = config.block_size
@@ -190,7 +192,7 @@ class DraftModelProposerFactory:
 
     @property
     def draft_cost(self) -> float:
-        """Known once it is open."""
+        """Set by `create`; 0 before that."""
         return self._draft_cost
 
     def create(self, context: ProposerContext) -> DraftModelProposer:
@@ -211,7 +213,8 @@ def create_draft_model_factory(path: str, config: WorkerConfig) -> DraftModelPro
 
 
 def _prepare(path: str) -> PreparedModel:
-    """Quantized to int8 wherever its sizes allow that: a loss makes drafts a little worse, and nothing else."""
+    """Prepares the draft model, quantized to int8 if its sizes allow that. The loss only makes drafts a little
+    worse."""
     try:
         model = prepare(path, quantization="int8")
         check_supported(model.config, device_kind("cpu", model.quantization))
@@ -224,8 +227,8 @@ def _prepare(path: str) -> PreparedModel:
 
 
 def vocabulary_difference(draft: PreparedModel, served: PreparedModel) -> str | None:
-    """Between the two vocabularies. Where both have a tokenizer, sizes do not matter: models of a family are padded, and
-    given further special tokens, as somebody liked."""
+    """Returns how the two vocabularies differ, or None. If both models have a tokenizer, the sizes are not compared:
+    models of a family may be padded to different sizes and have further special tokens."""
     if draft.tokenizer is None or served.tokenizer is None:
         ours, theirs = draft.config.vocab_size, served.config.vocab_size
         return None if ours == theirs else f"its vocabulary has {ours} tokens, the served model's {theirs}"

@@ -1,4 +1,4 @@
-"""The drafts of one call for several slots, token by token, and who goes on."""
+"""The drafts of one call for several slots, token by token, and the slots that still need drafts."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ class DraftRound:
         self._active: dict[int, None] = {}
 
     def add(self, slot: int, token: int | None) -> None:
-        """The next draft of a slot, or None, where the logits were not numbers. Nothing is drafted behind an end of the
-        output, nor behind the last place of a context."""
+        """Adds the next draft of a slot; None if its logits are not numbers. No draft follows an end token, or the last
+        position of the context."""
         self._active.pop(slot, None)
         if token is None:
             return
@@ -27,5 +27,5 @@ class DraftRound:
 
     @property
     def active_slots(self) -> list[int]:
-        """Slots that want a token behind their last one."""
+        """Slots that need another draft after their last one."""
         return list(self._active)

@@ -1,7 +1,8 @@
-"""Draws drafts as the served model would draw: the same noise at each position, the same cuts, biases and penalties.
+"""Samples drafts as the served model's tokens are sampled: with the same noise at each position, and the same
+filtering, biases and penalties.
 
-So a model that thinks alike says alike, also at a high temperature. Grammars and thinking are not asked: what they forbid
-is drafted, and not accepted.
+So a draft model with similar logits gives the same tokens, also at a high temperature. Grammars and reasoning budgets
+do not apply here: a token that they forbid is drafted, but not accepted.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ class DraftSampler:
         self._processors.pop(slot, None)
 
     def begin(self, draft_requests: Sequence[DraftRequest], tokens: np.ndarray) -> None:
-        """Of one round of drafts. `tokens` is a table like the worker's, with no token outside of the vocabulary."""
+        """Begins a round of drafts. `tokens` is a table like the worker's, with no token outside of the vocabulary."""
         self._round_processors = {
             draft_request.slot: self._processor_of(draft_request, tokens[draft_request.slot]).copy()
             for draft_request in draft_requests
@@ -44,7 +45,8 @@ class DraftSampler:
     def sample(
         self, logits: np.ndarray, draft_requests: Sequence[DraftRequest], depths: Sequence[int]
     ) -> list[int | None]:
-        """One token for each row, or None where the logits are not numbers. `depths`: the drafts that precede each row."""
+        """Returns one token for each row, or None where the logits are not numbers. `depths` is the number of drafts
+        before each row."""
         for row, draft_request in enumerate(draft_requests):
             if (processor := self._round_processors.get(draft_request.slot)) is not None:
                 processor.apply(logits[row, : self._vocab_size])
@@ -59,7 +61,8 @@ class DraftSampler:
         return sampled
 
     def _processor_of(self, draft_request: DraftRequest, tokens: np.ndarray) -> LogitsProcessor:
-        """The slot's processor, advanced to the length of the list, which only grows while a slot has one request."""
+        """Returns the slot's processor, advanced to the length of the list, which only grows while a slot has one
+        request."""
         slot_processor = self._processors.get(draft_request.slot)
         if slot_processor is None:
             prompt, output = (

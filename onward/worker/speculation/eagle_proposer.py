@@ -1,16 +1,16 @@
-"""Drafts by EAGLE's layer: from the served model's last hidden states, through its embedding and its head.
+"""Drafts by EAGLE's layer, from the served model's last hidden states, with its embedding and its head.
 
-A pair is a position's hidden state (what the head reads) with the token behind it, and what the layer makes of it guesses
-the token after that. Pairs are computed as soon as both are known, behind each pass of the served model, and their keys
-and values stay in one layer of KV under the served model's block ids.
+A pair is a position's hidden state (which the head reads) and the token after it. The layer's output for a pair
+predicts the token after that. Pairs are computed as soon as both parts are known, after each pass of the served model.
+Their keys and values stay in one layer of KV under the served model's block ids.
 
     tokens     t0  t1  t2 ... t(N-2)  t(N-1)          N known; the served model has hidden states up to h(N-2)
     hidden     h0  h1  h2 ... h(N-2)
-    pair i     (hi, t(i+1)), at position i: its output guesses t(i+2), so pair N-2 gives the first draft
+    pair i     (hi, t(i+1)), at position i: its output predicts t(i+2), so pair N-2 gives the first draft
 
-Drafts behind the first take the layer's own output for the hidden state that nobody knows yet. Where the KV of a slot came
-from a peer there are no hidden states of it, and such a slot gets no drafts. A pair at the end of a cached block may have
-been made with another request's next token: one guess among many, and never more than a guess.
+Drafts after the first use the layer's own output in place of the hidden state, which is not known yet. If the KV of a
+slot came from a peer, there are no hidden states for it, and the slot gets no drafts. A pair at the end of a cached
+block may have been computed with another request's next token. That can only make a draft wrong.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,10 +44,10 @@ _KV_DTYPE = np.dtype(np.float32)
 
 @dataclass(slots=True)
 class _SlotPairs:
-    """Of one slot."""
+    """The computed pairs of one slot."""
 
     num_pairs: int | None = None
-    """Leading positions whose pairs are computed. None: some are missing and will never be known."""
+    """Leading positions whose pairs are computed. None: some are missing and can never be computed."""
     hashed_prefix: HashedPrefix = field(default_factory=HashedPrefix)
 
 
@@ -55,7 +55,8 @@ class EagleProposerFactory:
     def __init__(
         self, head: EagleHead, config: WorkerConfig, path: str, target_weights: Mapping[str, Any] | None = None
     ) -> None:
-        """`path` is the flag's value. Without `target_weights`, the served model's weights are opened."""
+        """`path` is the head's path as the flag has it. Without `target_weights`, the served model's weights are
+        opened."""
         self._head, self._path, self._target_weights = head, path, target_weights
         self._block_size = config.block_size
         self._draft_cost = 0.0
@@ -66,7 +67,7 @@ class EagleProposerFactory:
 
     @property
     def draft_cost(self) -> float:
-        """Known once it is open."""
+        """Set by `create`; 0 before that."""
         return self._draft_cost
 
     def create(self, context: ProposerContext) -> "EagleProposer":
@@ -108,7 +109,7 @@ class EagleProposer:
         self._context = context
         self._pairs = [_SlotPairs() for _ in range(num_slots)]
         self._outputs = np.zeros((num_slots, head.config.hidden_size), np.float32)
-        """Of each slot's last pair."""
+        """The layer's output for each slot's last pair."""
         self._block_hashes = DraftBlockHashes(context.num_blocks, block_size)
         self._kv = kv_pool.allocate_kv_pool(head.config, _KV_DTYPE, context.num_blocks, block_size)
         self._batch = BatchBuilder(head.config, context.tokens, context.tables, block_size, max_rows)
@@ -169,7 +170,7 @@ class EagleProposer:
         kept = [row for row, draft_request in enumerate(draft_requests) if draft_request.slot in active]
         if not kept:
             return hidden[:0]
-        # The first draft, at position num_tokens, makes a pair of the position before it.
+        # The first draft, at position num_tokens, makes a pair with the hidden state of the position before it.
         spans = [
             unowned_span(
                 draft_requests[row].slot, draft_requests[row].num_tokens - 1 + depths[row], 1, is_sampled=False
@@ -185,7 +186,7 @@ class EagleProposer:
 
     @staticmethod
     def _with_tokens_behind(span: ComputedSpan) -> ComputedSpan:
-        """Without a last token that nothing follows yet."""
+        """Returns the span without its last token if no token follows that one yet."""
         count = min(span.count, span.num_tokens - 1 - span.start)
         return ComputedSpan(span.slot, span.start, count, span.first_row, span.num_tokens)
 
@@ -205,7 +206,7 @@ class EagleProposer:
 
 
 def _build_layer(head: EagleHead, kv: Any, context: ProposerContext) -> Any:
-    """torch is imported only where somebody drafts in this way."""
+    """Builds EAGLE's layer. torch is imported only here, so that workers without EAGLE do not load it."""
     import torch
 
     from onward.models.layers.eagle_layer import EagleLayer

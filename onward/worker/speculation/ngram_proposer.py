@@ -1,7 +1,7 @@
 """Drafts without a model: finds where the newest tokens occurred before, in prompt or output, and proposes what followed.
 
-Each slot has an index from n-grams to the position behind their latest occurrence. It grows by a few entries for each
-token, however long the list, and is built on first use, so requests without drafts do not pay for it.
+Each slot has an index from n-grams to the position after their latest occurrence. It grows by a few entries for each
+token, however long the list is. It is built on first use, so requests without drafts have no cost.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,18 +11,18 @@ import numpy as np
 from onward.worker.speculation.proposer import ComputedSpan, DraftRequest, ProposerContext
 
 NGRAM_LENGTHS = (6, 3, 2)
-"""Of tokens that must agree, tried in this order: the longer, the likelier is what follows."""
+"""Numbers of tokens that must match, tried in this order: after a longer match, the drafts are more likely right."""
 
 
 class NgramProposerFactory:
     @property
     def bytes_per_block(self) -> int:
-        """Its index is as long as the slots' lists, not as the pool."""
+        """Zero: the size of the index depends on the slots' lists, not on the pool."""
         return 0
 
     @property
     def draft_cost(self) -> float:
-        """A few look-ups."""
+        """Zero: a draft takes a few look-ups."""
         return 0.0
 
     def create(self, context: ProposerContext) -> "NgramProposer":
@@ -41,7 +41,7 @@ class NgramProposer:
         return [self._propose(draft_request) for draft_request in draft_requests]
 
     def on_computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
-        """The index reads the tokens themselves, when it is asked."""
+        """Does nothing: `propose` reads the tokens from the token table."""
 
     def _propose(self, draft_request: DraftRequest) -> list[int]:
         index = self._indexes.setdefault(draft_request.slot, _NgramIndex())
@@ -51,7 +51,8 @@ class NgramProposer:
 
 
 class _NgramIndex:
-    """Of one list. Bounded by its length, and so by the longest list that the model allows."""
+    """The index of one list. Its size is bounded by the list's length, and so by the longest list that the model
+    allows."""
 
     __slots__ = ("_positions", "tokens")
 
@@ -69,7 +70,8 @@ class _NgramIndex:
             tokens.append(token)
 
     def continuation(self, count: int) -> list[int]:
-        """What stood behind the newest tokens the last time; where that reaches the end, it goes on with itself."""
+        """Returns the tokens that followed the latest earlier occurrence of the newest tokens. If they reach the end of
+        the list, the continuation repeats itself."""
         tokens = self.tokens
         for length in NGRAM_LENGTHS:
             position = self._positions.get(tuple(tokens[-length:])) if len(tokens) >= length else None
@@ -84,8 +86,8 @@ class _NgramIndex:
         return []
 
     def _agreement(self, position: int, limit: int) -> int:
-        """How many tokens before `position` equal the newest ones. Short matches seldom continue, so one token less is
-        drafted than has matched."""
+        """Returns how many tokens before `position` equal the newest ones, up to `limit`. Short matches seldom
+        continue, so one token less is drafted than has matched."""
         tokens, length = self.tokens, 2
         while length < limit and length < position and tokens[position - 1 - length] == tokens[-1 - length]:
             length += 1

@@ -1,12 +1,13 @@
-"""Who guesses the next tokens of slots, so that one step can verify several. A guess costs time and nothing else: every
-token is drawn as if there had been none, so a proposer may be wrong, late or empty, and need not be repeatable.
+"""The interface of proposers, which draft the next tokens of slots so that one step can verify several. Drafts only
+cost time: every token is sampled as without drafts. So a proposer may be wrong, late or empty, and need not be
+repeatable.
 
-Of one step:   assigned (each new slot)  ->  propose (once, for all that may verify)  ->  the model's pass over known and
-drafted tokens  ->  drawing  ->  computed (once, with what has been accepted)
+One step:   on_assign (each new slot)  ->  propose (once, for all slots that may verify)  ->  the model's pass over
+known and drafted tokens  ->  sampling  ->  on_computed (once, with the accepted tokens)
 
     tokens of a slot   |---- prompt ----|---- generated ----|·· drafts ··|
                        0           num_prompt           num_tokens
-    the model's KV     |-------------------------------->|  num_tokens - 1, when drafts are asked for
+    the model's KV     |-------------------------------->|  num_tokens - 1, when drafts are requested
 """
 
 from collections.abc import Callable, Sequence
@@ -26,15 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProposerContext:
-    """What a proposer sees of its worker. It changes none of it, but may write drafts behind a slot's tokens."""
+    """The parts of the worker that a proposer reads. It changes none of them, but may write drafts after a slot's
+    tokens."""
 
     model: PreparedModel
     config: WorkerConfig
     tokens: np.ndarray
-    """[slots, max_model_len + 1], int32: each slot's list; what lies behind its length is anybody's."""
+    """[slots, max_model_len + 1], int32: each slot's list. Entries after its length have no meaning."""
     tables: "BlockTables"
     num_blocks: int
-    """Of the KV pool. A model that drafts may keep KV of its own under the same block ids."""
+    """Blocks of the KV pool. A draft model may keep KV of its own under the same block ids."""
     max_model_len: int
     threads: "ThreadPool"
 
@@ -43,24 +45,24 @@ class ProposerContext:
 class DraftRequest:
     slot: int
     num_drafts: int
-    """At most so many are of use. Blocks for their KV are in the slot's table."""
+    """Drafts that can be used, at most. Blocks for their KV are in the slot's table."""
     num_tokens: int
     """Length of the slot's list. The model's KV of all but the last is computed, or will be in this step."""
     num_prompt: int
     sampling: SamplingParams
-    """A model that drafts draws with the same noise, keyed by seed, choice and position, to be right more often."""
+    """A draft model samples with the same noise, keyed by seed, choice and position, to be right more often."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedSpan:
-    """Of one slot, the tokens [start, start + count) have their KV now, and are final. Those behind them in the same
-    pass were drafts that were not accepted."""
+    """The tokens [start, start + count) of one slot, which have their KV now and are final. The tokens after them in
+    the same pass were drafts that were not accepted."""
 
     slot: int
     start: int
     count: int
     first_row: int
-    """Of the pass: row `first_row + i` is token `start + i`."""
+    """The first row in the pass: row `first_row + i` is token `start + i`."""
     num_tokens: int
     """Length of the slot's list now, new tokens included: at least start + count."""
 
@@ -70,30 +72,31 @@ class ComputedSpan:
 
 class Proposer(Protocol):
     def on_assign(self, slot: int, num_tokens: int, num_computed: int) -> None:
-        """A slot has a new request. KV of `num_computed` tokens came from the cache or from a peer."""
+        """Prepares for a new request in a slot. KV of `num_computed` tokens came from the cache or from a peer."""
         ...
 
     def propose(self, draft_requests: Sequence[DraftRequest]) -> list[list[int]]:
-        """For each request, what may follow its list: none to `num_drafts` tokens of the vocabulary."""
+        """Returns the drafts that may follow each request's list: none to `num_drafts` tokens of the vocabulary."""
         ...
 
     def on_computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
-        """After each pass of the model. `outputs` gives what its head reads of every row of the pass, float32
-        [rows, hidden_size]; asking costs time."""
+        """Processes the final tokens of a pass of the model, after each pass. `outputs` returns the hidden states that
+        the model's head reads, for every row of the pass: float32 [rows, hidden_size]. Calling `outputs` costs time."""
         ...
 
 
 class ProposerFactory(Protocol):
-    """A proposer that is not there yet: memory is shared out before it is taken."""
+    """A proposer before it is created: memory is planned before it is allocated."""
 
     @property
     def bytes_per_block(self) -> int:
-        """That it keeps beside each block of the KV pool."""
+        """Bytes that the proposer keeps for each block of the KV pool."""
         ...
 
     @property
     def draft_cost(self) -> float:
-        """Of guessing one token for each slot, as a share of the model's own pass over them. Asked when it is open."""
+        """Cost of drafting one token for each slot, as a share of the model's own pass over them. Read after
+        `create`."""
         ...
 
     def create(self, context: ProposerContext) -> Proposer: ...

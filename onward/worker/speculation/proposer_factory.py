@@ -6,7 +6,7 @@ from onward.worker.speculation.proposer import ProposerFactory
 
 
 def create_proposer_factory(config: WorkerConfig) -> ProposerFactory | None:
-    """None without `--speculative`."""
+    """Returns the factory; None without `--speculative`."""
     if config.speculative is None:
         return None
     speculative = parse_speculative(config.speculative)

@@ -33,7 +33,7 @@ from tests.api.thinking_model import speak, tokens_of
 
 TEXT = tokens_of("né, wörds")
 SHOWN = ["", "n", "n", "né", "né,", "né, ", "né, w", "né, w", "né, wö"]
-"""Of the first tokens, each of which is a byte."""
+"""The text that is shown after each of the first tokens. Each token is a byte."""
 LABEL = "mine"
 NAMED = {"X-Request-Id": LABEL}
 FORMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -110,7 +110,7 @@ def test_a_whole_response_that_is_aborted_is_cancelled_and_has_its_output(
     assert abort(there) == {"aborted": [], "unknown": [LABEL]}, "it has ended"
 
 
-@pytest.mark.parametrize("more", [{}, SCORED], ids=["plain", "scored"])
+@pytest.mark.parametrize("more", [{}, SCORED, {"model": None}], ids=["plain", "scored", "without model"])
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 7])
 def test_a_streamed_response_that_is_aborted_ends_as_one_that_is_cancelled_and_is_told_again_the_same(
     pair: tuple[Instance, list[httpx.Client]], num_tokens: int, more: dict[str, Any]

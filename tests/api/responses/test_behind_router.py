@@ -1,11 +1,13 @@
-"""Responses at a real router in front of two real api processes: whoever made one, it is found, and it carries on."""
+"""Responses at a real router in front of two real api processes: each is found and continued."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import msgspec
+import pytest
 import uvloop
 
 from onward.proto.engine import ErrorInfo
@@ -13,6 +15,7 @@ from onward.proto.model import PreparedModel
 from onward.router.response_store import ClusterResponseStore
 from onward.web.openai_api.response_endpoint import MAX_POLL_INTERVAL_S, pause_after
 from tests.api.instance import Instance, running
+from tests.api.reader import NO_CERTIFICATES
 from tests.api.responses.reading import (
     KINDS,
     PATH,
@@ -253,6 +256,57 @@ def test_a_router_that_has_just_started_waits_for_instances_before_it_says_unkno
     uvloop.run(work())
 
 
+@pytest.mark.parametrize("kind", ["streamed", "whole", "background"])
+def test_a_response_keeps_the_time_of_its_completion_when_its_instance_is_gone(
+    thinker: PreparedModel, kind: str
+) -> None:
+    """The router has put it at the other instance, with the time that its client was told."""
+    with running(thinker, name="a") as one, running(thinker, name="b") as other:
+        pair = [one, other]
+
+        async def scenario(router: Router) -> None:
+            for instance in pair:
+                speak(instance, TEXT)
+            fields = {"streamed": {"stream": True}, "whole": {}, "background": {"background": True}}[kind]
+            answer = await router.post(body_of("words", **fields), path=PATH)
+            told_response = data_of(events_in(answer)[-1])["response"] if kind == "streamed" else answer.json
+            path = f"/{told_response['id']}"
+
+            async def is_at_both() -> bool:
+                found = [
+                    await asyncio.to_thread(httpx.get, f"{instance.url}{PATH}{path}", verify=NO_CERTIFICATES)
+                    for instance in pair
+                ]
+                return all(one.status_code == 200 and one.json()["status"] == "completed" for one in found)
+
+            await until(is_at_both)
+            shown = (await ask(router, "GET", path)).json
+            check_response(shown)
+            if kind != "background":
+                assert shown["completed_at"] == told_response["completed_at"]
+            [first] = [instance for instance in pair if instance.engine.submits]
+            await asyncio.to_thread(first.kill_api, first.children[0])
+            again = await ask(router, "GET", path)
+            assert again.status == 200 and again.json["completed_at"] == shown["completed_at"]
+
+        run(pair, scenario)
+
+
+def test_the_tokens_of_a_prompt_with_an_earlier_response_are_counted(two: list[Instance]) -> None:
+    async def scenario(router: Router) -> None:
+        for instance in two:
+            speak(instance, TEXT)
+        first = (await router.post(body_of("words"), path=PATH)).json
+        body = {"model": "small-model", "input": "and then?", "previous_response_id": first["id"]}
+        response = (await router.post(body, path=PATH)).json
+        count = (await router.post(body, path=PATH + "/input_tokens")).json
+        assert count == {"object": "response.input_tokens", "input_tokens": response["usage"]["input_tokens"]}
+        refused = await router.post(body | {"onward_context": []}, path=PATH + "/input_tokens")
+        assert (refused.status, refused.json["error"]["param"]) == (400, "onward_context")
+
+    run(two, scenario)
+
+
 def test_when_nobody_is_left_the_stream_ends_with_what_has_failed(thinker: PreparedModel) -> None:
     with running(thinker, name="a") as instance:
 
@@ -338,7 +392,7 @@ def test_who_follows_waits_with_the_response_until_there_is_an_instance_again(th
                 reading = asyncio.create_task(response.content.read())
                 await asyncio.wait(
                     (reading,), timeout=3 * ClusterResponseStore.poll_interval_s
-                )  # it asks, and nobody answers
+                )  # it asks, and no instance answers
                 router.process.stream_runner.core.instances.add_static(other.url)
                 read += await reading
             events = told(events_in(Answer(200, {}, read)))

@@ -1,6 +1,7 @@
 """The real openai package's responses against a real api process."""
 
 import json
+from typing import Any
 
 import openai
 import pydantic
@@ -9,7 +10,7 @@ from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessa
 
 from onward.proto.engine import ErrorInfo
 from tests.api.instance import Instance
-from tests.api.responses.reading import THINKING, TOOLS, speak_until
+from tests.api.responses.reading import THINKING, TOOLS, check_response, speak_until
 from tests.api.small_model import END_OF_THOUGHT
 from tests.api.thinking_model import CALL, speak, tokens_of
 
@@ -92,6 +93,87 @@ def test_earlier_responses_are_remembered_without_their_instructions(keeper: Ins
     every = list(client.responses.input_items.list(third.id, limit=2))
     assert len(every) == 5, "page by page"
     assert isinstance(every[1], ResponseOutputMessage), "the latest first"
+
+
+def test_a_response_repeats_what_it_was_asked_for_and_names_what_it_was_not(
+    keeper: Instance, client: openai.OpenAI
+) -> None:
+    speak(keeper, tokens_of("hé"))
+    plain = client.responses.create(model=MODEL, input="hi").to_dict()
+    check_response(plain)
+    assert (plain["store"], plain["service_tier"], plain["presence_penalty"]) == (True, "default", 0.0)
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+    full = client.responses.create(
+        model=MODEL,
+        input="hi",
+        store=False,
+        service_tier="flex",
+        safety_identifier="user-7",
+        prompt_cache_key="chat-3",
+        tools=[{**tool, "strict": True}, {"type": "function", "name": "g"}],  # type: ignore[list-item]
+        tool_choice="none",
+        extra_body={"presence_penalty": 0.5, "frequency_penalty": -1},
+    ).to_dict()
+    check_response(full)
+    assert (full["store"], full["service_tier"], full["safety_identifier"]) == (False, "default", "user-7")
+    assert (full["prompt_cache_key"], full["presence_penalty"], full["frequency_penalty"]) == ("chat-3", 0.5, -1)
+    assert full["tools"] == [
+        {**tool, "strict": True, "description": None},
+        {"type": "function", "name": "g", "parameters": None, "strict": None, "description": None},
+    ]
+
+
+def test_a_request_as_coding_agents_send_it_is_served_and_its_reasoning_can_be_sent_back(
+    keeper: Instance, client: openai.OpenAI
+) -> None:
+    """Agents store nothing and ask for sealed reasoning. They get the reasoning itself, and send it back."""
+    asked: Any = {
+        "model": MODEL,
+        "instructions": "You are a coding agent.",
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "service_tier": "priority",
+        "prompt_cache_key": "chat-3",
+        "text": {"verbosity": "medium"},
+        "extra_body": {"client_metadata": {"installation": "a"}, **THINKING},
+        **TOOLS,
+    }
+    speak(keeper, tokens_of("hm", END_OF_THOUGHT, CALL))
+    hello: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+    *_, last = client.responses.create(input=[hello], stream=True, **asked)
+    assert last.type == "response.completed"
+    check_response(last.response.to_dict())
+    reasoning, call = (item.to_dict() for item in last.response.output)
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm"}] and reasoning["summary"] == []
+    speak(keeper, tokens_of("hm", END_OF_THOUGHT, "done"))
+    output: Any = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+    again = client.responses.create(input=[hello, reasoning, call, output], **asked)  # type: ignore[list-item]
+    assert again.output_text == "done"
+
+
+def test_the_tokens_of_a_prompt_are_counted_as_they_are_computed(keeper: Instance, client: openai.OpenAI) -> None:
+    speak(keeper, tokens_of("hé"))
+    first = client.responses.create(model=MODEL, input="hi", instructions="be brief", **TOOLS)
+    asked: Any = {"model": MODEL, "input": "and then?", "previous_response_id": first.id, **TOOLS}
+    client.responses.create(**asked)
+    count = client.responses.input_tokens.count(**asked)
+    assert (count.input_tokens, count.object) == (
+        len(keeper.engine.submits[-1].prompt_token_ids),
+        "response.input_tokens",
+    )
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.responses.input_tokens.count(model=MODEL, input="x", previous_response_id="resp_" + "0" * 32)
+    assert unknown.value.param == "previous_response_id"
+    for fields, param in (({"input": []}, "input"), ({"tools": [{"type": "web_find"}]}, "tools[0].type")):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.input_tokens.count(**{"model": MODEL, "input": "x", **fields})  # type: ignore[arg-type]
+        assert refused.value.param == param
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.responses.input_tokens.count(model=MODEL, input="x" * 100_000)
+    assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "input")
 
 
 def test_logprobs_come_where_they_are_asked_for(keeper: Instance, client: openai.OpenAI) -> None:

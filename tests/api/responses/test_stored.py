@@ -214,11 +214,16 @@ def test_a_client_that_was_cut_off_comes_back_by_the_number_of_its_last_event(
     assert status_of(http, response_id) == "completed"
 
 
-def test_a_cut_stream_goes_on_although_what_it_goes_on_from_is_deleted(keeper: Instance, http: httpx.Client) -> None:
+@pytest.mark.parametrize("named", [{"model": "small-model"}, {"model": None}, {"model": ""}, {}])
+def test_a_cut_stream_goes_on_although_what_it_goes_on_from_is_deleted(
+    keeper: Instance, http: httpx.Client, named: dict[str, str | None]
+) -> None:
     speak(keeper, TEXT)
     earlier = ask(http, "POST", json=body_of("words")).json()
     speak_until(keeper, 5, TEXT)
     body = body_of("words", stream=True, previous_response_id=earlier["id"])
+    del body["model"]
+    body |= named
     with http.stream("POST", PATH, json=body) as response:
         lines, line = response.iter_lines(), ""
         while not (line.startswith("id: ") and line.rpartition(";")[0].endswith(";4")):

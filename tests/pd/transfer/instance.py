@@ -23,7 +23,7 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 LAYOUT = KvLayout(fingerprint="same", dtype="int8", block_size=16, num_layers=3, num_kv_heads=2, head_dim=32)
 PAGE_BYTES = 2 * record_size(32, 1)
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 
 Report = TypeVar("Report")
 _numbers = itertools.count()
@@ -40,8 +40,13 @@ class Instance:
         key: str = "",
         layout: KvLayout = LAYOUT,
         seed: int = 0,
+        memory_fd: int | None = None,
+        writer_token_fd: int | None = None,
     ) -> None:
-        pool = allocate_kv_pool(CONFIG, np.dtype(np.int8), num_blocks, 16, is_shared=backend is not None)
+        """`memory_fd`: of memory that outlives this process; `writer_token_fd`: what its writers keep open."""
+        pool = allocate_kv_pool(
+            CONFIG, np.dtype(np.int8), num_blocks, 16, is_shared=backend is not None, memory_fd=memory_fd
+        )
         self.bytes, self.geometry = pool.data, pool.geometry
         assert self.geometry.page_bytes == PAGE_BYTES
         self.bytes[:] = np.random.default_rng(seed).integers(0, 256, self.bytes.size, np.uint8)
@@ -51,7 +56,7 @@ class Instance:
         self._wires, plane_wires = SocketPoller(), SocketPoller()
         self._port = self._wires.engine_kv_wire_end(engines)
         self.plane = KvTransferThread(
-            KvMemoryRegion(self.bytes, pool.fd, self.geometry, layout),
+            KvMemoryRegion(self.bytes, pool.fd, self.geometry, layout, writer_token_fd),
             backend=backend,
             host="127.0.0.1",
             incarnation=f"worker-{number}",
@@ -110,7 +115,7 @@ class Instance:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """For what another thread or process does to memory, which tells nobody."""
+    """Waits for what another thread or process does to memory without a message."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline_s, "it does not happen"

@@ -12,19 +12,23 @@ from onward.proto.kv_transfer import KvEndpoint
 from tests.pd.transfer.instance import Instance
 
 ROOT = Path(__file__).parents[3]
+NUM_BLOCKS = 1500
 
 
 class InstanceProcess:
     """The test's end of it. Its memory has 1500 blocks, filled from seed 7."""
 
-    def __init__(self, backend: str = "") -> None:
+    def __init__(self, backend: str = "", fds: tuple[int, ...] = ()) -> None:
+        """`fds`: of its memory and of the writer token, as a supervisor hands them to a worker."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.pd.transfer.instance_process", backend],
+            [sys.executable, "-m", "tests.pd.transfer.instance_process", backend, *map(str, fds)],
             cwd=ROOT,
+            pass_fds=fds,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+        self.pid = self._process.pid
         self.address, self.incarnation = self._line().split()
         self.endpoint = KvEndpoint(backend, self.address, self.incarnation)
 
@@ -73,7 +77,8 @@ class _Task(msgspec.Struct):
 
 def main() -> None:
     backend = sys.argv[1] or None
-    instance = Instance(backend, num_blocks=1500, seed=7)
+    fds = dict(zip(("memory_fd", "writer_token_fd"), map(int, sys.argv[2:]), strict=False))
+    instance = Instance(backend, num_blocks=NUM_BLOCKS, seed=7, **fds)
     print(*((instance.endpoint.address, instance.endpoint.incarnation) if backend else ("none", "none")), flush=True)
     for line in sys.stdin:
         task = msgspec.json.decode(line, type=_Task)

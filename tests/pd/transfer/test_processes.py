@@ -56,7 +56,7 @@ def begun(writer: InstanceProcess, theirs: Instance) -> np.ndarray:
 
 
 def whole_transfer(start: Start, theirs: Instance) -> None:
-    """Of somebody else: when it is over, all that was commanded before has been dealt with."""
+    """Makes a transfer from another instance. At its end, all earlier commands have been carried out."""
     other = start(seed=3)
     theirs.expect([30], "other")
     other.push(theirs.endpoint, [30], "other")

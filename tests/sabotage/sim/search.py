@@ -27,7 +27,7 @@ class Row:
     only: frozenset[str] | None = None
     """Kinds of faults that the runs are narrowed to."""
     scenario: str = ""
-    """Of the catalogue, where the situation is too rare to wait for."""
+    """A scenario of the catalogue, if the situation is too rare in random runs."""
 
     def scenario_of(self, seed: int) -> Scenario:
         if self.scenario:

@@ -71,6 +71,8 @@ KV_MEMORY = [
     _tested("seal-never-broken", "engine", 400, frozenset({"kill-engine"})),
     _tested("torn-rows-adopted", "engine", 400, frozenset({"kill-engine"})),
     _tested("fences-outlive-worker", "engine", 400, frozenset({"kill-worker"})),
+    _tested("late-writes-reach-kept-memory", "pd", 200, frozenset({"late-kv"})),
+    _tested("leases-outlive-worker", "pd", 60, frozenset({"kill-worker"})),
 ]
 
 LOAD = [
@@ -86,6 +88,8 @@ LOAD = [
         scenario="wrong-clock",
     ),
 ]
+
+SEVERAL_MODELS = [_in("two-versions", "stream-crosses-versions")]
 
 SUPERVISOR = [
     _tested("worker-outlives-its-engine", "engine", 40),
@@ -247,6 +251,7 @@ TABLE = [
     *STEPS,
     *KV_MEMORY,
     *LOAD,
+    *SEVERAL_MODELS,
     *SUPERVISOR,
     *TRACKER,
     *TEXT,

@@ -1,4 +1,4 @@
-"""The engine over the device's runner, two steps in flight: preemption, abort and a broken step change nobody's tokens."""
+"""The engine over the device's runner, two steps in flight: preemption, abort and a broken step change no tokens."""
 
 import functools
 from collections.abc import Callable

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 WINDOW, MAX_MODEL_LEN, LENGTH = 40, 512, 300
 """Windows begin in other tiles and splits than the rows that they belong to."""
 LIMIT = 0.08
-"""Of the error of all logits together, relative to them. A bfloat16 number is good to 0.004."""
+"""Largest error of all logits together, relative to them. A bfloat16 number is accurate to 0.004."""
 
 PLAIN = ModelConfig(
     architecture="llama", vocab_size=1999, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=8,

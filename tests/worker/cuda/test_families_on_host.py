@@ -18,7 +18,7 @@ from tests.worker.cuda.small_model import CONFIG, SETTINGS, DeviceDriver, random
 from tests.worker.driver import Driver, prepared
 
 LENGTH = 90
-"""Of prompts: beyond every window and every original context."""
+"""Length of prompts: beyond every window and every original context."""
 NUM_GREEDY = 64
 LIMIT = 1e-4
 CHUNKS = ([LENGTH], [7, 16, 1, 2, 64], [50] + [1] * 40)
@@ -92,7 +92,8 @@ def cpu(config: ModelConfig, **settings: Any) -> Driver:
 
 def test_a_device_implements_every_field() -> None:
     optional = ModelConfig.__struct_fields__[-len(ModelConfig.__struct_defaults__) :]
-    assert IMPLEMENTED["cuda"] == set(optional)
+    assert IMPLEMENTED["torch"] == set(optional)
+    assert IMPLEMENTED["torch"] - IMPLEMENTED["cuda"] == {"experts", "clamped_swiglu"}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 
 from onward.config import WorkerConfig
 from onward.kernels.torch_ops import TorchOps
+from onward.models.layers.device.weights_layout import WeightsLayout
 from onward.proto.control import DeviceKvAllocated, DeviceWeightsLoaded, KeptWeights
 from onward.proto.model import ModelConfig
 from onward.worker.cuda import torch_device
@@ -66,7 +67,7 @@ class Owner:
             return False
         if isinstance(message, DeviceWeightsLoaded):
             self.num_loads += 1
-            self.kept.weights = KeptWeights(os.dup(fd), message.num_bytes, message.checksum)
+            self.kept.weights = KeptWeights(os.dup(fd), message.num_bytes, message.checksum, message.layout)
         else:
             assert message.kv_memory == "memory-1"
             self.kept.kv_fd, self.kept.kv_bytes = os.dup(fd), message.num_bytes
@@ -100,12 +101,12 @@ class KeptDriver(Driver):
         self._open(runner)
 
     def pages(self) -> torch.Tensor:
-        """Of all layers; the last block is the scratch block."""
+        """Returns the pages of all layers; the last block is the scratch block."""
         return torch.stack(self.torch_device._decoder._kv)
 
 
 def logits(driver: Driver) -> bytes:
-    """Of every token of the prompt, bit by bit."""
+    """Returns the logits of every token of the prompt, as bytes."""
     return driver.logits(0, PROMPT, [len(PROMPT)]).tobytes()
 
 
@@ -125,6 +126,29 @@ def test_quantized_weights_are_kept_as_they_are() -> None:
     first = KeptDriver(owner, random_weights(), quantization="fp8")
     second = KeptDriver(owner, Unreadable(), quantization="fp8")
     assert logits(alone) == logits(first) == logits(second)
+
+
+@pytest.mark.parametrize("change", [{"layout": ""}, {"layout": "another"}, {"num_bytes": 1 << 12}])
+def test_weights_of_another_layout_are_loaded_again_and_do_not_end_the_worker(change: dict[str, Any]) -> None:
+    """A server of another version has left them."""
+    owner = Owner()
+    expected = logits(KeptDriver(owner, random_weights()))
+    assert owner.kept.weights is not None
+    owner.kept.weights = msgspec.structs.replace(owner.kept.weights, **change)
+    assert logits(KeptDriver(owner, random_weights())) == expected
+    assert owner.num_loads == 2
+    assert logits(KeptDriver(owner, Unreadable())) == expected
+
+
+def test_the_digest_of_a_layout_depends_on_its_tensors() -> None:
+    plain, tall = (
+        WeightsLayout(prepared(msgspec.structs.replace(CONFIG, **shape), dtype="float32"), torch.float32)
+        for shape in ({}, {"qkv_bias": True})
+    )
+    again = WeightsLayout(prepared(CONFIG, dtype="float32"), torch.float32)
+    half = WeightsLayout(prepared(CONFIG, dtype="float32"), torch.float16)
+    assert plain.digest == again.digest
+    assert len({plain.digest, tall.digest, half.digest}) == 3
 
 
 @pytest.mark.parametrize("position", [0, 12_345, -1])

@@ -64,8 +64,9 @@ def test_greedy_tokens_in_float32_are_the_plain_ones(family: str) -> None:
             seed=5, logit_bias=((3, 4.0), (8, -100.0)), bad_words=((5,), (7, 9)), min_tokens=6, end_token_ids=(2,)
         ),
         SamplingParams(seed=6, temperature=0.0, logprobs=0, prompt_logprobs=2),
+        SamplingParams(seed=8, allowed_token_ids=(3, 5, 8, 13, 21), logprobs=2),
     ],
-    ids=["plain", "cuts", "penalties", "words", "logprobs"],
+    ids=["plain", "cuts", "penalties", "words", "logprobs", "allowed"],
 )
 def test_every_way_of_sampling_draws_the_plain_tokens(sampling: SamplingParams) -> None:
     drivers = DeviceDriver(), on_device()

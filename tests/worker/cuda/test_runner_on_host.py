@@ -38,8 +38,9 @@ def test_batches_of_any_size_give_the_cpus_tokens() -> None:
         SamplingParams(seed=5, logit_bias=((3, 4.0), (8, -100.0)), bad_words=((5,), (7, 9))),
         SamplingParams(seed=6, temperature=0.0, bad_words=((167, 167), (191, 3, 4))),
         SamplingParams(seed=7, min_tokens=6, end_token_ids=tuple(range(0, 199, 2))),
+        SamplingParams(seed=8, allowed_token_ids=(3, 5, 8, 13, 21), bad_words=((5,), (8, 8))),
     ],
-    ids=["plain", "cuts", "penalties", "words", "runs", "ends"],
+    ids=["plain", "cuts", "penalties", "words", "runs", "ends", "allowed"],
 )
 def test_every_way_of_sampling_draws_the_cpus_tokens(sampling: SamplingParams) -> None:
     assert _tokens(DeviceDriver(), 16, PROMPTS[3], sampling) == _tokens(cpu_driver(), 16, PROMPTS[3], sampling)

@@ -39,7 +39,7 @@ def draw(logits: np.ndarray, drafts: list[list[int]], samplings: list[SamplingPa
 
 
 def _span(index: int, sampling: SamplingParams, drafts: list[int], position: int = 0) -> TokenSpan[SlotState]:
-    """Of a slot with a prompt of two tokens, and so many behind it."""
+    """Returns the span of a slot with a prompt of two tokens and `position` tokens after it."""
     tokens = [0] * (2 + position)
     assign = AssignSlot(index, 1, "request", tokens, 2, len(tokens) - 1, [0], sampling)
     slot = SlotState.of(assign, 16, None, None, has_processor=False)

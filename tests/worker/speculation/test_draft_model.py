@@ -28,7 +28,7 @@ SAMPLINGS = {
 
 @functools.cache
 def _weights() -> dict[str, np.ndarray]:
-    """Of a model whose every token depends on those long before it, so that wrong KV is heard."""
+    """Returns weights of a model whose every token depends on those long before it, so that wrong KV is noticed."""
     tensors = random_tensors(small_int8.CONFIG)
     return dict(quantize_model(small_int8.CONFIG, {n: 0.3 * a if a.ndim == 2 else a for n, a in tensors.items()}))
 
@@ -207,7 +207,7 @@ def test_tokens_that_only_the_served_model_has_do_no_harm() -> None:
 
 
 def test_a_block_that_another_slot_began_to_fill_has_lost_its_name() -> None:
-    """Whoever has the old tokens again finds KV of others there, and computes its own."""
+    """A slot that has the old tokens again finds other KV there, and computes its own."""
     tables, drafter = _open(max_num_batched_tokens=16)
     tokens = _long(40)
     blocks = tables.assign(0, tokens)

@@ -166,7 +166,7 @@ def test_a_prefix_that_it_has_computed_is_gone_on_from(folder: Path) -> None:
 
 
 def test_a_block_that_another_slot_began_to_fill_is_no_prefix_any_more(folder: Path) -> None:
-    """Whoever has the old tokens there again has them from a peer."""
+    """A slot that has the old tokens there again has them from a peer."""
     bench, tokens, other = _Bench(folder), _tokens(50), _tokens(40)
     bench.pass_over(0, bench.begin(0, tokens), 0, 49, 50)
     blocks = bench.tables.around.tables.ids[0, :2].tolist()
@@ -213,8 +213,9 @@ def _without(name: str) -> dict[str, np.ndarray]:
         (_without("layers.0.mlp.up_proj.weight"), "lacks layers.0.mlp.up_proj.weight"),
         (TENSORS | {"layers.1.mlp.up_proj.weight": TENSORS["fc.bias"]}, "has layers.1.mlp.up_proj.weight"),
         (TENSORS | {"fc.weight": TENSORS["fc.weight"][:, 1:]}, "fc.weight has the shape [64, 127], expected [64, 128]"),
+        (TENSORS | {"fc.weight": TENSORS["fc.weight"].astype(np.int32)}, "fc.weight has the type I32, expected F16"),
     ],
-    ids=["no fc", "no up_proj", "two layers", "wrong shape"],
+    ids=["no fc", "no up_proj", "two layers", "wrong shape", "wrong type"],
 )
 def test_a_folder_that_is_no_draft_layer_is_refused_by_name_and_shape(
     tmp_path: Path, tensors: dict[str, np.ndarray], said: str

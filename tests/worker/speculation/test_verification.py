@@ -19,6 +19,7 @@ RULED = SamplingParams(
     seed=3, temperature=0.9, presence_penalty=0.4, frequency_penalty=0.3, repetition_penalty=1.2, logprobs=2,
     logit_bias=((3, 2.0),), bad_words=((4,), (3, 3)),
 )  # fmt: skip
+ALLOWED = SamplingParams(seed=3, temperature=1.1, logprobs=2, allowed_token_ids=(2, 3, 5, 7, 11, 13))
 
 
 def plain(sampling: SamplingParams, prompt: list[int] = PROMPT, num_tokens: int = LENGTH) -> list[SlotTokens]:
@@ -30,7 +31,7 @@ def drafting(guess: Guess, **settings: int) -> tuple[Driver, Injected]:
     return small_int8.driver(drafter=drafter, **settings), drafter
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, RULED], ids=["greedy", "seeded", "ruled"])
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, RULED, ALLOWED], ids=["greedy", "seeded", "ruled", "allowed"])
 @pytest.mark.parametrize("wrong_at", [0, 1, 3, 99])
 def test_outputs_equal_those_without_drafts_however_many_of_them_are_right(
     sampling: SamplingParams, wrong_at: int

@@ -1,17 +1,17 @@
-"""Ways to run a model's layers over some rows.
+"""Functions that run a model's layers over some rows.
 
-For plain blocks, which are those of a Llama whatever its attention does (`has_plain_blocks`). They differ in their matrix
-products alone:
-`forward_library`     the matrix library's products, in the way that it finds fastest for a batch
-`forward_invariant`   products whose bits do not depend on the batch; also the fastest for some rows of a small model
-`forward_single_row`  for a single row: norms, gate and residual on the way
+For plain blocks, which are those of a Llama with any attention (`has_plain_blocks`). The functions differ only in their
+matrix products:
+`forward_library`     the matrix library's products, which it chooses for the size of the batch
+`forward_invariant`   batch-invariant products; also the fastest ones for a few rows of a small model
+`forward_single_row`  products for a single row, which include norms, gate and residual
 
-For all others:
-`forward_general`     whatever `ModelConfig` says, operation by operation, with either kind of products
+For all other models:
+`forward_general`     everything in `ModelConfig`, operation by operation, with library or batch-invariant products
 
-Each takes the rows that lie in `buffers.residual` and calls `attend(layer, qkv, attended)` between its products. All but
-`forward_single_row` leave the last norm's output in `buffers.normed`; that one leaves the residual stream, which is normed
-with the head. `forward` chooses.
+Each function reads the rows in `buffers.residual` and calls `attend(layer, qkv, attended)` between its products. It
+leaves the last norm's output in `buffers.normed`. Only `forward_single_row` leaves the residual stream, which is normed
+with the head. `forward` chooses among the other three.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,11 @@ from dataclasses import dataclass
 import torch
 
 from onward.kernels.ops import NormWeights, Ops
+from onward.models.layers.device.expert_layers import Product, activate, compute_experts
 from onward.models.layers.device.model_weights import LinearWeights, ModelWeights
 from onward.proto.model import ModelConfig
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor], None]
-_Product = Callable[[torch.Tensor, LinearWeights, torch.Tensor], None]
-"""Input, matrix, output."""
 
 _OWN_ROWS = 192
 _OWN_WEIGHTS = 8_000_000
@@ -33,7 +32,7 @@ _OWN_WEIGHTS = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class ActivationBuffers:
-    """What lies between the products of a step. Allocated once for the largest step; a step uses the first rows."""
+    """Inputs and outputs of the products of a step. Allocated once for the largest step; a step uses the first rows."""
 
     residual: torch.Tensor
     normed: torch.Tensor
@@ -67,26 +66,31 @@ class ActivationBuffers:
 
 
 def prefers_own_kernels(weights: ModelWeights, num_rows: int) -> bool:
-    """Measured on an H200. A small product is over before it would have been launched, and ours may begin while the kernel
-    before them ends; with more to compute the library's are better."""
+    """Returns whether our own products are faster than the library's, as measured on an H200. A small product takes
+    less time than its launch, and our kernels may begin while the kernel before them ends. With more to compute, the
+    library is faster."""
     matrices = weights.layers[0].matrices
     is_half = all(matrix.weight.dtype in (torch.bfloat16, torch.float16) for matrix in matrices)
     return is_half and num_rows <= _OWN_ROWS and max(matrix.weight.numel() for matrix in matrices) <= _OWN_WEIGHTS
 
 
 def has_plain_blocks(config: ModelConfig) -> bool:
-    """Whether norms, MLP and residual stream are those of a Llama. What happens between the QKV product and the output
-    product, before the layers and behind them does not matter."""
+    """Returns whether norms, MLP and residual stream are those of a Llama. The operations between QKV product and
+    output product, and those before and after the layers, do not matter."""
     norms = (config.norm, config.norm_bias, config.pre_norm, config.post_norm, config.qk_norm_is_whole)
-    mlp = (config.activation, config.gated_mlp, config.mlp_bias)
+    mlp = (config.activation, config.gated_mlp, config.mlp_bias, config.experts, config.clamped_swiglu)
     stream = (config.o_bias, config.parallel_block, config.residual_multiplier)
-    return (norms, mlp, stream) == (("rms", False, True, False, False), ("silu", True, False), (False, False, 1.0))
+    return (norms, mlp, stream) == (
+        ("rms", False, True, False, False),
+        ("silu", True, False, None, None),
+        (False, False, 1.0),
+    )
 
 
 def forward(
     config: ModelConfig, weights: ModelWeights, buffers: ActivationBuffers, ops: Ops, attend: Attend, *, own: bool
 ) -> None:
-    """`own`: with our products, whose bits do not depend on the batch; else with the library's."""
+    """Runs all layers. `own`: with our batch-invariant products; else with the library's."""
     if not has_plain_blocks(config):
         forward_general(config, weights, buffers, ops, attend, _own_product(ops) if own else _library_product(ops))
     elif own:
@@ -95,14 +99,14 @@ def forward(
         forward_library(weights, buffers, config.rms_norm_eps, ops, attend)
 
 
-def _library_product(ops: Ops) -> _Product:
+def _library_product(ops: Ops) -> Product:
     def product(x: torch.Tensor, matrix: LinearWeights, out: torch.Tensor) -> None:
         ops.matmul(x, matrix.weight, out, matrix.bias, matrix.scales)
 
     return product
 
 
-def _own_product(ops: Ops) -> _Product:
+def _own_product(ops: Ops) -> Product:
     def product(x: torch.Tensor, matrix: LinearWeights, out: torch.Tensor) -> None:
         ops.invariant_linear(x, matrix.weight, out)
         if matrix.bias is not None:
@@ -160,15 +164,15 @@ def _norm_of(norm: NormWeights | None) -> torch.Tensor:
 
 
 def _following_norms(weights: ModelWeights) -> list[torch.Tensor]:
-    """After each layer comes the next one's input norm, or the last norm."""
+    """Returns the norm after each layer, which is the next layer's input norm, or the last norm."""
     return [_norm_of(layer.input_norm) for layer in weights.layers[1:]] + [weights.norm.weight]
 
 
 def forward_general(
-    config: ModelConfig, weights: ModelWeights, buffers: ActivationBuffers, ops: Ops, attend: Attend, product: _Product
+    config: ModelConfig, weights: ModelWeights, buffers: ActivationBuffers, ops: Ops, attend: Attend, product: Product
 ) -> None:
-    """Each operation works row by row, and one kernel of it serves every number of rows. So with products whose bits do
-    not depend on the batch, those of a row do not either."""
+    """Runs the layers of any model. Each operation works row by row, with the same kernel for every number of rows. So
+    with batch-invariant products, the bits of a row do not depend on the batch."""
     b, eps, q_size = buffers, config.rms_norm_eps, config.num_heads * config.head_dim
     k_end = q_size + config.num_kv_heads * config.head_dim
 
@@ -185,20 +189,23 @@ def forward_general(
 
     def begin_mlp(norm: NormWeights | None, gate_up: LinearWeights) -> None:
         product(normed(norm), gate_up, b.gate_up)
-        ops.activate(b.gate_up, config.activation, b.act)
+        activate(config, ops, b.gate_up, b.act)
 
     for index, layer in enumerate(weights.layers):
         product(normed(layer.input_norm), layer.qkv, b.qkv)
         if layer.whole_norms is not None:
             for part, norm in zip((b.qkv[:, :q_size], b.qkv[:, q_size:k_end]), layer.whole_norms, strict=True):
                 ops.norm(part, norm, eps, part)
-        if config.parallel_block:  # the MLP reads the stream without what attention adds to it
+        if config.parallel_block:  # the MLP reads the residual stream before attention adds to it
             begin_mlp(layer.mlp_norm, layer.gate_up)
         attend(index, b.qkv, b.attended)
         product(b.attended, layer.o, b.product)
         add_product(layer.attention_output_norm)
-        if not config.parallel_block:
-            begin_mlp(layer.mlp_norm, layer.gate_up)
-        product(b.act, layer.down, b.product)
+        if layer.experts is not None:
+            compute_experts(config, layer, layer.experts, normed(layer.mlp_norm), b.product, ops, product)
+        else:
+            if not config.parallel_block:
+                begin_mlp(layer.mlp_norm, layer.gate_up)
+            product(b.act, layer.down, b.product)
         add_product(layer.mlp_output_norm)
     ops.norm(b.residual, weights.norm, eps, b.normed)

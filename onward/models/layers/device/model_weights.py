@@ -1,6 +1,6 @@
-"""A model's weights on a device, as its products read them: matrices that share an input are one.
+"""A model's weights on a device, as its products read them: matrices that share an input are stored as one.
 
-Filled piece by piece, so that nothing is held twice: who loads asks for the place of each tensor of the checkpoint.
+A loader fills them tensor by tensor (`checkpoint_targets`), so that the weights are never in memory twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,45 +10,66 @@ import torch
 
 from onward.kernels.ops import FP8_MAX, Norms, NormWeights
 from onward.models.tensor_names import EMBED, FINAL_NORM, LM_HEAD, POSITIONS
-from onward.proto.model import ModelConfig
+from onward.proto.model import Experts, ModelConfig
 
 FP8 = torch.float8_e4m3fn
 
 
 @dataclass(slots=True)
 class LinearWeights:
-    """[outputs, inputs]."""
+    """A matrix [outputs, inputs], with its bias and its scales."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
     scales: torch.Tensor | None = None
-    """float32 [outputs], where the weight is float8."""
+    """float32 [outputs], if the weight is float8."""
 
     def quantize_to_fp8(self) -> None:
-        """To float8, one scale for each output."""
+        """Converts the weight to float8, with a scale for each output."""
         wide = self.weight.float()
         scales = wide.abs().amax(1).clamp(min=1e-12) / FP8_MAX
         self.weight, self.scales = (wide / scales[:, None]).to(FP8), scales
 
 
 @dataclass(slots=True)
+class SharedExpertWeights:
+    gate_up: LinearWeights
+    down: LinearWeights
+    gate: LinearWeights | None
+    """float32 [1, hidden]: the sigmoid of its product with the input is the factor of the output."""
+
+
+@dataclass(slots=True)
+class ExpertWeights:
+    """The expert router and the shared expert of a layer with experts."""
+
+    router: LinearWeights
+    """float32: a rounded score can choose another expert."""
+    selection_bias: torch.Tensor | None
+    """float32 [experts]."""
+    shared: SharedExpertWeights | None
+
+
+@dataclass(slots=True)
 class LayerWeights:
-    """Norms are None where the model has none of that kind."""
+    """The weights of a layer. Norms are None if the model has none of that kind."""
 
     input_norm: NormWeights | None
     qkv: LinearWeights
     head_norms: Norms | None
-    """Of each head."""
+    """Norms of q and k over each head."""
     whole_norms: tuple[NormWeights, NormWeights] | None
-    """Of all heads of q together, and of all of k."""
+    """Norms of q and k over all heads together."""
     sinks: torch.Tensor | None
     """float32 [heads]."""
     o: LinearWeights
     attention_output_norm: NormWeights | None
     mlp_norm: NormWeights | None
     gate_up: LinearWeights
-    """Only ups where the MLP has no gate."""
+    """Only `up` if the MLP has no gate. In a layer with experts, this and `down` have all experts one after the
+    other."""
     down: LinearWeights
+    experts: ExpertWeights | None
     mlp_output_norm: NormWeights | None
 
     @property
@@ -60,7 +81,7 @@ class LayerWeights:
 class ModelWeights:
     embedding: torch.Tensor
     positions: torch.Tensor | None
-    """Learned, [max_position_embeddings, hidden]."""
+    """Learned positions, [max_position_embeddings, hidden]."""
     layers: list[LayerWeights]
     norm: NormWeights
     head: torch.Tensor
@@ -80,11 +101,13 @@ class _Allocation:
     def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
 
-    def linear(self, outputs: int, inputs: int, *, has_bias: bool) -> LinearWeights:
-        return LinearWeights(self.tensor(outputs, inputs), self.tensor(outputs) if has_bias else None)
+    def linear(self, outputs: int, inputs: int, *, has_bias: bool, dtype: torch.dtype | None = None) -> LinearWeights:
+        bias = self.tensor(outputs, dtype=dtype) if has_bias else None
+        return LinearWeights(self.tensor(outputs, inputs, dtype=dtype), bias)
 
     def norm_weight(self, size: int) -> torch.Tensor:
-        """One plus a small number has few bits left in bfloat16, so weights that get an offset are float32."""
+        """Allocates the weights of a norm. Weights that get an offset are float32, because one plus a small number has
+        few bits left in bfloat16."""
         return self.tensor(size, dtype=torch.float32 if self._config.norm_weight_offset else None)
 
     def norm(self, *, exists: bool = True) -> NormWeights | None:
@@ -98,9 +121,24 @@ class _Allocation:
         weight = self.norm_weight(num_heads * self._config.head_dim)
         return NormWeights(weight, count=num_heads * self._config.true_head_dim)
 
-    def layer(self) -> LayerWeights:
-        config = self._config
-        hidden, inner, q_size = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    def experts(self, experts: Experts) -> ExpertWeights:
+        hidden, has_bias, size = self._config.hidden_size, self._config.mlp_bias, experts.shared_intermediate_size
+        shared = None
+        if size is not None:
+            shared = SharedExpertWeights(
+                self.linear(2 * size, hidden, has_bias=has_bias),
+                self.linear(hidden, size, has_bias=has_bias),
+                self.linear(1, hidden, has_bias=False, dtype=torch.float32) if experts.shared_is_gated else None,
+            )
+        router = self.linear(experts.num_experts, hidden, has_bias=experts.router_bias, dtype=torch.float32)
+        bias = self.tensor(experts.num_experts, dtype=torch.float32) if experts.selection_bias else None
+        return ExpertWeights(router, bias, shared)
+
+    def layer(self, index: int) -> LayerWeights:
+        config, experts = self._config, self._config.layer_experts(index)
+        hidden, q_size = config.hidden_size, config.num_heads * config.head_dim
+        inner = config.intermediate_size if experts is None else experts.intermediate_size
+        count = 1 if experts is None else experts.num_experts
         is_whole, is_by_head = (
             config.qk_norm and config.qk_norm_is_whole,
             config.qk_norm and not config.qk_norm_is_whole,
@@ -115,8 +153,9 @@ class _Allocation:
             o=self.linear(hidden, q_size, has_bias=config.o_bias),
             attention_output_norm=self.norm(exists=config.post_norm),
             mlp_norm=self.norm(exists=config.pre_norm),
-            gate_up=self.linear((2 if config.gated_mlp else 1) * inner, hidden, has_bias=config.mlp_bias),
-            down=self.linear(hidden, inner, has_bias=config.mlp_bias),
+            gate_up=self.linear(count * (2 if config.gated_mlp else 1) * inner, hidden, has_bias=config.mlp_bias),
+            down=self.linear(count * hidden, inner, has_bias=config.mlp_bias),
+            experts=None if experts is None else self.experts(experts),
             mlp_output_norm=self.norm(exists=config.post_norm),
         )
 
@@ -132,14 +171,14 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: str) -> ModelWeigh
     return ModelWeights(
         embedding,
         new.tensor(config.max_position_embeddings, config.hidden_size) if config.learned_positions else None,
-        [new.layer() for _ in range(config.num_layers)],
+        [new.layer(index) for index in range(config.num_layers)],
         norm,
         embedding if config.tie_word_embeddings else new.tensor(config.vocab_size, config.hidden_size),
     )
 
 
 def checkpoint_targets(weights: ModelWeights, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the checkpoint by its canonical name, and where it goes."""
+    """Yields the canonical name of every tensor of the checkpoint, and the tensor that it is loaded into."""
     yield EMBED, weights.embedding
     if weights.positions is not None:
         yield POSITIONS, weights.positions
@@ -152,7 +191,7 @@ def checkpoint_targets(weights: ModelWeights, config: ModelConfig) -> Iterator[t
 
 
 def norm_weights(weights: ModelWeights) -> Iterator[torch.Tensor]:
-    """The weights of all norms, those of q and k included."""
+    """Yields the weights of all norms, including those of q and k."""
     yield weights.norm.weight
     for layer in weights.layers:
         norms = (layer.input_norm, layer.attention_output_norm, layer.mlp_norm, layer.mlp_output_norm)
@@ -176,16 +215,43 @@ def _layer_targets(layer: LayerWeights, config: ModelConfig) -> Iterator[tuple[s
     yield from _linear_targets(("self_attn.o_proj",), layer.o, [config.hidden_size])
     yield from _norm_targets("attention_output_norm", layer.attention_output_norm)
     yield from _norm_targets("post_attention_layernorm", layer.mlp_norm)
-    names = ("mlp.gate_proj", "mlp.up_proj") if config.gated_mlp else ("mlp.up_proj",)
-    yield from _linear_targets(names, layer.gate_up, [config.intermediate_size] * len(names))
-    yield from _linear_targets(("mlp.down_proj",), layer.down, [config.hidden_size])
+    if layer.experts is None:
+        yield from _mlp_targets(["mlp"], layer.gate_up, layer.down, config)
+    else:
+        yield from _expert_targets(layer.experts, layer, config)
     yield from _norm_targets("mlp_output_norm", layer.mlp_output_norm)
+
+
+def _mlp_targets(
+    names: Sequence[str], gate_up: LinearWeights, down: LinearWeights, config: ModelConfig
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the targets of MLPs of equal size that are stored one after the other."""
+    parts = ("gate_proj", "up_proj") if config.gated_mlp else ("up_proj",)
+    inner = len(gate_up.weight) // len(names) // len(parts)
+    yield from _linear_targets(
+        [f"{name}.{part}" for name in names for part in parts], gate_up, [inner] * len(names) * len(parts)
+    )
+    yield from _linear_targets([f"{name}.down_proj" for name in names], down, [config.hidden_size] * len(names))
+
+
+def _expert_targets(
+    experts: ExpertWeights, layer: LayerWeights, config: ModelConfig
+) -> Iterator[tuple[str, torch.Tensor]]:
+    count = len(experts.router.weight)
+    yield from _linear_targets(("mlp.router",), experts.router, [count])
+    if experts.selection_bias is not None:
+        yield "mlp.router.selection_bias", experts.selection_bias
+    yield from _mlp_targets([f"mlp.experts.{i}" for i in range(count)], layer.gate_up, layer.down, config)
+    if experts.shared is not None:
+        yield from _mlp_targets(["mlp.shared_expert"], experts.shared.gate_up, experts.shared.down, config)
+        if experts.shared.gate is not None:
+            yield from _linear_targets(("mlp.shared_expert_gate",), experts.shared.gate, [1])
 
 
 def _linear_targets(
     names: Sequence[str], linear: LinearWeights, sizes: Sequence[int]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of matrices that are one after the other in a fused one."""
+    """Yields the targets of matrices that are stored one after the other in a fused one."""
     biases = [None] * len(names) if linear.bias is None else linear.bias.split(sizes)
     for name, weight, bias in zip(names, linear.weight.split(sizes), biases, strict=True):
         yield f"{name}.weight", weight

@@ -1,6 +1,7 @@
-"""Where the tensors of a model's weights lie in one region of memory. The same for every process that serves the model."""
+"""The layout of a model's weights in one region of memory. It is the same in every process that serves the model."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from onward.models.layers.device.model_weights import ModelWeights, allocate
 from onward.proto.model import PreparedModel
 
 _ALIGNMENT = 256
-"""Of each tensor, as torch's own allocator aligns at least."""
+"""Alignment of each tensor in bytes; torch's own allocator aligns to at least this."""
 
 
 class WeightsLayout:
@@ -19,15 +20,25 @@ class WeightsLayout:
         if model.quantization == "fp8":
             self._template.quantize_to_fp8()
         self._offsets: dict[int, int] = {}
-        """By the identity of the template's tensor: a tensor that is used in two places is stored once."""
+        """Offsets by the identity of the template's tensor: a tensor that is used in two places is stored once."""
         self.num_bytes = 0
         for tensor in tensors_of(self._template):
             if id(tensor) not in self._offsets:
                 self._offsets[id(tensor)] = self.num_bytes
                 self.num_bytes += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
 
+    @property
+    def digest(self) -> str:
+        """Hash of the name, type, shape and offset of each tensor. Processes of another version may have another layout of
+        the same size."""
+        described = "\n".join(
+            f"{name} {tensor.dtype} {tuple(tensor.shape)} {self._offsets[id(tensor)]}"
+            for name, tensor in _named_tensors(self._template, "")
+        )
+        return hashlib.blake2b(described.encode(), digest_size=16).hexdigest()
+
     def weights_in(self, memory: torch.Tensor) -> ModelWeights:
-        """The weights as views of this memory (uint8), whatever is in it."""
+        """Returns the weights as views of this memory (uint8), whatever its contents."""
         assert len(memory) == self.num_bytes, "the memory has the size of the weights"
 
         def view(tensor: torch.Tensor) -> torch.Tensor:
@@ -38,14 +49,24 @@ class WeightsLayout:
 
 
 def tensors_of(weights: ModelWeights) -> Iterator[torch.Tensor]:
-    """All of them, in a fixed order; one that is used in two places comes twice."""
-    found: list[torch.Tensor] = []
-    _map_tensors(weights, lambda tensor: found.append(tensor) or tensor)
-    yield from found
+    """Yields all tensors in a fixed order; a tensor that is used in two places comes twice."""
+    for _, tensor in _named_tensors(weights, ""):
+        yield tensor
+
+
+def _named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _named_tensors(getattr(value, field.name), f"{name}.{field.name}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _named_tensors(item, f"{name}.{index}")
 
 
 def _map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A copy of the structure with each tensor replaced."""
+    """Returns a copy of the structure in which each tensor is replaced by the function's result."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -7,7 +7,7 @@ import { checked, request, serverSentEvents, sleep, ServerError } from "./server
 const PATH = "v1/chat/completions";
 const MAX_FAILURES = 12;
 const MAX_DELAY_MS = 5000;
-const MIN_PAUSE_MS = 500;
+const MIN_PAUSE_MS = 200;
 
 export class AnswerStream {
   constructor(message, changed) {

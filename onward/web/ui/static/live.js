@@ -115,7 +115,7 @@ class LiveView {
 
   showResumes(resumes) {
     this.resumes.hidden = !resumes.length;
-    this.resumes.replaceChildren(el("h2", { textContent: "Streams that were carried on" }),
+    this.resumes.replaceChildren(el("h2", { textContent: "Resumed streams" }),
       el("div", { className: "scroll" }, el("table", {},
         el("thead", {}, el("tr", {}, ...["when", "stream", "cause", "from", "to", "pause", "outcome"].map((name) => el("th", { textContent: name })))),
         el("tbody", {}, ...resumes.slice().reverse().map((one) => el("tr", {},
@@ -170,7 +170,8 @@ class InstanceCard {
       this.blocks, this.blockLegend);
     this.element = el("section", { className: "card instance", dataset: { instance: instance.id } },
       el("div", { className: "row" }, el("h2", { className: "mono", textContent: instance.id }), this.state,
-        el("span", { className: "faint label", textContent: instance.role }), el("span", { className: "spacer" }), this.drainButton),
+        el("span", { className: "faint label", textContent: instance.role }),
+        el("span", { className: "faint mono", textContent: instance.model || "" }), el("span", { className: "spacer" }), this.drainButton),
       this.details);
     if (session.demo) this.element.append(this.killButtons());
   }
@@ -263,7 +264,7 @@ class StreamTable {
     this.body = el("tbody", {});
     this.title = el("h2", { textContent: "Streams" });
     const columns = ["stream", "caller", ...(this.isRouter ? ["instance", "attempt"] : []), "state", "tokens", "tokens/s", "first token",
-      "preempted", "time line", ""];
+      "preempted", "timeline", ""];
     this.element = el("section", { className: "card" }, this.title, el("div", { className: "scroll" },
       el("table", { id: "streams" }, el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { textContent: name })))), this.body)));
   }
@@ -375,7 +376,7 @@ function streamDetails(stream, traceUrl) {
 }
 
 function stateOf(stream, request) {
-  if (stream.is_paused) return "carried_on";
+  if (stream.is_paused) return "resuming";
   return request ? request.state : "waiting";
 }
 

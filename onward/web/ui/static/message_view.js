@@ -3,10 +3,10 @@
 import { el, seconds, setText } from "./dom.js";
 
 const MARKS = {
-  paused: "The server paused here and carried on",
-  moved: "Another attempt carried on here",
-  reconnected: "The connection broke here and the stream was carried on",
-  reload: "The page was loaded again here and the stream was carried on",
+  paused: "The stream paused here and continued",
+  moved: "Another attempt resumed the stream here",
+  reconnected: "The connection broke here and the stream was resumed",
+  reload: "The page was loaded again here and the stream was resumed",
 };
 const ENDS = {
   length: "ended at the token limit", abort: "aborted", stopped: "stopped", tool_calls: "", stop: "",
@@ -48,7 +48,7 @@ class GrowingText {
 function markElement(mark) {
   const pause = mark.pauseMs > 0 ? ", after " + seconds(mark.pauseMs / 1000) : "";
   const attempts = mark.from && mark.to && mark.from !== mark.to ? ` (attempt ${mark.from} → ${mark.to})` : "";
-  const title = (MARKS[mark.kind] || "Carried on here") + pause + attempts;
+  const title = (MARKS[mark.kind] || "Resumed here") + pause + attempts;
   return el("span", { className: "mark", dataset: { kind: String(mark.kind) }, title, tabIndex: 0, role: "img",
     "aria-label": title, textContent: "↻" });
 }
@@ -77,7 +77,7 @@ export class MessageView {
       ];
     this.element = el("article", { className: "message " + (isUser ? "user" : "assistant") },
       this.thinkingBox, this.body, this.calls, this.problem,
-      el("footer", {}, this.facts, el("span", { className: "spacer" }), ...buttons));
+      el("footer", {}, this.facts, ...buttons));
     this.update();
   }
 
@@ -142,7 +142,7 @@ export function factsOf(message, running) {
   if (!running && message.end && ENDS[message.end] !== "" && message.end !== "error") {
     facts.push(ENDS[message.end] || String(message.end));
   }
-  const carried = (message.marks || []).length;
-  if (carried) facts.push(`carried on ${carried === 1 ? "once" : carried + " times"}`);
+  const resumes = (message.marks || []).length;
+  if (resumes) facts.push(`resumed ${resumes === 1 ? "once" : resumes + " times"}`);
   return facts.join(" · ");
 }

@@ -76,7 +76,7 @@ class Playground {
       this.messages.append(el("div", { className: "empty" },
         el("h1", { textContent: "Talk to " + this.session.model }),
         el("p", { className: "faint", textContent:
-          "Reload the page, or kill a server process, while an answer streams: it is carried on, and ↻ marks the place." })));
+          "Reload the page, or kill a server process, while an answer streams: it continues, and ↻ marks the place." })));
     }
     this.showSettings();
     this.showList();
