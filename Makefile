@@ -61,7 +61,9 @@ test-helm: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m helm tests/deploy
 
 # Kernels are compiled and the default model is there: half a minute of one core, as long as pyright takes on the other.
+# Bytecode too, also where the environment forbids Python to write it: tests start hundreds of servers.
 warm: $(VENV)/.installed
+	$(BIN)/python -m compileall -q onward
 	$(BIN)/onward warm
 
 lint: $(VENV)/.installed-test

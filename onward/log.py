@@ -92,7 +92,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(process: str, level: str = "INFO", format: LogFormat = "text") -> None:
-    """Gives this process's root logger one handler whose lines name the process."""
+    """Sets up logging of this process. One handler, which writes to stderr in the given format, replaces all handlers
+    of the root logger. Each line names the process."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_formatter(process, format))
     root = logging.getLogger()

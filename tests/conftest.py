@@ -1,6 +1,9 @@
-"""What holds for every test: signals mean what they mean in a terminal, and files that take long begin first."""
+"""What holds for every test: signals mean what they mean in a terminal, files that take long begin first, and the garbage
+collector looks at no more than a file's own objects."""
 
+import gc
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,3 +48,12 @@ def pytest_configure() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _PLACES.get(item.path, len(_PLACES)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def earlier_objects_are_no_garbage() -> Iterator[None]:
+    """Thousands of collected tests and the packages that they import are millions of objects, which a full collection
+    takes a second to look at. Simulated runs, and a few tests, collect often."""
+    gc.collect()
+    gc.freeze()
+    yield

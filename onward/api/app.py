@@ -22,6 +22,7 @@ from onward.api.endpoints.generate import GenerateAdapter
 from onward.api.endpoints.question_runner import QuestionRunner
 from onward.api.endpoints.tokenize import TokenizeEndpoints
 from onward.api.endpoints.tokenizer_info import TokenizerInfoEndpoint
+from onward.api.instance_description import InstanceDescription, ProbeEndpoint
 from onward.api.lifecycle.endpoint_adapter import EndpointAdapter
 from onward.api.lifecycle.generation_runner import GenerationEndpoint, GenerationRunner
 from onward.api.lifecycle.request_builder import ApiServices, RequestBuilder, validation_context
@@ -36,7 +37,6 @@ from onward.api.responses.response_formatters import make_response_formatter
 from onward.api.responses.response_store import BackgroundResponses, InstanceResponseStore
 from onward.api.responses.responses_adapter import ResponsesAdapter
 from onward.api.responses.router_endpoint import RoutedResponseEndpoint
-from onward.api.router_registration import InstanceDescription, ProbeEndpoint
 from onward.api.supervisor_client import SupervisorClient
 from onward.batches.batch_routes import batch_routes
 from onward.batches.batch_service import BatchService

@@ -12,8 +12,8 @@ import os
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-import aiohttp
 import uvloop
 
 from onward import log
@@ -32,8 +32,12 @@ from onward.transport.control_channel import ControlChannel, join_supervisor_as
 from onward.transport.stream_store_sockets import StreamStoreClientSocket
 from onward.transport.zmq_sockets import EngineClientSocket
 from onward.web.server.connection_tracker import ConnectionLimits
-from onward.web.server.http_server import HttpServer, tls_files
+from onward.web.server.http_server import HttpServer
+from onward.web.server.tls_files import tls_files
 from onward.web.template_sandbox import TemplateSandboxPool
+
+if TYPE_CHECKING:
+    import aiohttp
 
 M_MMAP_THRESHOLD = -3
 """The constant's value in `malloc.h`."""
@@ -51,7 +55,7 @@ async def _serve(
         random=SystemRandomSource(),
         connect_engine=lambda address: EngineClientSocket(address, start.incarnation),
         connect_stream_store=lambda address: StreamStoreClientSocket(address, start.incarnation),
-        new_session=aiohttp.ClientSession,
+        new_session=_new_session,
         new_executor=lambda num_threads, name: ThreadPoolExecutor(num_threads, thread_name_prefix=name),
         stop_server=lambda grace_s, on_end: server.stop(grace_s, on_end),
         exit_now=_exit_now,
@@ -69,6 +73,12 @@ async def _serve(
     finally:
         loop.remove_reader(channel.fileno())
         await api.close()
+
+
+def _new_session() -> "aiohttp.ClientSession":
+    import aiohttp  # a fifth of a second, and only instances with routers need it
+
+    return aiohttp.ClientSession()
 
 
 def _exit_now() -> None:

@@ -7,8 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import aiohttp
+from typing import TYPE_CHECKING
 
 from onward import log
 from onward.api.app import build_app
@@ -16,6 +15,7 @@ from onward.api.endpoints.admin import AdminEndpoints
 from onward.api.endpoints.live import InstanceLiveView
 from onward.api.engine_link.engine_client import EngineClient, EngineTransport, LoadShedder
 from onward.api.engine_link.request_tracker import RequestTracker
+from onward.api.instance_description import InstanceDescription, OtherInstanceCounts
 from onward.api.lifecycle.request_builder import ApiServices
 from onward.api.lifecycle.request_metrics import RequestLatencyMetrics
 from onward.api.lifecycle.stream_registry import REPLACED_BY_NEW_SERVER, StreamRegistry
@@ -23,7 +23,6 @@ from onward.api.lifecycle.stream_store_client import StreamStoreClient, StreamSt
 from onward.api.requests.preprocessing_executors import ExecutorFactory, make_executors
 from onward.api.requests.text_processor import TextProcessor
 from onward.api.requests.unsupported_fields import UnknownFieldReporter
-from onward.api.router_registration import InstanceDescription, OtherInstanceCounts, RouterRegistrar
 from onward.api.supervisor_client import SupervisorChannel, SupervisorClient
 from onward.batches.batch_routes import make_service
 from onward.clock import Clock
@@ -51,6 +50,9 @@ from onward.web.auth.authenticator import ActiveKeys
 from onward.web.task_pool import TaskPool
 from onward.web.ui.live_feed import LiveFeed
 
+if TYPE_CHECKING:
+    import aiohttp
+
 _logger = logging.getLogger(__name__)
 
 
@@ -63,7 +65,7 @@ class Runtime:
     connect_engine: Callable[[str], EngineTransport]
     """Connects to the engine at this address."""
     connect_stream_store: Callable[[str], StreamStoreTransport]
-    new_session: Callable[[], aiohttp.ClientSession]
+    new_session: "Callable[[], aiohttp.ClientSession]"
     new_executor: ExecutorFactory
     stop_server: Callable[[float, Callable[[], object]], None]
     """Closes the listening sockets. Open requests have this grace period, then the callback is called."""
@@ -137,13 +139,13 @@ class ApiProcess:
             self._supervisor,
             self._batches,
         )
+        self._registrar = None
         # Only one of several api processes registers the instance.
-        registers = start.index == 0
-        self._registrar = (
-            RouterRegistrar(start.config, instance_description, runtime.clock, runtime.new_session)
-            if registers
-            else None
-        )
+        if start.index == 0 and start.config.routers:
+            # Imported here because its HTTP client takes a fifth of a second, which the start without routers saves.
+            from onward.api.router_registration import RouterRegistrar
+
+            self._registrar = RouterRegistrar(start.config, instance_description, runtime.clock, runtime.new_session)
 
     @property
     def num_unfinished(self) -> int:

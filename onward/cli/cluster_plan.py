@@ -270,7 +270,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 @dataclass(slots=True, frozen=True)
 class AddedInstances:
-    """Plans instances that are added behind the router of a running cluster (`local_cluster.MemberPlanner`)."""
+    """Plans instances that are added behind the router of a running cluster (`local_cluster.ScaleUpPlanner`)."""
 
     instances: InstancePlan
     holder: PortHolder

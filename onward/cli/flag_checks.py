@@ -5,7 +5,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onward.batches.batch_policy import MAX_REQUESTS_AT_ONCE
-from onward.batches.batch_store import BatchStore
 from onward.config import RouterConfig, ServeConfig, otel_settings
 from onward.errors import StartupError
 from onward.optional_packages import require_otel
@@ -140,4 +139,6 @@ def check_batches(config: ServeConfig | RouterConfig) -> None:
     check_positive_seconds(config, "batch_ttl_s")
     check_not_empty(config, "batch_dir")
     if config.batch_dir is not None:
+        from onward.batches.batch_store import BatchStore  # the HTTP packages behind it take a tenth of a second
+
         BatchStore(config.batch_dir).prepare()

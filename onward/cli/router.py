@@ -34,7 +34,7 @@ from onward.supervisor.cluster_key import read_key
 from onward.supervisor.registration_config import advertised_host, http_url, parse_host, parse_url_list
 from onward.transport.addresses import is_loopback
 from onward.web.auth.api_key_file import ApiKeySource
-from onward.web.server.http_server import check_tls, tls_files
+from onward.web.server.tls_files import check_tls, tls_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -63,7 +63,7 @@ from onward.supervisor.registration_config import RegistrationConfig, check_rout
 from onward.supervisor.supervisor import SNAPSHOT_INTERVAL_S, Supervisor
 from onward.web.auth.api_key_file import ApiKeySource
 from onward.web.auth.api_key_table import ApiKeyTable
-from onward.web.server.http_server import check_tls, tls_files
+from onward.web.server.tls_files import check_tls, tls_files
 
 BACKLOG = 2048
 MAX_BLOCK_SIZE = 1024

@@ -228,5 +228,5 @@ def _streams(view: TopView) -> RenderableType:
 
 
 def plain(text: str) -> str:
-    """Returns the text without control characters, which a terminal would act on."""
+    """Returns the text with each unprintable character replaced by U+FFFD, so that it cannot control the terminal."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

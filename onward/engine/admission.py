@@ -129,8 +129,8 @@ def counts_as_new(submit: Submit) -> bool:
 
 
 def check_same_caller(known: Request, request: Request) -> None:
-    """Refuses a cursor that names another caller's request. Any client can write a cursor, so the name alone proves
-    nothing."""
+    """Raises `NotFound` if the live request with the same id belongs to another caller. Any client can write any
+    request id into a cursor, so the id does not prove that the request is its own."""
     if known.caller != request.caller:
         raise NotFound("no such stream", code="stream_unknown", param="Last-Event-ID")
 

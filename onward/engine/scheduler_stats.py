@@ -39,7 +39,8 @@ class SchedulerStats:
 
 
 class SchedulerStatLogger:
-    """Decides when a line is due. One that would only repeat that nothing is going on is left out."""
+    """Makes the scheduler's periodic log line, and decides when it is due. Skips a line that would only say that the
+    engine is still idle."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s

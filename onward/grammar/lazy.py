@@ -7,7 +7,8 @@ from onward.grammar.grammar_compiler import GrammarCompiler
 
 
 class LazyGrammarCompiler:
-    """Shared by threads. The first caller waits for the set-up, in its own thread."""
+    """A grammar compiler that the first call of `get` builds, in the calling thread. Threads may share it: calls of
+    `get` from other threads wait until it is built."""
 
     def __init__(self, build: Callable[[], GrammarCompiler]) -> None:
         self._build = build

@@ -92,7 +92,9 @@ class SlotTensors:
 
 @dataclass(frozen=True, slots=True)
 class RowTensors:
-    """The rows of a step that sample; decoding rows come first. Filled from their slots when the step begins."""
+    """The tensors of a step's rows that sample a token: first the decoding rows, at the end padding rows if any.
+    `load_rows` fills them from the rows' slots, except `inputs`, which the host uploads, and `sampled`, the
+    result."""
 
     inputs: torch.Tensor
     """int32 [3, rows], from the host."""
@@ -203,8 +205,9 @@ class Ops(Protocol):
     def decode_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, layer: AttentionLayer, out: torch.Tensor
     ) -> None:
-        """Computes the norm of heads, rotary embedding, KV write and attention of one new token per row. `rows` are the
-        rows of `qkv`."""
+        """Computes one decoding step of attention for one new token per row, and writes the result to `out`. Applies
+        the norm of heads and the rotary embedding, stores K and V in `kv`, and attends. Row i of `qkv` belongs to row
+        i of `rows`, whose lengths include the new token. Rows of length 0 are padding and are skipped."""
         ...
 
     def rotate_and_store(

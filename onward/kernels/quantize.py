@@ -16,10 +16,6 @@ from onward.kernels.weight_formats import TILE
 from onward.kernels.weight_packing import pack
 from onward.proto.model import Experts, ModelConfig
 
-SCHEME = "int8-g32-v2"
-"""Name of the quantization scheme, its layout included: int8 activations with a scale per row and 32 inputs; weights
-likewise, or in the blocks of the checkpoint."""
-
 MATRIX_SEGMENTS = 3
 """The most segments of a matrix: q, k and v."""
 

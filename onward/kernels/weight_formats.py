@@ -16,6 +16,10 @@ This module is independent of models and files.
 from dataclasses import dataclass
 from typing import Literal
 
+SCHEME = "int8-g32-v2"
+"""Name of the quantization scheme, its layout included: int8 activations with a scale per row and 32 inputs; weights
+likewise, or in the blocks of the checkpoint."""
+
 GROUP = 32
 TILE = 16
 CHUNKS = GROUP // 4

@@ -178,7 +178,8 @@ class EnginePhaseSpans:
         self._trace.server_span.add_event("onward.engine_crash", now_s, **{"onward.cause": cause})
 
     def close(self, now_s: float) -> None:
-        """Ends the open spans when the stream has ended here, even if the engine may still report phases of it."""
+        """Ends all open spans, without an error, when the stream has ended in this process. The engine may not have
+        reported the end of their phases. Further calls of `receive` would open new spans, so none may follow."""
         for request_id in list(self._open):
             self._end(request_id, now_s, None, "")
 

@@ -39,8 +39,9 @@ def trace_headers(context: TraceContext) -> dict[str, str]:
 
 
 def trace_id_of_request(request_id: str) -> str:
-    """Returns the trace id of a request whose client sent none. Request ids are 128 random bits, so the trace has the
-    same id. Every process that continues the stream can therefore derive it."""
+    """Returns the trace id of a request whose client sent none. It is the request id itself if that is a valid trace
+    id (32 lower-case hexadecimal digits, not all 0), else a hash of it. Every process that continues the stream
+    therefore derives the same id."""
     if _TRACE_ID.fullmatch(request_id) and request_id != _NO_TRACE:
         return request_id
     return hashlib.blake2b(request_id.encode(), digest_size=16).hexdigest()

@@ -2,7 +2,7 @@
 replaces.
 
     new server             old server
-    AdoptRequest     ->
+    AdoptionRequest  ->
                      <-    ServerOffer, with the listening sockets
                      <-    MemoryOffer, with the KV memory and the weights (if it keeps them)
     (starts beside the old one)
@@ -38,8 +38,12 @@ class MemoryFormat(msgspec.Struct, frozen=True):
     hash_table_format: Count
 
 
-class AdoptRequest(msgspec.Struct, frozen=True, tag="adopt_request"):
+class AdoptionRequest(msgspec.Struct, frozen=True, tag="adopt_request"):
+    """The new server asks the old one for its listening sockets and its memory. The old server answers with its
+    offers or with `AdoptRefused`, and goes on serving until `TakeOver`."""
+
     protocol: Count
+    """The new server's `ADOPTION_PROTOCOL`. The old server refuses any other than its own."""
 
 
 class ServerOffer(msgspec.Struct, frozen=True, tag="server_offer"):
@@ -90,5 +94,5 @@ class AdoptionAborted(msgspec.Struct, frozen=True, tag="adoption_aborted"):
     """The standby worker, which had mapped the memory, has died of a fault."""
 
 
-FromSuccessor = AdoptRequest | TakeOver | NowServing | AdoptionAborted
+FromSuccessor = AdoptionRequest | TakeOver | NowServing | AdoptionAborted
 FromPredecessor = ServerOffer | MemoryOffer | AdoptRefused | MemoryReleased

@@ -477,8 +477,8 @@ class RouterCore:
     def _migrate_from_draining(
         self, routing: StreamRoutingState, instances: dict[str, InstanceInfo], now_s: float
     ) -> None:
-        """Ends an attempt at a draining instance if another ready instance can take the stream. Otherwise the attempt
-        stays, and the draining instance finishes it."""
+        """Ends an attempt at a draining instance if another ready instance can take the stream. If there is none, the
+        draining instance finishes its streams in place."""
         if self._has_alternative(routing, instances, now_s):
             routing.stream.fail_lost(FailureCause.DRAIN, "the instance is being drained")
 

@@ -40,7 +40,11 @@ _logger = logging.getLogger(__name__)
 
 REGISTER_INTERVAL_S = 1.0
 SUSPECT_AFTER_S = 3.0
+"""An instance that has been silent for this time is suspect: a new request is sent to it only if no other instance
+can take the request. Streams that run there go on."""
 GONE_AFTER_S = 8.0
+"""An instance that has been silent for this time is gone: it is removed and gets no requests until it registers
+again. Its streams move to other instances, except those that still get tokens."""
 
 PROBE_EVERY_S = 1.0
 PROBE_LOST_AFTER_S = 5.0
@@ -415,7 +419,9 @@ class InstanceRegistry:
         )
 
     def _remove(self, instance_id: str) -> None:
-        """Removes an instance with its reservations. The member holds them, so a later release changes nothing."""
+        """Removes an instance and its reservations. Releasing such a reservation later has no effect, because the
+        reservations are stored in the removed `_RegisteredInstance`. The instance's model stays known for
+        KNOWN_MODEL_S."""
         member = self._members.pop(instance_id, None)
         if member is None:
             return

@@ -22,7 +22,8 @@ from onward.router.upstream_connections import UpstreamConnectionPool
 from onward.web.auth import audit_log
 from onward.web.auth.api_key_file import ApiKeySource
 from onward.web.server.connection_tracker import ConnectionLimits
-from onward.web.server.http_server import HttpServer, tls_files
+from onward.web.server.http_server import HttpServer
+from onward.web.server.tls_files import tls_files
 
 
 class RouterProcess:

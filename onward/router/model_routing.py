@@ -1,10 +1,10 @@
 """Model selection: the names that clients may request, routes, and the share of each version.
 
-A model here is the name that an instance announces as its own (`Registration.model`); instances with the same model are
-interchangeable. A client may request a model by this name, by an alias, or by a route (`--route
-"m=m-v1:0.9,m-v2:0.1"`), whose versions are models. The version depends on the request id alone, so that every router
-with the same routes chooses the same one, and a simulation can be repeated. This module takes the time; it knows no
-sockets.
+A model here is the name that an instance announces as its own (`Registration.model`); instances with the same model
+are interchangeable. A client may request a model by this name, by an alias, or by a route (`--route
+"m=m-v1:0.9,m-v2:0.1"`), whose versions are models. A canary is a version with a small share. The version depends on
+the request id alone, so that every router with the same routes chooses the same one, and a simulation can be
+repeated. This module takes the time; it knows no sockets.
 """
 
 import hashlib
@@ -126,8 +126,9 @@ class ServedModels:
         return name in self.aliases or name in self.routes.get(name, {})
 
     def models_of_record(self, name: str, tag: str) -> AbstractSet[str]:
-        """Returns the models that may have generated the tokens of a record whose request has this name. Empty: no such
-        model is known now."""
+        """Returns the models that may have generated the tokens of a stored record, or an empty set if none is known
+        now. This is the model with `tag` or, without a tag, the model called `name`. If there is no such model, these
+        are all models with the alias `name`."""
         pinned = self.pinned_version(name, tag)
         return set(self._models_with_alias(name)) if pinned is None else {pinned}
 

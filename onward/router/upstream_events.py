@@ -62,6 +62,8 @@ class UpstreamErrorEvent:
 
 @dataclass(frozen=True, slots=True)
 class DoneEvent:
+    # The instance's `[DONE]`, the end of its response. It completes the stream if only this end marker was missing,
+    # else the attempt fails as lost (`ClientStream.on_done`).
     pass
 
 

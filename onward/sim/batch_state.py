@@ -1,6 +1,7 @@
 """The state that a batch keeps between calls: completed ranges of seeds, with their code digests and sums."""
 
 import ast
+import functools
 import hashlib
 import sys
 from pathlib import Path
@@ -93,6 +94,7 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
+@functools.cache  # most of a second for all modules
 def syntax_of(source: bytes) -> str:
     """Returns the syntax tree of a module without docstrings, positions and comments."""
     tree = ast.parse(source)

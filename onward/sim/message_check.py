@@ -79,7 +79,11 @@ class MessageChecker(CompletionChecker):
 
     def resume_at_cursor(self) -> None:
         self._events.now = self._events.at_cursor
-        self.choices[0].text = self._events.now.text
+        [choice] = self.choices
+        choice.text = self._events.now.text
+        # The last event has the cursor of all events of the end, so a client that resumes discards an incomplete end.
+        self.usage, self.resume = None, {}
+        choice.finish_reason = choice.all_token_ids = choice.num_text_tokens = None
 
     def continue_as_new_request(self) -> None:
         """Discards the text and events of the given-up request: the new message has all of the content from its
@@ -110,6 +114,12 @@ class MessageChecker(CompletionChecker):
             choice.token_ids += expected.token_ids[num_known : num_known + num_silent]
             self.num_tokens += num_silent
         super()._take_cursor(cursor)
+
+    @staticmethod
+    def _may_be_cut_behind(sent: list[int], token_ids: list[int]) -> bool:
+        """Returns whether these are the sent tokens, and possibly more: tokens without text yet have no event before an
+        error. The check of the text notices a token whose text is missing."""
+        return token_ids[: len(sent)] == sent
 
     def _check_id(self, data: dict[str, Any]) -> None:
         """Does nothing, because only the first event has the id; `_chunk` checks it."""

@@ -120,6 +120,8 @@ class ApiNode:
 
 
 class EngineNode:
+    """One simulated engine process: the shipping `EngineProcess`, which a timer and its messages wake."""
+
     def __init__(
         self,
         context: SimContext,

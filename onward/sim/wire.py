@@ -65,7 +65,9 @@ Watcher = Callable[[str, str], None]
 
 @dataclass(eq=False, slots=True)
 class ActiveFault:
-    """A fault that is in force on some wires."""
+    """A fault in force. It hits each message with probability `rate`, on all wires whose names contain `target`. An
+    empty `target` means all wires. For faults of KV transfers, the name of the process must contain `target`
+    instead."""
 
     kind: str
     target: str

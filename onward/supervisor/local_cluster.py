@@ -40,8 +40,8 @@ READ_BYTES = 1 << 16
 MAX_LAST_READS = 64
 
 
-class MemberPlanner(Protocol):
-    """Plans instances that are added to a running cluster."""
+class ScaleUpPlanner(Protocol):
+    """Plans the instances that a scale-up adds to a running cluster."""
 
     def plan_member(self, role: str, model: str, members: Sequence[ClusterMember]) -> MemberSpec:
         """Raises `StartupError` if there can be no further instance."""
@@ -64,7 +64,7 @@ class LocalCluster:
         on_line: Callable[[str, str], None],
         on_ready: Callable[["LocalCluster"], None],
         control_port: int | None = None,
-        planner: MemberPlanner | None = None,
+        planner: ScaleUpPlanner | None = None,
         new_scaling: Callable[[MemberOperations], ClusterScaling] | None = None,
     ) -> None:
         """An instance is ready when a line of its standard output begins with `ready_prefix`. Other lines there are for

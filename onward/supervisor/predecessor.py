@@ -16,8 +16,8 @@ from onward.errors import StartupError
 from onward.proto.adoption import (
     ADOPTION_PROTOCOL,
     AdoptionAborted,
+    AdoptionRequest,
     AdoptRefused,
-    AdoptRequest,
     FromPredecessor,
     MemoryOffer,
     MemoryReleased,
@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class OfferedMemory:
+    """KV memory and weights that the old server offers to the new one, as the new server has received them. Owns the
+    file descriptors: `close` closes them, which leaves the old server's own descriptors open."""
+
     offer: MemoryOffer
     pool_fd: int
     hashes_fd: int
@@ -144,7 +147,7 @@ def find_predecessor(host: str, port: int) -> Predecessor | None:
     if peer is None:
         return None
     try:
-        peer.channel.send(AdoptRequest(ADOPTION_PROTOCOL))
+        peer.channel.send(AdoptionRequest(ADOPTION_PROTOCOL))
         return receive_offers(peer)
     except (ChannelClosed, msgspec.DecodeError) as fault:
         peer.close()
@@ -155,7 +158,7 @@ def find_predecessor(host: str, port: int) -> Predecessor | None:
 
 
 def receive_offers(peer: AdoptionPeer) -> Predecessor:
-    """Receives the old server's answer to an `AdoptRequest`. Raises `StartupError` if it refuses."""
+    """Receives the old server's answer to an `AdoptionRequest`. Raises `StartupError` if it refuses."""
     server = _receive(peer)
     if isinstance(server, AdoptRefused):
         raise StartupError(f"--adopt: the old server refuses: {server.message}")

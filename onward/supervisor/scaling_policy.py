@@ -49,8 +49,9 @@ class ScalingPolicy:
     _low_since_s: float | None = None
 
     def target(self, num_instances: int, figures: LoadFigures | None, now_s: float) -> int:
-        """Returns the number of instances to have. Without figures, which are None, it changes only what is outside the
-        limits."""
+        """Returns the number of instances to run from now on. A number outside the limits is moved to the nearest
+        limit. Otherwise, `num_instances` is kept if `figures` is None or no instance is ready. Keeps track of how
+        long the load has been high or low, so it must be called regularly."""
         limits = self.limits
         if not limits.minimum <= num_instances <= limits.maximum:
             self.restart()

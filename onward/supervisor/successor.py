@@ -20,8 +20,8 @@ from onward import log
 from onward.proto.adoption import (
     ADOPTION_PROTOCOL,
     AdoptionAborted,
+    AdoptionRequest,
     AdoptRefused,
-    AdoptRequest,
     FromSuccessor,
     MemoryOffer,
     MemoryReleased,
@@ -83,7 +83,7 @@ class SuccessorListener:
         try:
             message = self._successor.channel.receive()
             match message:
-                case AdoptRequest():
+                case AdoptionRequest():
                     self._answer(self._successor, message)
                 case TakeOver():
                     self._is_taking_over = True
@@ -136,7 +136,7 @@ class SuccessorListener:
             peer.channel.send(AdoptRefused("another server is taking over already"))
         peer.close()
 
-    def _answer(self, successor: AdoptionPeer, request: AdoptRequest) -> None:
+    def _answer(self, successor: AdoptionPeer, request: AdoptionRequest) -> None:
         if request.protocol != ADOPTION_PROTOCOL:
             successor.channel.send(
                 AdoptRefused(f"it speaks adoption protocol {ADOPTION_PROTOCOL}, and not {request.protocol}")

@@ -48,7 +48,8 @@ def set_curve_client(socket: "zmq.Socket[Any]", server_key: bytes) -> None:
 
 
 def cluster_secret(cluster_key: str) -> bytes:
-    """Returns the secret key of every socket that listens for instances of this cluster."""
+    """Returns the CURVE secret key of the sockets on which prefill instances accept handoffs. It is a hash of the
+    cluster key, so all instances of the cluster derive the same one."""
     return hashlib.blake2b(bytes.fromhex(cluster_key), digest_size=32, person=b"onward handoff").digest()
 
 

@@ -194,7 +194,7 @@ class ShmEngineWireEnd:
 
 
 class ShmWorkerWireEnd:
-    """The worker's end."""
+    """The worker's end of the wire: sends one hello, then receives step plans and sends the result of each."""
 
     def __init__(self, address: ShmWireAddress, memory_fd: int, doorbell: socket.socket) -> None:
         self._ring = _SharedRing(address, memory_fd, doorbell)

@@ -23,7 +23,7 @@ from onward.proto.sampling_params import Pooling, SamplingParams
 from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS, AssignSlot, TokenLogprobs
 from onward.worker import kv_pool
 from onward.worker.batch_builder import BatchBuilder
-from onward.worker.device import DummySteps, KvMemory, LaunchHandle, SampledRow, StepOutput
+from onward.worker.device import DummySteps, KvTransferMemory, LaunchHandle, SampledRow, StepOutput
 from onward.worker.embedding_pooler import EmbeddingPooler
 from onward.worker.kv_memory_budget import choose_num_blocks, free_memory_bytes, resolve_max_model_len
 from onward.worker.logits_processors.penalties import LogitsProcessor
@@ -102,7 +102,9 @@ class CpuDevice:
         self._decoder = build_decoder(model, weights, pool.kv, **limits, threads=all_threads, shared=shared)
         if ranks is not None:
             ranks.start(given_model, config, pool, **limits)
-        self.kv_memory = KvMemory(pool, _kv_layout(model, pool, config.block_size, max_model_len), self.layers_done)
+        self.kv_memory = KvTransferMemory(
+            pool, _kv_layout(model, pool, config.block_size, max_model_len), self.layers_done
+        )
         self.draft_manager: DraftManager | None = None
         if drafter is not None:
             buffers = (self._tokens, self._tables, self.num_blocks + 1, max_model_len, threads)

@@ -77,8 +77,8 @@ class DummySteps:
 
 
 @dataclass(frozen=True, slots=True)
-class KvMemory:
-    """KV memory that a transfer thread reads and peers write."""
+class KvTransferMemory:
+    """KV memory that takes part in transfers: the transfer thread reads it to push blocks, and peers write it."""
 
     pool: "KvPool"
     layout: KvLayout
@@ -121,7 +121,7 @@ class Device(Protocol):
         ...
 
     @property
-    def kv_memory(self) -> KvMemory | None:
+    def kv_memory(self) -> KvTransferMemory | None:
         """The memory for KV transfers; None if its KV cannot be exchanged with peers."""
         ...
 

@@ -36,7 +36,9 @@ class MaskDeferredSampling:
         return all(can_sample(span) for _, span in self.constrained)
 
     def wait(self) -> None:
-        """Waits for all masks while the device computes. If some are still pending then, calls `wait_for_masks`."""
+        """Waits until all masks are ready or the device has computed the logits, whichever is first. If masks are
+        still pending then, calls `wait_for_masks`. A slot whose mask is not ready after that does not sample in this
+        step."""
         spans = [span for _, span in self.constrained]
         while (pending := _pending_grammars(spans)) and not self.is_computed():
             SlotGrammar.wait_for_one(pending, _LOOK_AGAIN_S)

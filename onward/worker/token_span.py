@@ -44,5 +44,6 @@ class TokenSpan(Generic[Owner]):
 
 
 def unowned_span(slot: int, start: int, count: int, *, is_sampled: bool) -> TokenSpan[None]:
-    """Returns a span of tokens that are computed for their logits or their KV alone, outside of any step."""
+    """Returns a span without an owner (`slot_state` is None), for a forward pass of a draft model or layer. Such a
+    pass is not part of a step of the served model."""
     return TokenSpan(slot, start, start + count, is_sampled, None)

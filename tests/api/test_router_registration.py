@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from onward.api import router_registration
-from onward.api.router_registration import PATIENCE_S, RegistrationLog, RouterRegistrar, instance_load
+from onward.api.instance_description import instance_load
+from onward.api.router_registration import PATIENCE_S, RegistrationLog, RouterRegistrar
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel

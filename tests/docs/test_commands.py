@@ -47,7 +47,10 @@ def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
     ports = cache(lambda _: free_port())
     script = script_of(page, ports)
     paths = f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}"
-    environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    # With a safe path every process imports the package from its own folder: kernels are kept for that path.
+    environment = os.environ | {
+        "PATH": paths, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "TMPDIR": str(tmp_path)
+    }  # fmt: skip
     process = subprocess.Popen(
         ["bash", "-c", script],
         cwd=tmp_path,

@@ -45,7 +45,7 @@ def _finish(harness: Harness) -> None:
 @examples(250)
 @given(SHAPES, st.lists(ROUGH, min_size=20, max_size=80))
 def test_every_client_gets_exactly_its_tokens_whatever_happens(shape: dict, actions: list) -> None:
-    """Few examples: the two thousand simulated runs of tests/sim/test_seeds.py check the same, with all other processes."""
+    """Few examples: the thousand simulated runs of tests/sim/test_seeds.py check the same, with all other processes."""
     act_out(shape, actions)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
+from onward.api.instance_description import OtherInstanceCounts
 from onward.api.lifecycle import request_builder, resume
 from onward.api.lifecycle.choice_output import ChoiceOutput, ChoiceStart
 from onward.api.lifecycle.choice_update import ChoiceUpdate
@@ -16,7 +17,6 @@ from onward.api.lifecycle.request_builder import RequestBuilder
 from onward.api.lifecycle.stream_registry import StreamRegistry
 from onward.api.requests.prepared_request import PreparedRequest
 from onward.api.requests.text_processor import TextProcessor
-from onward.api.router_registration import OtherInstanceCounts
 from onward.proto.engine import ErrorInfo, Submit
 from onward.proto.router import Attempt, ChoiceSnapshot, Registration, RegistrationReply, StreamProgress
 from onward.router import instance_registry, routing_policy

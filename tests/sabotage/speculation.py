@@ -171,11 +171,11 @@ def _draft_beyond_the_context(patch: Patches) -> None:
 def _hidden_states_of_the_next_row(patch: Patches) -> None:
     from onward.worker.speculation.eagle_proposer import EagleProposer
 
-    def with_tokens_behind(span: ComputedSpan) -> ComputedSpan:
+    def with_known_next_tokens(span: ComputedSpan) -> ComputedSpan:
         count = min(span.count, span.num_tokens - 1 - span.start)
         return ComputedSpan(span.slot, span.start, count, span.first_row + 1, span.num_tokens)
 
-    patch.put(EagleProposer, "_with_tokens_behind", staticmethod(with_tokens_behind))
+    patch.put(EagleProposer, "_with_known_next_tokens", staticmethod(with_known_next_tokens))
 
 
 def _pairs_of_a_state_and_its_own_token(patch: Patches) -> None:

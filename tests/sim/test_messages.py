@@ -1,9 +1,13 @@
 """Messages over many seeds: typed events in order, resumed behind any of them, cut and continued."""
 
+import copy
+
 import msgspec
 import pytest
 
+from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor
 from onward.sim.message_check import PATH, MessageChecker
+from onward.sim.oracle import decode_text, expected_choice
 from onward.sim.reply_check import InvariantError
 from onward.sim.scenario import Scenario, Shape, SimRequest
 from onward.sim.scenario_generator import FaultSelection, generate_scenario
@@ -52,3 +56,48 @@ def test_events_out_of_order_are_a_violation(events: list[dict[str, object]]) ->
     with pytest.raises(InvariantError):
         for event in events:
             checker.take_event(None, event)
+
+
+PING = {"type": "ping"}
+END = [
+    {"type": "content_block_stop", "index": 0},
+    {
+        "type": "message_delta",
+        "delta": {"stop_reason": "max_tokens", "stop_sequence": None},
+        "usage": {"input_tokens": 1, "cache_read_input_tokens": 0, "output_tokens": 3},
+    },
+]
+
+
+def checker_behind_one_token() -> tuple[MessageChecker, list[int]]:
+    """The checker of a message whose first token has come, and the tokens of the whole message."""
+    request = SimRequest("q", 0.0, path=PATH, prompt="a", max_tokens=3, seed=1, is_streaming=True, ignore_eos=True)
+    checker = MessageChecker(request, [1])
+    token_ids = expected_choice(request, [1], 1, 0).token_ids
+    for event in (START | {"message": {"id": "msg_1", "model": "hash"}}, PING, OPEN):
+        checker.take_event(None, event)
+    cursor = Cursor("0" * 32, 1, 1, [ChoiceCursor(1)], {0: token_ids[:1]})
+    delta = {"type": "text_delta", "text": decode_text(token_ids[:1])}
+    checker.take_event(format_cursor(cursor), WORD | {"delta": delta})
+    return checker, token_ids
+
+
+def test_an_error_may_list_tokens_that_have_no_text_yet_and_no_other_ones() -> None:
+    checker, token_ids = checker_behind_one_token()
+    checker.check_partial({"completion_token_ids": token_ids[:2], "num_text_tokens": 1})
+    with pytest.raises(InvariantError, match="is cut behind"):
+        checker.check_partial({"completion_token_ids": [], "num_text_tokens": 0})
+    with pytest.raises(InvariantError, match="which is not the text"):
+        checker.check_partial({"completion_token_ids": token_ids, "num_text_tokens": 3})
+
+
+def test_an_end_that_was_cut_off_is_sent_again() -> None:
+    checker, _ = checker_behind_one_token()
+    for event in END:
+        checker.take_event(None, event)
+    with pytest.raises(InvariantError):
+        copy.deepcopy(checker).take_event(None, END[0])
+    checker.resume_at_cursor()
+    for event in END:
+        checker.take_event(None, event)
+    assert checker.is_finished

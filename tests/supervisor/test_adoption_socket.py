@@ -11,8 +11,8 @@ import pytest
 from onward.errors import StartupError
 from onward.proto.adoption import (
     ADOPTION_PROTOCOL,
+    AdoptionRequest,
     AdoptRefused,
-    AdoptRequest,
     FromPredecessor,
     FromSuccessor,
     MemoryOffer,
@@ -92,7 +92,7 @@ def connected(port: int, server: SuccessorListener) -> Predecessor:
     """As `find_predecessor`, with the old server in the same thread."""
     client = connect_to(adoption_address(HOST, port), FromPredecessor)
     assert client is not None
-    client.channel.send(AdoptRequest(ADOPTION_PROTOCOL))
+    client.channel.send(AdoptionRequest(ADOPTION_PROTOCOL))
     assert server.poll() is None
     return receive_offers(client)
 
@@ -163,7 +163,7 @@ def test_a_server_that_speaks_another_protocol_is_refused(port: int, listening: 
     server = open_server(port, listening, with_memory=False)
     client = connect_to(adoption_address(HOST, port), FromPredecessor)
     assert client is not None
-    client.channel.send(AdoptRequest(ADOPTION_PROTOCOL + 1))
+    client.channel.send(AdoptionRequest(ADOPTION_PROTOCOL + 1))
     server.poll()
     assert isinstance(client.channel.receive(), AdoptRefused)
     client.close()
@@ -204,10 +204,10 @@ def test_memory_is_released_only_to_the_server_that_has_asked_for_it(port: int, 
 
 NEW_SERVER = """
 import sys
-from onward.proto.adoption import ADOPTION_PROTOCOL, AdoptionAborted, AdoptRequest, FromPredecessor, TakeOver
+from onward.proto.adoption import ADOPTION_PROTOCOL, AdoptionAborted, AdoptionRequest, FromPredecessor, TakeOver
 from onward.supervisor.adoption_socket import adoption_address, connect_to
 peer = connect_to(adoption_address(sys.argv[1], int(sys.argv[2])), FromPredecessor)
-peer.channel.send(AdoptRequest(ADOPTION_PROTOCOL))
+peer.channel.send(AdoptionRequest(ADOPTION_PROTOCOL))
 peer.channel.send(TakeOver())
 print("asked", flush=True)
 sys.stdin.read()

@@ -11,7 +11,7 @@ import pytest
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.proto.adoption import ADOPTION_PROTOCOL, AdoptionAborted, AdoptRequest, FromPredecessor, NowServing
+from onward.proto.adoption import ADOPTION_PROTOCOL, AdoptionAborted, AdoptionRequest, FromPredecessor, NowServing
 from onward.proto.control import ChildReady, EngineUp, StartListening, UpdateApiKeys
 from onward.supervisor import supervisor as supervisor_module
 from onward.supervisor.adoption_socket import adoption_address, connect_to
@@ -39,7 +39,7 @@ def old_server() -> Iterator[tuple[SuccessorListener, Predecessor]]:
         server.open()
         peer = connect_to(adoption_address(HOST, port), FromPredecessor)
         assert peer is not None
-        peer.channel.send(AdoptRequest(ADOPTION_PROTOCOL))
+        peer.channel.send(AdoptionRequest(ADOPTION_PROTOCOL))
         server.poll()
         predecessor = receive_offers(peer)
         with predecessor.listening:

@@ -23,7 +23,8 @@ from onward.web.request_id_middleware import RequestIdMiddleware
 from onward.web.server.connection_tracker import ConnectionLimits, ConnectionTracker, allowed_connections
 from onward.web.server.half_closed import COMMENT, PROBE, note_response_start
 from onward.web.server.http_protocol import LimitedHttpProtocol
-from onward.web.server.http_server import HttpServer, TlsFiles
+from onward.web.server.http_server import HttpServer
+from onward.web.server.tls_files import TlsFiles
 from tests.web import certificate
 
 SOON_S = 0.05

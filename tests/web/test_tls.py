@@ -12,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError
 from onward.web import asgi
-from onward.web.server.http_server import HttpServer, TlsFiles, check_tls, tls_files
+from onward.web.server.http_server import HttpServer
+from onward.web.server.tls_files import TlsFiles, check_tls, tls_files
 from tests.web import certificate
 
 

@@ -42,7 +42,7 @@ class ChoiceStart:
 
 @dataclass(frozen=True, slots=True)
 class PendingRescore:
-    """Given tokens whose rescored logprobs have not arrived."""
+    """Tokens that came with the request and whose logprobs are computed again, until these logprobs arrive."""
 
     token_ids: list[int]
     """The tokens of which this response includes only the logprobs."""

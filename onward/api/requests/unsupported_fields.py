@@ -19,7 +19,7 @@ from onward.web.json_body import decode_raw, field_error
 MAX_NAMED = 16
 MAX_NAME_LENGTH = 64
 
-# Each field with the values that have no effect. `null` never has an effect.
+# Fields that are refused, each with the values that are tolerated, because they have no effect. `null` never has one.
 _NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     # OpenAI
     "tools": ([],),

@@ -87,13 +87,14 @@ class StepLoad:
     num_rows: int
     """Without drafts."""
     num_draft_rows_left: int
-    """For drafts."""
+    """Rows of the step that drafts may still take. The scheduler subtracts the drafts of each request that it plans."""
     draft_cost: float = 0.0
     """Cost of one more draft token for every request, as a fraction of the step's duration."""
 
 
 def choose_num_drafts(limit: int, acceptance: DraftAcceptance, load: StepLoad, num_given: int = 0) -> int:
-    """Returns how many tokens a request drafts in this step, at most `limit`. If a peer has sent drafts (`num_given`),
+    """Returns how many tokens a request drafts in this step, at most `limit`. Drafting is turned off where it does
+    not pay: then 0 is returned, and now and then a few drafts are tried. If a peer has sent drafts (`num_given`),
     these are verified instead of new ones, so drafting costs nothing.
 
     In units of a row's time, a step of n rows takes STEP_OVERHEAD_ROWS + n and gives n tokens. One more draft takes the

@@ -103,13 +103,18 @@ class DecodePlan:
 
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
-    """Memory for the splits of programs that share a row. Tickets are zero between launches; each launch resets
-    them."""
+    """Partial results of splits, for launches with several programs for each pair of row and KV head. The program of
+    a pair that finishes last merges them. `heads` are the query heads of one KV head."""
 
     partials: torch.Tensor
+    """float32 [rows, KV heads, splits, heads, head_dim]: weighted sums of values, not yet normalised."""
     peaks: torch.Tensor
+    """float32 [rows, KV heads, splits, heads]: largest scores."""
     totals: torch.Tensor
+    """float32 [rows, KV heads, splits, heads]: sums of weights."""
     tickets: torch.Tensor
+    """int32 [rows, KV heads]: an atomic counter of the pair's programs that have finished. The last one finds by it
+    that it has to merge, and sets it back to 0 for the next launch."""
 
     @classmethod
     def allocate(
@@ -128,7 +133,9 @@ class DecodeScratch:
     def for_batches(
         cls, heads: HeadShape, max_batch: int, max_length: int, device: str, *, fixed_order: bool
     ) -> "DecodeScratch":
-        """Allocates memory for every batch whose programs share rows, of any length."""
+        """Allocates memory for every batch of at most `max_batch` rows, with histories of at most `max_length`
+        tokens. Batches with _ONE_PROGRAM_FROM or more pairs need none, because one program computes all splits of a
+        pair."""
         rows = min(max_batch, -(-_ONE_PROGRAM_FROM // heads.num_kv_heads))
         kinds = (FIXED_SPLITS,) if fixed_order else (_SHORT_SPLITS, _LONG_SPLITS)
         num_splits = max(splits.count(max_length) for splits in kinds)

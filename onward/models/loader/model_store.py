@@ -25,6 +25,7 @@ import msgspec
 
 from onward import config as settings
 from onward.errors import StartupError
+from onward.kernels.weight_formats import SCHEME
 from onward.models.checkpoint_quantization import CheckpointScheme
 from onward.models.device_support import check_supported, device_kind
 from onward.models.families.registry import find_scheme, has_quantized_weights
@@ -65,11 +66,7 @@ class _WeightFormat:
 
     @property
     def scheme(self) -> str:
-        if self.quantization in ("none", "fp8"):
-            return self.quantization
-        from onward.kernels.quantize import SCHEME
-
-        return SCHEME
+        return self.quantization if self.quantization in ("none", "fp8") else SCHEME
 
 
 def prepare(

@@ -22,8 +22,8 @@ class MemoryCopy(NamedTuple):
 
 
 class RemoteMemoryInfo(NamedTuple):
-    """The invitation: data that a writer needs to reach our memory. File descriptors travel over local connections
-    only."""
+    """The invitation that a decode worker sends: what a prefill worker needs to write to its KV memory. `fds` can
+    only be passed to a process on the same machine."""
 
     data: bytes = b""
     fds: tuple[int, ...] = ()

@@ -17,9 +17,9 @@ from onward.pd.transfer.backend import TransferFailed
 from onward.pd.transfer.framed_channel import LinkClosed
 from onward.pd.transfer.handshake import ClusterSecret
 from onward.pd.transfer.page_geometry import PageGeometry
-from onward.pd.transfer.poller import Poller
 from onward.pd.transfer.push_job import ComputedBlocks, PushJob
 from onward.pd.transfer.push_session import PushSession
+from onward.pd.transfer.socket_reactor import SocketReactor
 from onward.proto.kv_transfer import KvEndpoint, KvLayout, KvPush, KvReport, PushFailed, PushQuiesced
 
 IDLE_TIMEOUT_S = 60.0
@@ -37,7 +37,7 @@ class KvSender:
         memory: np.ndarray,
         geometry: PageGeometry,
         layout: KvLayout,
-        poller: Poller,
+        reactor: SocketReactor,
         *,
         secret: ClusterSecret,
         has_key: bool,
@@ -45,7 +45,7 @@ class KvSender:
         report: Callable[[KvReport], None],
         now_s: Callable[[], float],
     ) -> None:
-        self._memory, self._geometry, self._layout, self._poller = memory, geometry, layout, poller
+        self._memory, self._geometry, self._layout, self._reactor = memory, geometry, layout, reactor
         self._secret, self._has_key = secret, has_key
         self._layers_done, self._report_up, self._now_s = layers_done, report, now_s
         self._peers: dict[KvEndpoint, PushSession] = {}
@@ -138,7 +138,7 @@ class KvSender:
 
     def _watch(self, peer: PushSession) -> None:
         action = functools.partial(self._run_isolated, peer, peer.on_socket_ready)
-        self._poller.watch(peer.link.channel, action, for_writing=peer.link.wants_to_write)
+        self._reactor.watch(peer.link.channel, action, for_writing=peer.link.wants_to_write)
 
     def _run_isolated(self, peer: PushSession, action: Callable[[], None]) -> None:
         """Runs an action for one peer. A failure ends the connection to this peer and nothing else."""
@@ -155,7 +155,7 @@ class KvSender:
     def _end(self, peer: PushSession, reason: str) -> None:
         if self._peers.pop(peer.endpoint, None) is None:
             return
-        self._poller.forget(peer.link.channel)
+        self._reactor.forget(peer.link.channel)
         peer.close(reason)
 
     def _report(self, report: KvReport) -> None:

@@ -14,7 +14,7 @@ from onward.pd.transfer.backend import ReceiverBackend, RemoteMemoryInfo
 from onward.pd.transfer.framed_channel import LinkClosed, MalformedMessage
 from onward.pd.transfer.handshake import ClusterSecret
 from onward.pd.transfer.kv_receiver import KvReceiver, ProtocolViolation
-from onward.pd.transfer.poller import Poller
+from onward.pd.transfer.socket_reactor import SocketReactor
 from onward.proto.kv_transfer import KvLayout
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -40,7 +40,7 @@ class KvServer:
     def __init__(
         self,
         listen_socket: KvListenSocket,
-        poller: Poller,
+        reactor: SocketReactor,
         receiver: KvReceiver,
         backend: ReceiverBackend,
         *,
@@ -51,9 +51,9 @@ class KvServer:
         can_expel: bool,
         now_s: Callable[[], float],
     ) -> None:
-        self._listen_socket, self._poller, self._receiver, self._backend, self._now_s = (
+        self._listen_socket, self._reactor, self._receiver, self._backend, self._now_s = (
             listen_socket,
-            poller,
+            reactor,
             receiver,
             backend,
             now_s,
@@ -62,7 +62,7 @@ class KvServer:
         self._can_expel = can_expel
         self._senders: dict[int, _SenderConnection] = {}
         self._num_accepted = 0
-        poller.watch(listen_socket, self._accept)
+        reactor.watch(listen_socket, self._accept)
 
     @property
     def num_connections(self) -> int:
@@ -81,7 +81,7 @@ class KvServer:
     def close(self) -> None:
         for sender in list(self._senders.values()):
             self._close_connection(sender, "the worker is leaving")
-        self._poller.forget(self._listen_socket)
+        self._reactor.forget(self._listen_socket)
         self._listen_socket.close()
 
     def _accept(self) -> None:
@@ -100,7 +100,7 @@ class KvServer:
                 lambda sender_id=sender_id: self._register_sender(sender_id),
             )
             sender = self._senders[sender_id] = _SenderConnection(sender_id, link, self._now_s(), self._now_s())
-            self._poller.watch(link.channel, lambda sender=sender: self._on_socket_ready(sender))
+            self._reactor.watch(link.channel, lambda sender=sender: self._on_socket_ready(sender))
 
     def _register_sender(self, sender_id: int) -> RemoteMemoryInfo:
         assert sender_id in self._senders, "a sender is registered while it is connected"
@@ -136,7 +136,7 @@ class KvServer:
             # Not closed: the end of the writer's own stream is still to come, and until then it may write our memory.
             self._stop_listening_to(sender, str(lost))
             return
-        self._poller.watch(channel, lambda: self._on_socket_ready(sender), for_writing=channel.wants_to_write)
+        self._reactor.watch(channel, lambda: self._on_socket_ready(sender), for_writing=channel.wants_to_write)
 
     def _check_idle(self, sender: _SenderConnection, now_s: float) -> None:
         received = sender.link.channel.num_bytes_received
@@ -156,11 +156,11 @@ class KvServer:
             logger.warning(log.event("kv connection given up", writer=sender.sender_id, because=reason))
             self._receiver.stop_listening_to(sender.sender_id, reason)
             sender.link.channel.shutdown_write()
-            self._poller.watch(sender.link.channel, lambda: self._on_socket_ready(sender))
+            self._reactor.watch(sender.link.channel, lambda: self._on_socket_ready(sender))
 
     def _close_connection(self, sender: _SenderConnection, reason: str) -> None:
         if self._senders.pop(sender.sender_id, None) is None:
             return
-        self._poller.forget(sender.link.channel)
+        self._reactor.forget(sender.link.channel)
         sender.link.close()
         self._receiver.remove_sender(sender.sender_id, reason)

@@ -24,8 +24,8 @@ from onward.pd.transfer.kv_receiver import KvReceiver
 from onward.pd.transfer.kv_sender import KvSender
 from onward.pd.transfer.kv_server import KvServer
 from onward.pd.transfer.page_geometry import PageGeometry
-from onward.pd.transfer.poller import Poller
 from onward.pd.transfer.push_job import ComputedBlocks
+from onward.pd.transfer.socket_reactor import SocketReactor
 from onward.proto.kv_transfer import (
     EndLease,
     ExpectWrites,
@@ -77,7 +77,7 @@ class _ReceiveSide:
 
     def __init__(
         self, backend: str, host: str, port: int, incarnation: str, cluster_key: str, memory: KvMemoryRegion,
-        poller: Poller, report: Callable[[KvReport], None],
+        reactor: SocketReactor, report: Callable[[KvReport], None],
     ) -> None:  # fmt: skip
         self._receiver = open_receiver_backend(backend, memory.pool, memory.fd, host, memory.writer_token_fd)
         listen_socket = KvListenSocket(backend, host, cluster_key, port)
@@ -87,7 +87,7 @@ class _ReceiveSide:
         )
         self.server = KvServer(
             listen_socket,
-            poller,
+            reactor,
             self.receiver,
             self._receiver,
             secret=ClusterSecret(cluster_key),
@@ -119,11 +119,11 @@ class KvTransferThread:
         cluster_key: str,
         layers_done: Callable[[], int],
     ) -> None:
-        self._poller = Poller()
+        self._reactor = SocketReactor()
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
-        self._poller.watch(self._wake_read, self._drain_wakes)
+        self._reactor.watch(self._wake_read, self._drain_wakes)
         self._inbox: deque[KvPush | ComputedBlocks] = deque()
         self._is_leaving = False
         self._engine: WorkerKvWireEnd | None = None
@@ -132,7 +132,7 @@ class KvTransferThread:
             memory.pool,
             memory.geometry,
             memory.layout,
-            self._poller,
+            self._reactor,
             secret=ClusterSecret(cluster_key),
             has_key=bool(cluster_key),
             layers_done=layers_done,
@@ -143,7 +143,7 @@ class KvTransferThread:
         if backend is not None:
             try:
                 self._receive_side = _ReceiveSide(
-                    backend, host, port, incarnation, cluster_key, memory, self._poller, self._report
+                    backend, host, port, incarnation, cluster_key, memory, self._reactor, self._report
                 )
             except BaseException:
                 self._close_sockets()
@@ -176,7 +176,7 @@ class KvTransferThread:
     def start(self, wires: SocketPoller, engine: WorkerKvWireEnd) -> None:
         """Starts the thread. From now on both arguments belong to it."""
         assert self._thread is None, "the transfer thread is started once"
-        wires.watch_fd(self._poller.fileno())
+        wires.watch_fd(self._reactor.fileno())
         self._engine = engine
         self._thread = threading.Thread(target=self._run, args=(wires, engine), name="kv-plane", daemon=True)
         self._thread.start()
@@ -207,12 +207,12 @@ class KvTransferThread:
         self._close_sockets()
 
     def _close_sockets(self) -> None:
-        self._poller.close()
+        self._reactor.close()
         self._wake_read.close()
 
     def _run_once(self, engine: WorkerKvWireEnd) -> None:
         # Sockets come first, so that pages that have arrived are counted before any timeout is checked.
-        self._poller.dispatch()
+        self._reactor.dispatch()
         while self._inbox:
             match self._inbox.popleft():
                 case KvPush() as push:

@@ -182,8 +182,9 @@ class ResolvedTools:
         return self.tool_choice in ("required", "named")
 
     def client_finish_reason(self, reason: str | None, has_calls: bool) -> str | None:
-        """Returns a finish reason as clients know it. Internally an answer that ends with a call has the reason `stop`.
-        It stays `stop` for a client that has named the function, since the model had no choice to report."""
+        """Returns the finish reason that the client gets for an internal one. `stop` with calls becomes `tool_calls`,
+        or `function_call` if the client sent `functions`. It stays `stop` if `tool_choice` names a tool, since
+        calling it was not the model's decision."""
         if reason != "stop" or not has_calls or self.tool_choice == "named":
             return reason
         return "function_call" if self.is_legacy else "tool_calls"

@@ -36,8 +36,8 @@ class WriteBatcher:
 
 
 class BatchedTransport(asyncio.Transport):
-    """Wraps a connection's transport and delays its writes to the end of the turn. The wrapped transport reports full
-    buffers to the protocol, when the batch is written."""
+    """Wraps a connection's transport and delays its writes to the end of the turn. Flow control stays with the
+    wrapped transport: it calls the protocol's `pause_writing` when the batch is written to it, not during `write`."""
 
     def __init__(self, transport: asyncio.Transport, batcher: WriteBatcher) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ import torch
 from onward.kernels.ops import SlotTensors
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import AssignSlot
-from onward.worker.cuda.staging_buffer import StagedArray, StagingBuffer
+from onward.worker.cuda.staging_buffer import StagedArrayView, StagingBuffer
 
 _U64 = (1 << 64) - 1
 
@@ -21,7 +21,7 @@ _U64 = (1 << 64) - 1
 @dataclass(frozen=True, slots=True)
 class _PendingUpload:
     target: torch.Tensor
-    staged: StagedArray
+    staged: StagedArrayView
 
 
 class SlotUploads:

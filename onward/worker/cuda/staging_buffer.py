@@ -34,13 +34,13 @@ class StagingBuffer:
     def clear(self) -> None:
         self._used = 0
 
-    def put(self, array: np.ndarray) -> "StagedArray":
+    def put(self, array: np.ndarray) -> "StagedArrayView":
         start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
         self._used = start + array.nbytes
         if self._used > len(self._bytes):
             self._grow(self._used)
         self._bytes[start : self._used] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return StagedArray(self, start, array.shape, _KINDS[array.dtype])
+        return StagedArrayView(self, start, array.shape, _KINDS[array.dtype])
 
     def send(self) -> None:
         self._device_buffer[: self._used].copy_(self._host_buffer[: self._used], non_blocking=True)
@@ -61,8 +61,9 @@ class StagingBuffer:
         self._device_buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
 
-class StagedArray:
-    """An array in a staging buffer; `tensor` returns it on the device once the buffer is sent."""
+class StagedArrayView:
+    """An array that was put into a staging buffer. After `StagingBuffer.send`, `tensor` returns a view of the array's
+    part of the buffer on the device, which is valid until the buffer is cleared."""
 
     def __init__(self, stage: StagingBuffer, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._stage, self._start, self._shape, self._dtype = stage, start, shape, dtype

@@ -128,7 +128,7 @@ class EagleProposer:
         self._pairs[slot] = _SlotPairs(num_computed if is_whole else None, prefix)
 
     def on_computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
-        known = [span for span in map(self._with_tokens_behind, spans) if span.count and self._has_all_pairs(span)]
+        known = [span for span in map(self._with_known_next_tokens, spans) if span.count and self._has_all_pairs(span)]
         if not known:
             return
         rows = np.concatenate([np.arange(span.first_row, span.first_row + span.count) for span in known])
@@ -185,8 +185,9 @@ class EagleProposer:
         return self._layer(self._embedding_and_head.embed(token_ids), hidden, self._batch.build(spans))
 
     @staticmethod
-    def _with_tokens_behind(span: ComputedSpan) -> ComputedSpan:
-        """Returns the span without its last token if no token follows that one yet."""
+    def _with_known_next_tokens(span: ComputedSpan) -> ComputedSpan:
+        """Returns the part of the span whose tokens have a known next token. EAGLE pairs each hidden state with the
+        next token, so the last known token has no pair yet."""
         count = min(span.count, span.num_tokens - 1 - span.start)
         return ComputedSpan(span.slot, span.start, count, span.first_row, span.num_tokens)
 

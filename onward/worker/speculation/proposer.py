@@ -86,7 +86,8 @@ class Proposer(Protocol):
 
 
 class ProposerFactory(Protocol):
-    """A proposer before it is created: memory is planned before it is allocated."""
+    """Creates a proposer, and knows a proposer's memory needs before it is created: the number of KV blocks is chosen
+    first, and the proposer needs memory for each block."""
 
     @property
     def bytes_per_block(self) -> int:

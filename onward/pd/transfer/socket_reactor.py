@@ -1,4 +1,4 @@
-"""Waits for many sockets, as one file descriptor that another poll can wait for in turn."""
+"""Waits for many sockets by one epoll descriptor, and calls back for those that are ready."""
 
 import selectors
 from collections.abc import Callable
@@ -8,7 +8,11 @@ if TYPE_CHECKING:
     from _typeshed import HasFileno
 
 
-class Poller:
+class SocketReactor:
+    """Calls a callback for each watched socket that is ready. Its own file descriptor can be read whenever one of
+    them is ready, so the thread waits for all of them, and for its zmq sockets, in one poll. Then it calls
+    `dispatch`."""
+
     def __init__(self) -> None:
         self._selector = selectors.EpollSelector()
 
@@ -22,7 +26,7 @@ class Poller:
         key = self._selector.get_map().get(sock.fileno())
         if key is None:
             self._selector.register(sock.fileno(), events, callback)
-        elif key.events != events:
+        elif (key.events, key.data) != (events, callback):
             self._selector.modify(sock.fileno(), events, callback)
 
     def forget(self, sock: "HasFileno") -> None:
