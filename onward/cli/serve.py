@@ -123,6 +123,7 @@ def serve(
     num_keys = len(key_source.read())
     with ProgressDisplay(Console(stderr=True)) as progress:
         model = prepare_model(config, progress)
+        check_ranks(config, model)
         if (disabled := chat_disabled(model)) is not None:
             logging.getLogger(__name__).warning(f"chat is {disabled}")
 
@@ -237,13 +238,18 @@ def check_tensor_parallel(config: ServeConfig) -> None:
     """Checks what does not depend on the model. `model_store` checks the rest with `check_num_ranks`."""
     if not 1 <= config.tensor_parallel <= MAX_RANKS:
         raise StartupError(f"--tensor-parallel {config.tensor_parallel} is not within 1 to {MAX_RANKS}")
-    if config.tensor_parallel > 1 and config.device == "cuda":
+
+
+def exchanges_kv(config: ServeConfig) -> bool:
+    return config.role != "mixed" or bool(prefill_peers_of(config)) or config.handoff_port is not None
+
+
+def check_ranks(config: ServeConfig, model: PreparedModel) -> None:
+    """Checks what depends on the precision of the model, which the flags need not say."""
+    if config.tensor_parallel > 1 and model.quantization == "none" and exchanges_kv(config):
         raise StartupError(
-            f"--tensor-parallel {config.tensor_parallel} is for --device cpu; remove it with --device cuda"
-        )
-    if config.tensor_parallel > 1 and config.quantization == "none":
-        raise StartupError(
-            f"--tensor-parallel {config.tensor_parallel} is for int8 weights; remove --quantization none, or set it to int8"
+            f"--tensor-parallel {config.tensor_parallel}: ranks of a float model have the KV of their own heads, which "
+            "they cannot exchange with other instances; start with --role mixed or --quantization int8, or with one rank"
         )
 
 
@@ -256,9 +262,7 @@ def check_device(config: ServeConfig) -> None:
     model_store.check_packages(device=config.device, quantization=config.quantization)
     if not 0 < config.gpu_memory_utilization <= 1:
         raise StartupError(f"--gpu-memory-utilization {config.gpu_memory_utilization} is not within 0 to 1")
-    if config.device == "cuda" and (
-        config.role != "mixed" or prefill_peers_of(config) or config.handoff_port is not None
-    ):
+    if config.device == "cuda" and exchanges_kv(config):
         raise StartupError(
             "an instance with --device cuda computes its prompts itself: it cannot exchange KV with others"
         )

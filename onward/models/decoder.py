@@ -5,7 +5,7 @@ Two families of layers implement it: float layers with torch, and int8 layers wi
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from onward.models.layers.paged_kv import AttentionScratch, PagedKV
 from onward.models.layers.rotary_table import RotaryTables
 from onward.models.layers.step_arrays import StepArrays
 from onward.proto.model import PreparedModel
+
+if TYPE_CHECKING:
+    from onward.models.sharding.rank_exchange import RankExchange
 
 
 class DecoderModel(Protocol):
@@ -51,9 +54,12 @@ def build_decoder(
     max_sampled: int,
     threads: KernelThreads,
     shared: StepArrays | None = None,
+    exchange: "RankExchange | None" = None,
+    vocab_size: int | None = None,
 ) -> DecoderModel:
-    """Returns the decoder of a model on the CPU. `shared` allocates arrays that all ranks of a group share; None: there
-    is one rank."""
+    """Returns the decoder of a model on the CPU. `shared` allocates arrays that all ranks of a group share, for int8.
+    `exchange` connects the ranks of a float model, of which `model` is this rank's part, and `vocab_size` the whole
+    vocabulary. None: there is one rank."""
     config = model.config
     check_supported(config, device_kind("cpu", model.quantization))
     assert config.head_dim % head_unit(model.quantization) == 0, "the caller has padded the heads"
@@ -65,7 +71,7 @@ def build_decoder(
         return Int8Model(
             weights, config, rotary, kv, scratch, threads, max_rows=max_rows, max_sampled=max_sampled, shared=shared
         )
-    assert shared is None, "only int8 models run on several ranks"
+    assert shared is None, "ranks of a float model share no arrays"
     import torch
 
     from onward.models.layers.float_layers import Attention, FloatModel
@@ -73,4 +79,9 @@ def build_decoder(
     torch.set_num_threads(threads.size)
     scratch = AttentionScratch.allocate(config, max_model_len, threads.size)
     attention = Attention(config, rotary, kv, scratch, threads)
-    return FloatModel(weights, config, attention, getattr(torch, model.dtype))
+    decoder = FloatModel(weights, config, attention, getattr(torch, model.dtype))
+    if exchange is not None:
+        from onward.models.sharding.parallel_float_model import make_parallel
+
+        make_parallel(decoder, vocab_size or config.vocab_size, exchange)
+    return decoder

@@ -21,7 +21,17 @@ from onward.models.layers.device.forward_layers import (
 )
 from onward.models.layers.device.model_weights import ModelWeights
 from onward.models.layers.rotary_table import RotaryTable, RotaryTables
+from onward.models.sharding.parallel_layers import VocabularyParallel
 from onward.proto.model import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceVocabulary:
+    """The vocabulary of a model whose ranks each have a part of it."""
+
+    ranks: VocabularyParallel
+    part: torch.Tensor
+    """For this rank's part of the logits, with as many rows as the logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +90,11 @@ class DeviceDecoder:
         attention_layers: list[AttentionLayer],
         *,
         deterministic: bool,
+        vocabulary: DeviceVocabulary | None = None,
     ) -> None:
+        """`vocabulary` is set for a rank that has a part of the vocabulary; None: it has all of it."""
         self._config, self._weights, self._ops, self._buffers = config, weights, ops, buffers
+        self._vocabulary = vocabulary
         self._attention_layers, self._deterministic = attention_layers, deterministic
         self.logits = logits
         """Logits of the last step; the next step overwrites them."""
@@ -102,7 +115,8 @@ class DeviceDecoder:
         buffers = self._buffers.first(count)
         self._embed(rows.token_ids, rows.lengths - 1 if self._config.learned_positions else None, buffers.residual)
         attend = self._decode_attention(rows)
-        if count == 1 and not self._deterministic and has_plain_blocks(self._config):
+        is_alone = count == 1 and self._vocabulary is None  # the products of a single row are not added up across ranks
+        if is_alone and not self._deterministic and has_plain_blocks(self._config):
             return self._forward_single_row(buffers, attend)
         own = self._deterministic or prefers_own_kernels(self._weights, count)
         forward(self._config, self._weights, buffers, self._ops, attend, own=own)
@@ -144,7 +158,10 @@ class DeviceDecoder:
     def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor | None, residual: torch.Tensor) -> None:
         """Writes the embeddings to `residual`. `positions` is set for learned positions; rows that only pad a batch
         have position -1."""
-        torch.index_select(self._weights.embedding, 0, token_ids, out=residual)
+        if self._vocabulary is None:
+            torch.index_select(self._weights.embedding, 0, token_ids, out=residual)
+        else:
+            residual.copy_(self._vocabulary.ranks.embed(self._weights.embedding, token_ids))
         if self._config.embedding_multiplier != 1.0:
             residual.mul_(self._config.embedding_multiplier)
         if positions is not None:
@@ -159,12 +176,16 @@ class DeviceDecoder:
         return self._finished(logits)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.logits[: len(hidden)]
+        vocabulary = self._vocabulary
+        product = (self.logits if vocabulary is None else vocabulary.part)[: len(hidden)]
         if self._deterministic:
-            self._ops.invariant_linear(hidden, self._weights.head, logits)
+            self._ops.invariant_linear(hidden, self._weights.head, product)
         else:
-            self._ops.matmul(hidden, self._weights.head, logits, None, None)
-        return self._finished(logits)
+            self._ops.matmul(hidden, self._weights.head, product, None, None)
+        if vocabulary is None:
+            return self._finished(product)
+        logits = self.logits[: len(hidden)]
+        return self._finished(logits) if vocabulary.ranks.join_logits(product, logits) else product
 
     def _finished(self, logits: torch.Tensor) -> torch.Tensor:
         multiplier, softcap = self._config.logits_multiplier, self._config.logit_softcap

@@ -51,6 +51,12 @@ def numerics_fingerprint(
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
 
 
+def with_ranks(fingerprint: str, num_ranks: int) -> str:
+    """Returns the fingerprint of a float model that so many ranks compute together: they add up each product by inputs from
+    as many parts. int8 models have the same bits with any number of ranks."""
+    return hashlib.sha256(f"{fingerprint} {num_ranks} ranks".encode()).hexdigest()[:16]
+
+
 def _libraries(device: str, scheme: str) -> tuple[str, ...]:
     """Returns the libraries that compute. int8 does not use torch, so instances with and without it have equal
     fingerprints."""

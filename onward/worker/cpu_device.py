@@ -2,9 +2,9 @@
 `launch`."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from onward.models.decoder import build_decoder
 from onward.models.head_padding import pad_for_cpu
 from onward.models.layers.paged_kv import kv_dtype
 from onward.models.rope_scaling import length_choice
+from onward.models.sharding.shard_plan import rank_config, rank_model
+from onward.models.sharding.sharded_tensors import ShardedTensors
 from onward.proto.kv_transfer import KvLayout
-from onward.proto.model import PreparedModel
+from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.sampling_params import Pooling, SamplingParams
 from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS, AssignSlot, TokenLogprobs
 from onward.worker import kv_pool
@@ -37,6 +39,9 @@ from onward.worker.token_bitmasks import TokenBitmasks
 from onward.worker.token_logprobs import token_logprobs
 from onward.worker.token_span import NO_BLOCK, TokenSpan
 
+if TYPE_CHECKING:
+    from onward.models.sharding.rank_exchange import RankExchange
+
 
 @dataclass(slots=True)
 class _ComputedStep:
@@ -54,14 +59,20 @@ class CpuDevice:
     def __init__(
         self, model: PreparedModel, config: WorkerConfig, weights: Mapping[str, Any],
         drafter: ProposerFactory | None = None, kv_memory_fd: int | None = None, ranks: RankGroup | None = None,
+        exchange: "RankExchange | None" = None, on_kv_pool: Callable[[kv_pool.KvPool], None] = lambda pool: None,
     ) -> None:  # fmt: skip
         """`drafter` creates the proposer of draft tokens; None: no drafts. `kv_memory_fd` is the file descriptor of KV
         memory that outlives this worker, and that an earlier worker may have used; None: the device allocates its
-        own. `ranks` are the other processes that compute forward passes; None: there are none."""
+        own. `ranks` are the other processes that compute an int8 model's forward passes, and `exchange` connects the
+        ranks of a float model, each of which has such a device; None: there are none. `on_kv_pool` is called when the
+        pool is allocated, before the weights are loaded."""
         given_model = model
         model, weights = pad_for_cpu(model, weights)
-        self._model, self._config, self._ranks = model, config, ranks
+        self._model, self._config = model, config
         max_model_len = resolve_max_model_len(config, model.config)
+        part = model
+        if exchange is not None:
+            part, weights = rank_model(model, exchange.shard), ShardedTensors(weights, model.config, exchange.shard)
         dtype = kv_dtype(model.config, model.quantization)
         bytes_per_block = kv_pool.block_bytes(model.config, dtype, config.block_size)
         self._drafts_use_blocks = drafter is not None and drafter.bytes_per_block > 0
@@ -76,19 +87,13 @@ class CpuDevice:
         # Rank 0 alone samples and drafts, so these use its own threads.
         threads = ThreadPool(_num_threads(config.threads, config.tensor_parallel))
         all_threads = threads if ranks is None else ranks.lead(threads)
-        self.num_threads = all_threads.size
+        self.num_threads = all_threads.size * (1 if exchange is None else exchange.shard.num_ranks)
         self._tokens = np.zeros((config.max_num_seqs, max_model_len + 1), np.int32)
         table_shape = config.max_num_seqs, -(-max_model_len // config.block_size)
         table_ids = None if ranks is None else ranks.arrays.zeros(BLOCK_TABLES_ARRAY, table_shape, np.int32)
         self._tables = kv_pool.BlockTables(*table_shape, table_ids)
-        pool = kv_pool.allocate_kv_pool(
-            model.config,
-            dtype,
-            self.num_blocks + 1,
-            config.block_size,
-            is_shared=config.kv_backend is not None or ranks is not None,
-            memory_fd=kv_memory_fd,
-        )
+        pool = self._open_pool(model.config, dtype, kv_memory_fd, exchange, is_shared=ranks is not None)
+        on_kv_pool(pool)
         self._max_rows = max(config.max_num_batched_tokens, config.max_num_seqs)
         self._batch = BatchBuilder(model.config, self._tokens, self._tables, config.block_size, self._max_rows)
         max_sampled = config.max_num_seqs if drafter is None else self._max_rows
@@ -99,11 +104,16 @@ class CpuDevice:
             "max_sampled": max_sampled + MAX_PROMPT_LOGPROB_ROWS,
         }
         shared = None if ranks is None else ranks.arrays
-        self._decoder = build_decoder(model, weights, pool.kv, **limits, threads=all_threads, shared=shared)
+        self._decoder = build_decoder(
+            part, weights, pool.kv, **limits, threads=all_threads, shared=shared, exchange=exchange,
+            vocab_size=model.config.vocab_size,
+        )  # fmt: skip
         if ranks is not None:
             ranks.start(given_model, config, pool, **limits)
-        self.kv_memory = KvTransferMemory(
-            pool, _kv_layout(model, pool, config.block_size, max_model_len), self.layers_done
+        self.kv_memory = (
+            KvTransferMemory(pool, _kv_layout(model, pool, config.block_size, max_model_len), self.layers_done)
+            if exchange is None
+            else None  # peers cannot write pools that are divided among ranks
         )
         self.draft_manager: DraftManager | None = None
         if drafter is not None:
@@ -126,7 +136,8 @@ class CpuDevice:
     @property
     def kernels(self) -> str:
         family = "int8 kernels" if self._model.quantization == "int8" else "torch and our attention"
-        ranks = "" if self._ranks is None else f", {self._ranks.size} ranks"
+        num_ranks = self._config.tensor_parallel
+        ranks = "" if num_ranks == 1 else f", {num_ranks} ranks"
         return f"{family} ({best_level()} SIMD, {kernel_target().cpu}{ranks})"
 
     def warm_up_steps(self) -> Iterator[DummySteps]:
@@ -151,6 +162,17 @@ class CpuDevice:
         assert first == self._tables.lengths[slot], "a table grows at its end"
         self._tables.extend(slot, block_ids)
         return NO_BLOCK
+
+    def set_blocks(self, slot: int, first: int, block_ids: Sequence[int]) -> None:
+        """Writes a slot's table from index `first` on, at a rank that only computes."""
+        if first == 0:
+            self._tables.replace(slot, block_ids)
+        else:
+            self.extend(slot, first, block_ids, None)
+
+    def forward(self, spans: Sequence[TokenSpan[Any]]) -> None:
+        """Computes the tokens of these spans, at a rank that only computes."""
+        self._decoder.forward(self._batch.build(spans))
 
     def new_logits_processor(self, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray) -> LogitsProcessor:
         return LogitsProcessor(sampling, prompt, output, self._model.config.vocab_size)
@@ -208,6 +230,24 @@ class CpuDevice:
         assert rows.num_rows <= self._config.max_num_seqs, "the logits buffer has room for every row"
         rows.logits_indices = np.arange(rows.num_rows)
         return self._decoder.forward(rows)[:, : self._model.config.vocab_size].copy()
+
+    def _open_pool(
+        self, config: ModelConfig, dtype: np.dtype, memory_fd: int | None, exchange: "RankExchange | None", *,
+        is_shared: bool,
+    ) -> kv_pool.KvPool:  # fmt: skip
+        """Opens the pool, with a block more for dummy steps. `config` is that of the whole model."""
+        num_blocks, block_size = self.num_blocks + 1, self._config.block_size
+        if exchange is None:
+            is_shared = is_shared or self._config.kv_backend is not None
+            return kv_pool.allocate_kv_pool(
+                config, dtype, num_blocks, block_size, is_shared=is_shared, memory_fd=memory_fd
+            )
+        num_heads_before = exchange.shard.kv_heads(config).start
+        region = kv_pool.PoolRegion.of_rank(config, num_heads_before, dtype, num_blocks, block_size)
+        return kv_pool.allocate_kv_pool(
+            rank_config(config, exchange.shard), dtype, num_blocks, block_size, is_shared=True, memory_fd=memory_fd,
+            region=region,
+        )  # fmt: skip
 
     def _given_logprobs(self, logits: np.ndarray, reporting: Sequence[TokenSpan[SlotState]]) -> list[TokenLogprobs]:
         """Returns the logprobs of the given tokens. The logits of each row are those of the token after it."""

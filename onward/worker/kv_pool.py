@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from onward.kernels.cpu.kv_layout import POSITIONS_PER_RECORD, record_size
@@ -45,6 +46,24 @@ class KvPool:
         return self.kv.data.view(np.uint8)
 
 
+@dataclass(frozen=True, slots=True)
+class PoolRegion:
+    """The place of a pool in memory that the ranks of a float model share: each rank has a pool for its own heads."""
+
+    offset: int
+    """In bytes."""
+    num_total_bytes: int
+    """Size of the pools of all ranks."""
+
+    @classmethod
+    def of_rank(
+        cls, config: ModelConfig, num_heads_before: int, dtype: np.dtype, num_blocks: int, block_size: int
+    ) -> "PoolRegion":
+        """`config` is that of the whole model; `num_heads_before` are the KV heads of the ranks before this one."""
+        before = msgspec.structs.replace(config, num_kv_heads=num_heads_before)
+        return cls(*(num_blocks * block_bytes(one, dtype, block_size) for one in (before, config)))
+
+
 def num_blocks_in(fd: int, config: ModelConfig, dtype: np.dtype, block_size: int) -> int:
     """Returns the number of blocks in memory that an earlier worker has sized; 0 if none has."""
     num_blocks, rest = divmod(os.fstat(fd).st_size, block_bytes(config, dtype, block_size))
@@ -60,17 +79,20 @@ def allocate_kv_pool(
     *,
     is_shared: bool = False,
     memory_fd: int | None = None,
+    region: PoolRegion | None = None,
 ) -> KvPool:
     """Maps the memory of a pool. `is_shared`: peers can map it too. `memory_fd` is the file descriptor of memory that
-    outlives the worker; its content is kept."""
+    outlives the worker; its content is kept. `region` is the pool's place in this memory; None: all of it."""
     assert num_blocks > 0, "a pool has at least one block"
     assert block_size % POSITIONS_PER_RECORD == 0, "a block consists of whole records"
     page_items = _page_items(config, dtype, block_size)
     geometry = PageGeometry(config.num_layers, num_blocks, page_items * dtype.itemsize)
     if memory_fd is None and is_shared:
         memory_fd = os.memfd_create("onward-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    memory = _map_private(geometry.num_bytes) if memory_fd is None else _map_shared(memory_fd, geometry.num_bytes)
-    return KvPool(PagedKV(np.frombuffer(memory, dtype), num_blocks * page_items, block_size), geometry, memory_fd)
+    region = region or PoolRegion(0, geometry.num_bytes)
+    memory = _map_private(geometry.num_bytes) if memory_fd is None else _map_shared(memory_fd, region.num_total_bytes)
+    data = np.frombuffer(memory, dtype, geometry.num_bytes // dtype.itemsize, region.offset)
+    return KvPool(PagedKV(data, num_blocks * page_items, block_size), geometry, memory_fd)
 
 
 def _map_private(num_bytes: int) -> mmap.mmap:

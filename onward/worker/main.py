@@ -15,6 +15,7 @@ import msgspec
 
 from onward import log
 from onward.errors import OnwardError, StartupError
+from onward.models.sharding.rank_lost import RankLost
 from onward.proto.control import ActivateWorker, ChildReady, StartFailed, StartupProgress, StartWorker, StopChild
 from onward.proto.worker_wire_address import ShmWireAddress
 from onward.transport.control_channel import ChannelClosed, ControlChannel, join_supervisor
@@ -154,24 +155,30 @@ def main() -> None:
         channel.send(StartFailed(f"out of memory while loading the model ({error}); try a smaller --num-kv-blocks"))
         return
     except WorkerWireClosed as closed:
-        _await_end(channel, closed)
+        _await_end(channel, "engine is gone", closed)
+        return
+    except RankLost as lost:
+        _await_end(channel, "another rank is gone", lost)
         return
     try:
         process.run()
     except ChannelClosed:
         logger.warning("the supervisor is gone")
     except WorkerWireClosed as closed:
-        _await_end(channel, closed)
+        _await_end(channel, "engine is gone", closed)
+    except RankLost as lost:
+        _await_end(channel, "another rank is gone", lost)
     except WorkerWireBroken as broken:
         logger.error(log.event("leaving", because=str(broken)))
     finally:
         process.close()
 
 
-def _await_end(channel: ControlChannel, closed: WorkerWireClosed) -> None:
-    """Waits until the supervisor kills this process or sends `StopChild`. The supervisor decides what the engine's end
-    means for the worker. A worker that exited by itself would count as failed, and its KV memory would be given up."""
-    logger.info(log.event("engine is gone", because=str(closed)))
+def _await_end(channel: ControlChannel, what: str, because: Exception) -> None:
+    """Waits until the supervisor kills this process or sends `StopChild`. The supervisor decides what the end of the
+    engine or of a rank means for the worker. A worker that exited by itself would count as failed, and its KV memory would
+    be given up."""
+    logger.info(log.event(what, because=str(because)))
     with contextlib.suppress(ChannelClosed):
         while not isinstance(channel.wait_receive(), StopChild):
             pass

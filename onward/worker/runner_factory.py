@@ -1,17 +1,20 @@
 """Opens a model runner on the device that the configuration names. Each device's modules are imported only for it."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from onward.config import WorkerConfig, quiet_torch
+from onward.config import WorkerConfig, quiet_torch, set_triton_cache
 from onward.errors import StartupError
 from onward.proto.model import PreparedModel
+from onward.worker.device import Device
 from onward.worker.model_runner import ModelRunner
 
 if TYPE_CHECKING:
     from onward.worker.cuda.kernel_precompile import KernelPrecompilation
     from onward.worker.cuda.torch_device import TorchDevice
     from onward.worker.kept_memory import KeptMemory
+    from onward.worker.speculation.proposer import ProposerFactory
+    from onward.worker.tensor_parallel.leading_device import LeadingDevice
 
 
 def open_runner(
@@ -26,7 +29,7 @@ def open_runner(
     `--tensor-parallel`."""
     assert len(rank_fds) == config.tensor_parallel - 1, "there is a socket to each other rank"
     if config.device == "cuda":
-        return _open_cuda(model, config, progress, kept)
+        return _open_cuda(model, config, progress, kept, rank_fds)
     return _open_cpu(model, config, progress, None if kept is None else kept.kv_fd, rank_fds)
 
 
@@ -41,14 +44,41 @@ def _open_cpu(
     from onward.models.loader.weights import open_weights
     from onward.worker.cpu_device import CpuDevice
     from onward.worker.speculation.proposer_factory import create_proposer_factory
-    from onward.worker.tensor_parallel.rank_group import RankGroup
 
-    ranks = RankGroup(rank_fds) if rank_fds else None
     with report_compile_progress(progress):
-        device = CpuDevice(model, config, open_weights(model), create_proposer_factory(config), kv_memory_fd, ranks)
+        weights, drafter = open_weights(model), create_proposer_factory(config)
+        if rank_fds and model.quantization == "none":
+            device: Device = _open_sharded_cpu(model, config, weights, drafter, kv_memory_fd, rank_fds)
+        else:
+            from onward.worker.tensor_parallel.rank_group import RankGroup
+
+            ranks = RankGroup(rank_fds) if rank_fds else None
+            device = CpuDevice(model, config, weights, drafter, kv_memory_fd, ranks)
         runner = ModelRunner(model, config, device)
         runner.warm_up(lambda message: progress(message, None))
     return runner
+
+
+def _open_sharded_cpu(
+    model: PreparedModel,
+    config: WorkerConfig,
+    weights: Mapping[str, Any],
+    drafter: "ProposerFactory | None",
+    kv_memory_fd: int | None,
+    rank_fds: Sequence[int],
+) -> "LeadingDevice":
+    quiet_torch()
+    from onward.worker.cpu_device import CpuDevice
+    from onward.worker.tensor_parallel.leading_device import LeadingDevice
+    from onward.worker.tensor_parallel.shard_group import ShardGroup
+
+    group = ShardGroup(rank_fds)
+    device = CpuDevice(
+        model, config, weights, drafter, kv_memory_fd, exchange=group.exchange,
+        on_kv_pool=lambda pool: group.start(model, config, pool.fd),
+    )  # fmt: skip
+    group.connect()
+    return LeadingDevice(device, group)
 
 
 def _open_cuda(
@@ -56,19 +86,26 @@ def _open_cuda(
     config: WorkerConfig,
     progress: Callable[[str, float | None], None],
     kept: "KeptMemory | None",
+    rank_fds: Sequence[int],
 ) -> ModelRunner:
     from onward.worker.cuda.kernel_precompile import KernelPrecompilation
 
     if config.speculative is not None:
         raise StartupError("--speculative is for --device cpu: a worker with --device cuda verifies no drafts")
     # If there is a pool already, a worker has compiled the kernels, and compiler processes would lack device memory.
-    compilation = None if kept is not None and kept.kv_bytes else KernelPrecompilation(model, config)
+    is_compiled = kept is not None and kept.kv_bytes > 0
+    compilation = None if is_compiled or rank_fds else KernelPrecompilation(model, config)
     try:
         quiet_torch()
         import torch
 
         try:
-            runner = ModelRunner(model, config, _load_cuda_device(model, config, compilation, kept))
+            device: Device = (
+                _open_sharded_cuda(model, config, kept, rank_fds)
+                if rank_fds
+                else _open_cuda_device(model, config, compilation, kept)
+            )
+            runner = ModelRunner(model, config, device)
             runner.warm_up(lambda message: progress(message, None))
         except torch.OutOfMemoryError as error:
             raise StartupError(
@@ -82,40 +119,36 @@ def _open_cuda(
     return runner
 
 
-def _load_cuda_device(
+def _open_cuda_device(
     model: PreparedModel, config: WorkerConfig, compilation: "KernelPrecompilation | None", kept: "KeptMemory | None"
 ) -> "TorchDevice":
-    import torch
-
-    if not torch.cuda.is_available():
-        raise StartupError(f"--device cuda: torch {torch.__version__} finds no CUDA device here")
-    check_capability(torch.cuda.get_device_capability(), deterministic=config.deterministic)
-    from onward.kernels.triton.triton_ops import TritonOps
-    from onward.models.loader.weights import open_weights
     from onward.worker.cuda.kept_device_memory import KeptDeviceMemory
+    from onward.worker.cuda.open_device import check_cuda, open_cuda_device
     from onward.worker.cuda.shared_regions import CudaRegions, can_export
-    from onward.worker.cuda.torch_device import TorchDevice
-    from onward.worker.kv_memory_budget import resolve_max_model_len
 
-    ops = TritonOps(max_model_len=resolve_max_model_len(config, model.config), fixed_order=config.deterministic)
-    weights = open_weights(model) if model.weights else None
+    check_cuda()
     memory = None
     if kept is not None:
         kept.is_kv_kept = can_export()
         memory = KeptDeviceMemory(kept, CudaRegions()) if kept.is_kv_kept else None
     before_pool = (lambda: None) if compilation is None else compilation.wait
-    return TorchDevice(model, config, weights, ops=ops, before_pool=before_pool, memory=memory)
+    return open_cuda_device(model, config, before_pool=before_pool, memory=memory)
 
 
-def check_capability(capability: tuple[int, int], *, deterministic: bool) -> None:
-    """Raises `StartupError` for a device that is too old, or not known to be exact. Overlapping launches need compute
-    capability 9.0. On newer devices, products of few rows and of many rows use different matrix instructions. Their
-    bits were never compared, so nothing is guaranteed there."""
-    version = ".".join(map(str, capability))
-    if capability < (9, 0):
-        raise StartupError(f"--device cuda: compute capability 9.0 (H100, H200) is needed; this device has {version}")
-    if deterministic and capability != (9, 0):
-        raise StartupError(
-            f"--deterministic was shown to be exact on compute capability 9.0 (H100, H200), and this device has {version}; "
-            "start with --no-deterministic"
-        )
+def _open_sharded_cuda(
+    model: PreparedModel, config: WorkerConfig, kept: "KeptMemory | None", rank_fds: Sequence[int]
+) -> "LeadingDevice":
+    """Kernels are compiled when the warm-up needs them. Memory ends with the group: the supervisor keeps the memory of one
+    process, and each rank has its own."""
+    from onward.worker.cuda.open_device import check_cuda, open_cuda_device
+    from onward.worker.tensor_parallel.leading_device import LeadingDevice
+    from onward.worker.tensor_parallel.shard_group import ShardGroup
+
+    check_cuda()
+    if kept is not None:
+        kept.is_kv_kept = False
+    set_triton_cache()
+    group = ShardGroup(rank_fds)
+    group.start(model, config)
+    device = open_cuda_device(model, config, before_pool=group.connect, exchange=group.exchange)
+    return LeadingDevice(device, group)

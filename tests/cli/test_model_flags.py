@@ -1,17 +1,19 @@
 """`--chat-template` and `--revision` reach the model, from the command line and from Python."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from onward.cli.progress import ProgressDisplay
-from onward.cli.serve import check, prepare_model
+from onward.cli.serve import check, check_ranks, prepare_model
 from onward.config import ServeConfig
 from onward.errors import InvalidRequest, StartupError
 from onward.models.loader import cuda_probe
 from onward.offline.inputs import build_config
 from tests.models.checkpoints import GPT2_TOKENIZER, random_tensors, tiny_config, write_gguf
+from tests.worker.driver import prepared
 
 CONFIG = tiny_config()
 
@@ -40,14 +42,22 @@ def test_a_revision_of_a_file_is_refused(model: str) -> None:
     [
         (ServeConfig(tensor_parallel=0), "--tensor-parallel 0 is not within 1 to 64"),
         (ServeConfig(tensor_parallel=65), "--tensor-parallel 65 is not within 1 to 64"),
-        (ServeConfig(tensor_parallel=2, device="cuda"), "--tensor-parallel 2 is for --device cpu"),
-        (ServeConfig(tensor_parallel=2, quantization="none"), "--tensor-parallel 2 is for int8 weights"),
     ],
-    ids=["none", "too many", "cuda", "floats"],
+    ids=["none", "too many"],
 )
 def test_ranks_that_cannot_be_started_are_refused_by_the_flag(config: ServeConfig, problem: str) -> None:
     with pytest.raises(StartupError, match=problem):
         check(config)
+
+
+@pytest.mark.parametrize("flags", [{"role": "decode"}, {"prefill_peers": "tcp://127.0.0.1:1"}, {"handoff_port": 0}])
+def test_ranks_of_a_float_model_do_not_exchange_kv(flags: dict[str, Any]) -> None:
+    floats, int8 = prepared(CONFIG), prepared(CONFIG, quantization="int8")
+    with pytest.raises(StartupError, match=r"--tensor-parallel 2: .* cannot exchange with other instances"):
+        check_ranks(ServeConfig(tensor_parallel=2, **flags), floats)
+    check_ranks(ServeConfig(tensor_parallel=2), floats)
+    check_ranks(ServeConfig(**flags), floats)
+    check_ranks(ServeConfig(tensor_parallel=2, **flags), int8)
 
 
 @pytest.mark.parametrize("field", ["revision", "chat_template"])

@@ -6,7 +6,8 @@ import pytest
 from onward.config import WorkerConfig
 from onward.errors import StartupError
 from onward.proto.step import RunSlot, SlotTokens, StepPlan
-from onward.worker.runner_factory import check_capability, open_runner
+from onward.worker.cuda.open_device import check_capability
+from onward.worker.runner_factory import open_runner
 from tests.worker import small_int8
 from tests.worker.cuda.small_model import CONFIG, DeviceDriver
 from tests.worker.driver import prepared

@@ -126,7 +126,7 @@ class FloatDecoderLayer:
         self.q_norm = vector("q_norm.weight", config.qk_norm, config.norm_weight_offset)
         self.k_norm = vector("k_norm.weight", config.qk_norm, config.norm_weight_offset)
         self.sinks = vector("sinks", config.attention_sinks)
-        self.o = linear("self_attn.o_proj", biased=config.o_bias)
+        self.o: Callable[[torch.Tensor], torch.Tensor] = linear("self_attn.o_proj", biased=config.o_bias)
         self.attention_output_norm = norm("attention_output_norm", config.post_norm)
         self.post_norm = norm("post_attention_layernorm", config.pre_norm)
         experts = config.layer_experts(index)
@@ -159,11 +159,12 @@ class FloatModel:
     ) -> None:
         self._config = config
         self.embedding = as_tensor(weights[EMBED], dtype)
+        self.embed_tokens: Callable[[torch.Tensor], torch.Tensor] = self._rows_of_embedding
         self.positions = as_tensor(weights[POSITIONS], torch.float32) if config.learned_positions else None
         self.layers = [FloatDecoderLayer(i, weights, config, attention, dtype) for i in range(config.num_layers)]
         self.norm = Norm(weights[FINAL_NORM], weights[FINAL_NORM_BIAS] if config.norm_bias else None, config)
         head = self.embedding if config.tie_word_embeddings else weights[LM_HEAD]
-        self.head = Linear([head], [], dtype)
+        self.head: Callable[[torch.Tensor], torch.Tensor] = Linear([head], [], dtype)
         self._layers_done = 0
         self._hidden = torch.empty(0)
 
@@ -187,8 +188,11 @@ class FloatModel:
         logits = self.head(self.norm(hidden[torch.from_numpy(rows.logits_indices)]))
         return self._cap(logits).numpy()
 
+    def _rows_of_embedding(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self.embedding[token_ids.long()]
+
     def _embed(self, rows: ForwardBatch) -> torch.Tensor:
-        hidden = self.embedding[torch.from_numpy(rows.token_ids).long()].float()
+        hidden = self.embed_tokens(torch.from_numpy(rows.token_ids)).float()
         if self._config.embedding_multiplier != 1.0:
             hidden = hidden * self._config.embedding_multiplier
         if self.positions is not None:

@@ -29,7 +29,7 @@ from onward.kernels.weight_formats import SCHEME
 from onward.models.checkpoint_quantization import CheckpointScheme
 from onward.models.device_support import check_supported, device_kind
 from onward.models.families.registry import find_scheme, has_quantized_weights
-from onward.models.fingerprint import numerics_fingerprint
+from onward.models.fingerprint import numerics_fingerprint, with_ranks
 from onward.models.loader import default_model, hf_hub, sealed_folder, text_metadata, tokenizer_files
 from onward.models.loader import generation_config as generation_defaults
 from onward.models.loader.cache_errors import cache_error_message, is_cache_error
@@ -128,12 +128,16 @@ def prepare(
     except OSError as fault:
         raise _unreadable(model, fault, cache_dir) from None
     name = served_model_names[0] if served_model_names else source.name
+    fingerprint = prepared.fingerprint
+    if tensor_parallel > 1 and prepared.quantization != "int8":
+        fingerprint = with_ranks(fingerprint, tensor_parallel)
     return msgspec.structs.replace(
         prepared,
         name=name,
         aliases=tuple(dict.fromkeys(alias for alias in (*served_model_names, *aliases) if alias != name)),
         sampling_defaults=defaults,
         is_deterministic=deterministic,
+        fingerprint=fingerprint,
         chat_template=prepared.chat_template if template is None else template,
     )
 

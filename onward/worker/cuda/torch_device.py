@@ -17,7 +17,7 @@ from onward.config import WorkerConfig
 from onward.errors import StartupError
 from onward.kernels.batch_sizes import padded_batch_size
 from onward.kernels.ops import HeadShape, Ops, RowTensors
-from onward.models.device_decoder import DeviceDecoder, PrefillChunks, build_attention_layers
+from onward.models.device_decoder import DeviceDecoder, DeviceVocabulary, PrefillChunks, build_attention_layers
 from onward.models.device_support import check_supported
 from onward.models.fingerprint import gpu_model
 from onward.models.head_padding import PaddedTensors, padded_config
@@ -25,6 +25,11 @@ from onward.models.layers.device.forward_layers import ActivationBuffers
 from onward.models.layers.device.model_weights import ModelWeights
 from onward.models.layers.device.weights_layout import WeightsLayout
 from onward.models.loader.device_weights import copy_device_weights, fill_device_weights, load_device_weights
+from onward.models.sharding.parallel_device_weights import add_up_products
+from onward.models.sharding.parallel_layers import VocabularyParallel
+from onward.models.sharding.rank_exchange import RankExchange
+from onward.models.sharding.shard_plan import rank_model
+from onward.models.sharding.sharded_tensors import ShardedTensors
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.reasoning_params import ReasoningParams
 from onward.proto.sampling_params import Pooling, SamplingParams
@@ -102,42 +107,56 @@ class TorchDevice:
         is_rehearsal: bool = False,
         before_pool: Callable[[], None] = lambda: None,
         memory: KeptDeviceMemory | None = None,
+        exchange: RankExchange | None = None,
     ) -> None:
         """`weights` are as `open_weights` returns them; None: random ones. `before_pool` is called when the weights are
         loaded, before the rest of the device's memory is measured. A rehearsal captures no graphs. `memory` is for
-        weights and KV that outlive this worker; None: they end with it."""
+        weights and KV that outlive this worker; None: they end with it. `exchange` connects the ranks of a model, each of
+        which has such a device with its part; None: there is one rank."""
         check_supported(model.config, ops.device_kind)
-        _check_sizes(model.config, config)
         model, weights = _pad_heads(model, weights)
         self._model, self._config, self._ops, self._device = model, config, ops, device
+        self._exchange = exchange
+        part = model
+        if exchange is not None:  # random weights are made in the sizes of the part
+            part = rank_model(model, exchange.shard)
+            weights = None if weights is None else ShardedTensors(weights, model.config, exchange.shard)
+        self._part = part.config
+        _check_sizes(part.config, config)
         self.max_model_len = resolve_max_model_len(config, model.config)
         dtype = getattr(torch, model.dtype)
-        device_weights = _load_weights(model, weights, dtype, device, memory)
+        device_weights = _load_weights(part, weights, dtype, device, memory)
         max_rows = max(config.max_num_batched_tokens, padded_batch_size(config.max_num_seqs))
         max_sampled = padded_batch_size(config.max_num_seqs) + MAX_PROMPT_LOGPROB_ROWS
-        buffers = ActivationBuffers.allocate(model.config, max_rows, dtype, device)
-        logits = torch.zeros((max_sampled, model.config.vocab_size), dtype=dtype, device=device)
+        vocab_size = model.config.vocab_size
+        logits = torch.zeros((max_sampled, vocab_size), dtype=dtype, device=device)
+        vocabulary = None
+        if exchange is not None:
+            add_up_products(device_weights, exchange)
+            part_of_logits = logits.new_zeros((max_sampled, part.config.vocab_size))
+            vocabulary = DeviceVocabulary(VocabularyParallel(vocab_size, exchange), part_of_logits)
         self._decoder = DeviceDecoder(
-            model.config, device_weights, ops, buffers, logits,
-            build_attention_layers(model.config, device_weights, self.max_model_len, device),
-            deterministic=config.deterministic,
+            part.config, device_weights, ops, ActivationBuffers.allocate(part.config, max_rows, dtype, device), logits,
+            build_attention_layers(part.config, device_weights, self.max_model_len, device),
+            deterministic=config.deterministic, vocabulary=vocabulary,
         )  # fmt: skip
-        heads = HeadShape(model.config.num_heads, model.config.num_kv_heads, model.config.head_dim)
-        ops.reserve(heads, config.max_num_seqs, max_sampled, model.config.vocab_size, device)
+        heads = HeadShape(part.config.num_heads, part.config.num_kv_heads, part.config.head_dim)
+        ops.reserve(heads, config.max_num_seqs, max_sampled, vocab_size, device)
         before_pool()
         self.num_blocks, pool = self._open_pool(dtype, memory)
         self._decoder.set_kv_cache(pool)
         self._slots = SlotUploads(
-            config.max_num_seqs, self.max_model_len, config.block_size, self.num_blocks, model.config.vocab_size, device
+            config.max_num_seqs, self.max_model_len, config.block_size, self.num_blocks, vocab_size, device
         )
         max_blocks = self._slots.tensors.tables.shape[1]
         self._row_tensors = RowTensors.allocate(max_sampled, max_blocks, device)
         self._row_tensors.sampled.fill_(1)  # in a rehearsal, which launches nothing, every row has a valid token
         self._packing_sizes = PackingSizes(
-            config.block_size, self.max_model_len + 1, max_blocks, model.config.num_heads // model.config.num_kv_heads,
+            config.block_size, self.max_model_len + 1, max_blocks, part.config.num_heads // part.config.num_kv_heads,
             ops.tile_rows,
         )  # fmt: skip
-        self._graphs = CudaGraphs(is_on=device != "cpu" and not is_rehearsal)
+        # A graph cannot contain an exchange, which waits for the host.
+        self._graphs = CudaGraphs(is_on=device != "cpu" and not is_rehearsal and exchange is None)
         self._staging_buffers = [StagingBuffer(device) for _ in range(MAX_STEPS_IN_FLIGHT)]
         is_pinned = device != "cpu"
         self._host_inputs = [
@@ -163,7 +182,8 @@ class TorchDevice:
 
     @property
     def kernels(self) -> str:
-        return f"Triton kernels ({gpu_model()})"
+        num_ranks = self._config.tensor_parallel
+        return f"Triton kernels ({gpu_model()}{'' if num_ranks == 1 else f', {num_ranks} ranks'})"
 
     def warm_up_steps(self) -> Iterator[DummySteps]:
         """Yields steps with the usual kernels and graphs. The first decode step of each size runs, and the second one
@@ -193,6 +213,18 @@ class TorchDevice:
             return block_ids[0]
         self._slots.extend(slot, first, block_ids, self._stage)
         return NO_BLOCK
+
+    def set_blocks(self, slot: int, first: int, block_ids: Sequence[int]) -> None:
+        """Writes a slot's table from index `first` on, at a rank that only computes."""
+        if block_ids:
+            self._slots.extend(slot, first, block_ids, self._stage)
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[TokenSpan[Any]]) -> None:
+        """Computes the tokens of these spans, at a rank that only computes. Each step ends with an exchange, so its
+        buffers are free when it returns."""
+        self._forward(pack(spans, self._packing_sizes))
+        self._stage.clear()
 
     def new_logits_processor(
         self, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray
@@ -262,12 +294,16 @@ class TorchDevice:
     def _open_pool(self, dtype: torch.dtype, memory: KeptDeviceMemory | None) -> tuple[int, list[torch.Tensor]]:
         """Returns the number of blocks, and the pages of each layer. These have one block more than the engine uses,
         for the padding rows of a batch."""
-        config = self._model.config
+        config = self._part
         block_bytes = config.num_layers * self._page_items * dtype.itemsize
         if memory is not None and memory.num_kv_bytes:
             num_blocks, data = memory.num_kv_bytes // block_bytes - 1, memory.attach_kv()
         else:
-            num_blocks, has_standby_room = self._choose_pool(block_bytes, may_have_standby=memory is not None)
+            num_blocks, has_standby_room = self._choose_pool(
+                block_bytes * self._ranks_per_device(), may_have_standby=memory is not None
+            )
+            if self._exchange is not None:  # all ranks have measured their devices before any of them allocates
+                num_blocks = self._exchange.smallest(num_blocks)
             num_bytes = (num_blocks + 1) * block_bytes
             if memory is not None:
                 data = memory.create_kv(num_bytes, has_standby_room=has_standby_room)
@@ -289,7 +325,12 @@ class TorchDevice:
 
     @property
     def _page_items(self) -> int:
-        return 2 * self._model.config.num_kv_heads * self._config.block_size * self._model.config.head_dim
+        return 2 * self._part.num_kv_heads * self._config.block_size * self._part.head_dim
+
+    def _ranks_per_device(self) -> int:
+        if self._exchange is None or self._device == "cpu":
+            return 1
+        return self._exchange.shard.ranks_per_device(torch.cuda.device_count())
 
     def _compute(self, work: _LaunchedWork, *, is_deferred: bool) -> None:
         packed, sampling = work.packed, work.packed.sampling

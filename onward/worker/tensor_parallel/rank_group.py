@@ -1,23 +1,22 @@
-"""The ranks of a worker with `--tensor-parallel`, as rank 0 sees them: it starts the others, and leads their threads.
+"""The ranks of an int8 model, as rank 0 sees them: it starts the others, and leads their threads.
 
 Rank 0 alone exchanges messages with the engine, knows requests and samples. The other ranks share its arrays, its KV memory
 and its forward passes. The ranks of a group stay the same: if one dies, the supervisor ends the group.
 """
 
-import select
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from onward.config import WorkerConfig
-from onward.errors import StartupError
 from onward.kernels.cpu.rank_threads import NUM_CONTROL_WORDS, LeadingThreads, num_joined
 from onward.kernels.cpu.threads import ThreadPool
 from onward.proto.model import PreparedModel
-from onward.proto.rank import RankFailed, RankReply, StartRank
+from onward.proto.rank import RankReply, StartRank
 from onward.transport.control_channel import ChannelClosed, ControlChannel
 from onward.worker.kv_pool import KvPool
+from onward.worker.tensor_parallel.rank_replies import ended_in_start, wait_until_ready
 from onward.worker.tensor_parallel.shared_arrays import SharedArrays
 
 CONTROL_ARRAY, BLOCK_TABLES_ARRAY = "control", "block_tables"
@@ -56,44 +55,9 @@ class RankGroup:
             try:
                 channel.send(start, (self.arrays.fd, pool.fd))
             except ChannelClosed:
-                raise _ended_in_start(rank) from None
-        self._wait_until_ready()
+                raise ended_in_start(rank) from None
+        wait_until_ready(self._channels)
 
     def num_joined(self) -> list[int]:
         """Returns, for each rank, how often its threads have taken part in a forward pass. Rank 0 counts none."""
         return num_joined(self._control)[: self.size]
-
-    def _wait_until_ready(self) -> None:
-        """Waits for the replies of all ranks at once: a failure is reported while other ranks still load."""
-        poll, waiting = select.poll(), dict(enumerate(self._channels, start=1))
-        for channel in self._channels:
-            poll.register(channel, select.POLLIN)
-        while waiting:
-            ready_fds = {fd for fd, _ in poll.poll()}
-            replies = {
-                rank: _receive_reply(channel) for rank, channel in waiting.items() if channel.fileno() in ready_fds
-            }
-            if (error := _start_error(replies)) is not None:
-                raise error
-            for rank in replies:
-                poll.unregister(waiting.pop(rank))
-
-
-def _receive_reply(channel: ControlChannel) -> RankReply | None:
-    """Returns the reply of a rank, or None if the rank has ended."""
-    try:
-        return channel.wait_receive()
-    except ChannelClosed:
-        return None
-
-
-def _start_error(replies: Mapping[int, RankReply | None]) -> StartupError | None:
-    """Returns the error of the ranks that have replied. A reason takes precedence over an end without one."""
-    for rank, reply in replies.items():
-        if isinstance(reply, RankFailed):
-            return StartupError(f"rank {rank}: {reply.message}")
-    return next((_ended_in_start(rank) for rank, reply in replies.items() if reply is None), None)
-
-
-def _ended_in_start(rank: int) -> StartupError:
-    return StartupError(f"rank {rank} ended while it was starting; the lines above say why")

@@ -10,14 +10,19 @@ import logging
 import os
 import signal
 import threading
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 from onward import log
+from onward.config import quiet_torch
 from onward.errors import OnwardError
 from onward.models.loader.weights import open_weights
-from onward.proto.rank import RankFailed, RankReady, StartRank
+from onward.models.sharding.rank_lost import RankLost
+from onward.proto.rank import RankFailed, RankReady, StartRank, StartShard, ToRank
 from onward.transport.control_channel import ChannelClosed, ControlChannel, depend_on_supervisor
 from onward.worker.tensor_parallel.rank_model import RankModel
+
+Loaded = TypeVar("Loaded")
 
 logger = logging.getLogger(__name__)
 
@@ -28,32 +33,54 @@ def main() -> None:
     parser.add_argument("--supervisor-pid", type=int, required=True)
     args = parser.parse_args()
     depend_on_supervisor(args.supervisor_pid)
-    channel = ControlChannel(args.control_fd, StartRank)
-    with contextlib.suppress(ChannelClosed):
+    channel = ControlChannel(args.control_fd, ToRank)
+    with contextlib.suppress(ChannelClosed, RankLost):
         _serve(channel, channel.wait_receive())
     channel.close()
     _wait_to_be_killed()
 
 
-def _serve(channel: ControlChannel, start: StartRank) -> None:
+def _serve(channel: ControlChannel, start: StartRank | StartShard) -> None:
     """Takes part in the steps of rank 0 until rank 0 is gone."""
     log.configure(f"rank-{start.rank}", start.config.log_level, start.config.log_format)
-    channel.send(_load(channel, start))
+    if isinstance(start, StartRank):
+        _serve_int8(channel, start)
+    else:
+        _serve_shard(channel, start)
+
+
+def _serve_int8(channel: ControlChannel, start: StartRank) -> None:
+    fds = channel.take_fds()
+    model = _loaded(channel, lambda: RankModel(start, open_weights(start.model), *fds))
+    if model is not None:
+        threading.Thread(target=_follow, args=(model,), name="follow", daemon=True).start()
+        channel.send(RankReady())
     channel.wait_receive()  # rank 0 sends nothing after the start; the end of the channel is its end
 
 
-def _load(channel: ControlChannel, start: StartRank) -> RankReady | RankFailed:
+def _serve_shard(channel: ControlChannel, start: StartShard) -> None:
+    from onward.worker.tensor_parallel.following_device import FollowingDevice
+
+    quiet_torch()
+    fds = channel.take_fds()
+    device = _loaded(channel, lambda: FollowingDevice(start, fds, on_loaded=lambda: channel.send(RankReady())))
+    while True:
+        step = channel.wait_receive()
+        if device is not None:
+            device.run(step)
+
+
+def _loaded(channel: ControlChannel, load: Callable[[], Loaded]) -> Loaded | None:
+    """Returns what `load` returns. If the model cannot be loaded, tells rank 0 why and returns None."""
     try:
-        model = RankModel(start, open_weights(start.model), *channel.take_fds())
+        return load()
     except OnwardError as error:
         failed = RankFailed(error.message)
     except MemoryError as error:
         failed = RankFailed(f"out of memory while loading the model ({error})")
-    else:
-        threading.Thread(target=_follow, args=(model,), name="follow", daemon=True).start()
-        return RankReady()
     logger.error(log.event("the rank cannot start", why=failed.message))
-    return failed
+    channel.send(failed)
+    return None
 
 
 def _wait_to_be_killed() -> NoReturn:

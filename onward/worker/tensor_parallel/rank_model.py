@@ -1,4 +1,4 @@
-"""The model of a rank other than 0: it computes parts of rank 0's forward passes. Knows neither requests nor tokens."""
+"""An int8 model at a rank other than 0: it computes parts of rank 0's forward passes. Knows neither requests nor tokens."""
 
 from collections.abc import Mapping
 from typing import Any

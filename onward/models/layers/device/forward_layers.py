@@ -102,6 +102,8 @@ def forward(
 def _library_product(ops: Ops) -> Product:
     def product(x: torch.Tensor, matrix: LinearWeights, out: torch.Tensor) -> None:
         ops.matmul(x, matrix.weight, out, matrix.bias, matrix.scales)
+        if matrix.add_up is not None:
+            matrix.add_up(out)
 
     return product
 
@@ -111,6 +113,8 @@ def _own_product(ops: Ops) -> Product:
         ops.invariant_linear(x, matrix.weight, out)
         if matrix.bias is not None:
             out.add_(matrix.bias)
+        if matrix.add_up is not None:
+            matrix.add_up(out)
 
     return product
 
@@ -203,6 +207,8 @@ def forward_general(
         add_product(layer.attention_output_norm)
         if layer.experts is not None:
             compute_experts(config, layer, layer.experts, normed(layer.mlp_norm), b.product, ops, product)
+            if layer.down.add_up is not None:  # once for all experts of a row
+                layer.down.add_up(b.product)
         else:
             if not config.parallel_block:
                 begin_mlp(layer.mlp_norm, layer.gate_up)

@@ -3,7 +3,7 @@
 A loader fills them tensor by tensor (`checkpoint_targets`), so that the weights are never in memory twice.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,8 @@ class LinearWeights:
     bias: torch.Tensor | None = None
     scales: torch.Tensor | None = None
     """float32 [outputs], if the weight is float8."""
+    add_up: Callable[[torch.Tensor], None] | None = None
+    """Replaces products by the sums of those of all ranks, if each rank has a part of the inputs."""
 
     def quantize_to_fp8(self) -> None:
         """Converts the weight to float8, with a scale for each output."""
