@@ -221,9 +221,7 @@ class ServeConfig(HttpServerConfig):
     threads: int | None = flag_field(
         None, "threads of the worker, or of each of its ranks (default: the number of cores, divided among the ranks)"
     )
-    tensor_parallel: int = flag_field(
-        1, "number of processes (ranks) that compute each step together; only on the CPU with int8 weights"
-    )
+    tensor_parallel: int = flag_field(1, "number of processes (ranks) that compute each step together")
     api_processes: int = flag_field(1, "number of processes that serve HTTP")
     metrics_names: MetricsNames = flag_field("onward", "vllm: also export metrics under the names of vLLM")
     pooling: Pooling = flag_field(
