@@ -8,7 +8,7 @@ import msgspec
 
 from onward.proto.cursor import Cursor
 from onward.proto.finish_reasons import ABORT, PD_RESCHEDULE
-from onward.sim.completion_check import CompletionChecker
+from onward.sim.completion_check import CompletionChecker, ReceivedChoice
 from onward.sim.oracle import STRUCTURES, decode_text
 from onward.sim.reply_check import InvariantError
 from onward.sim.scenario import SimRequest, common_fields
@@ -56,7 +56,9 @@ class _EventState:
     """What has been received up to an event."""
 
     last_event: str = ""
-    text: str = ""
+    choice: ReceivedChoice = field(default_factory=ReceivedChoice)
+    usage: dict[str, Any] | None = None
+    resume: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -78,12 +80,10 @@ class MessageChecker(CompletionChecker):
         self._events = _MessageEvents()
 
     def resume_at_cursor(self) -> None:
-        self._events.now = self._events.at_cursor
-        [choice] = self.choices
-        choice.text = self._events.now.text
-        # The last event has the cursor of all events of the end, so a client that resumes discards an incomplete end.
-        self.usage, self.resume = None, {}
-        choice.finish_reason = choice.all_token_ids = choice.num_text_tokens = None
+        # Events after the last cursor, such as those of an end that was cut off, are sent again.
+        state = self._events.now = self._events.at_cursor
+        self.choices[0] = replace(state.choice, token_ids=self.choices[0].token_ids)
+        self.usage, self.resume = state.usage, state.resume
 
     def continue_as_new_request(self) -> None:
         """Discards the text and events of the given-up request: the new message has all of the content from its
@@ -97,9 +97,9 @@ class MessageChecker(CompletionChecker):
         if kind not in _NEXT[last]:
             raise InvariantError(2, f"the event {kind} follows {last or 'nothing'}")
         self._events.now = replace(self._events.now, last_event=kind)
-        chunk = self._chunk(data)
-        self._events.now = replace(self._events.now, text=self.choices[0].text + chunk["choices"][0].get("text", ""))
-        super().take_event(event_id, chunk)
+        super().take_event(event_id, self._chunk(data))
+        choice = replace(self.choices[0])
+        self._events.now = replace(self._events.now, choice=choice, usage=self.usage, resume=self.resume)
         if event_id is not None:
             self._events.at_cursor = self._events.now
 

@@ -101,3 +101,14 @@ def test_an_end_that_was_cut_off_is_sent_again() -> None:
     for event in END:
         checker.take_event(None, event)
     assert checker.is_finished
+
+
+def test_what_came_with_a_cursor_is_not_sent_again() -> None:
+    checker, token_ids = checker_behind_one_token()
+    for event in END:
+        checker.take_event(None, event)
+    cursor = Cursor("0" * 32, 1, 1, [ChoiceCursor(3, "length")], {0: token_ids[1:]})
+    checker.take_event(format_cursor(cursor), {"type": "message_stop"})
+    checker.resume_at_cursor()
+    assert checker.is_finished
+    assert checker.usage == {"prompt_tokens": 1, "completion_tokens": 3}
