@@ -212,5 +212,5 @@ def test_the_objects_of_a_range_are_freed_behind_it(shape: Shape) -> None:
 
     run_range(SeedRange(shape, 2, 5))
 
-    assert gc.get_freeze_count() == num_frozen, "frozen objects are never freed"
+    assert gc.get_freeze_count() <= num_frozen, "the garbage collector never frees a frozen object"
     assert sum(type(candidate) is EngineCore for candidate in gc.get_objects()) <= num_before
