@@ -67,8 +67,8 @@ class LocalCluster:
         planner: ScaleUpPlanner | None = None,
         new_scaling: Callable[[MemberOperations], ClusterScaling] | None = None,
     ) -> None:
-        """An instance is ready when a line of its standard output begins with `ready_prefix`. Other lines there are for
-        a person who has started it alone, and are ignored. Its standard error goes to `on_line(name, line)`.
+        """An instance is ready when a line of its standard output begins with `ready_prefix`. Other lines of its standard
+        output are ignored. Lines of its standard error go to `on_line(name, line)`.
         `control_port`: the port by which `onward upgrade` and `onward scale` find the cluster. `planner` and `new_scaling`
         are given together; without them the cluster keeps its instances."""
         self.members = [ClusterMember(spec) for spec in specs]

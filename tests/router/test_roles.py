@@ -150,7 +150,7 @@ def test_a_model_s_name_leads_nowhere_else_at_an_instance(key_file: Path, host: 
                 assert (await reader.read()).startswith(b"HTTP/1.1 404"), name
                 writer.close()
             paths = [path for path in a.paths[asked:] if not path.startswith("/internal/")]
-            assert paths == ["/v1/models"] * len(ELSEWHERE), "the name is looked up in the list, and passed to nobody"
+            assert paths == ["/v1/models"] * len(ELSEWHERE), "the name is only looked up in the list"
 
     uvloop.run(scenario())
 

@@ -1,10 +1,7 @@
 """Every family divided among two ranks, on both devices for float models, against transformers in float32."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
-import torch
 
 from onward.errors import StartupError
 from onward.models.rank_limits import check_num_ranks
@@ -12,20 +9,13 @@ from tests.models import family_models
 from tests.models.family_models import CASES, MAX_MODEL_LEN
 from tests.worker.shards import ShardedDeviceDriver, ShardedDriver
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 pytestmark = pytest.mark.full
 
 LIMIT = 1e-4
 CHUNKS = [7, 16, 1, 2, 64]
 REFUSED = {"olmo2": "qk_norm_is_whole", "phi3": "at most 1 ranks"}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices are so small that threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])

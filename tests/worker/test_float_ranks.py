@@ -6,18 +6,16 @@ Ranks are threads that exchange tensors as processes do. `tests/e2e/test_float_r
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from onward.errors import StartupError
 from onward.models.sharding.rank_lost import RankLost
-from onward.proto.model import Experts, LayerKind, ModelConfig
+from onward.proto.model import ModelConfig
 from onward.proto.sampling_params import SamplingParams
 from onward.proto.step import RunSlot, SlotTokens
 from onward.supervisor.rank_process import spawn_ranks
@@ -26,52 +24,20 @@ from onward.worker.tensor_parallel.shard_group import ShardGroup
 from tests.worker.batch_answers import KINDS, Answer, run_batch
 from tests.worker.cuda.small_model import CONFIG, random_weights
 from tests.worker.driver import Driver, prepared
+from tests.worker.sharded_families import FAMILIES, config_of, error, tokens
 from tests.worker.shards import ShardedDriver
 from tests.worker.speculation.drafted import generate, tokens_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 LENGTH = 90
 CHUNKS = ([LENGTH], [7, 16, 1, 2, 64], [50] + [1] * 40)
 LIMIT = 1e-5
 NUM_TOKENS = 24
-HEADS = {"num_heads": 6, "num_kv_heads": 3}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3": {},
-    "llama, heads of 128": {
-        "architecture": "llama", "qk_norm": False, "num_heads": 9, "head_dim": 128, "tie_word_embeddings": True,
-    },
-    "qwen2": {"architecture": "qwen2", "qk_norm": False, "qkv_bias": True},
-    "gpt2": {
-        "norm": "layer", "norm_bias": True, "learned_positions": True, "gated_mlp": False, "activation": "gelu_tanh",
-        "qkv_bias": True, "o_bias": True, "mlp_bias": True, "qk_norm": False,
-    },
-    "gptneox": {"norm": "layer", "parallel_block": True, "rotary_dim": 16, "gated_mlp": False, "o_bias": True},
-    "gemma2": {
-        "post_norm": True, "norm_weight_offset": 1.0, "attention_softcap": 5.0, "logit_softcap": 8.0,
-        "embedding_multiplier": 8.0, "layers": (LayerKind(window=8), LayerKind()),
-    },
-    "granite": {"residual_multiplier": 0.4, "logits_multiplier": 0.2, "query_scale": 0.3, "head_dim": 20},
-    "gpt-oss": {
-        "attention_sinks": True, "o_bias": True, "mlp_bias": True,
-        "experts": Experts(6, 3, 96, router_bias=True, renormalize=True),
-    },
-    "qwen2moe": {"experts": Experts(6, 3, 96, shared_intermediate_size=64)},
-}  # fmt: skip
+
 
 QUICK = ["qwen3", "llama, heads of 128", "gpt2", "gpt-oss"]
 SLOWER = [pytest.param(name, marks=pytest.mark.full) for name in FAMILIES if name not in QUICK]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices are so small that threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def config_of(name: str) -> ModelConfig:
-    return msgspec.structs.replace(CONFIG, **(HEADS | FAMILIES[name]))
 
 
 def one_rank(config: ModelConfig, **settings: Any) -> Driver:
@@ -82,28 +48,20 @@ def ranks(config: ModelConfig, num_ranks: int, **settings: Any) -> ShardedDriver
     return ShardedDriver(config, random_weights(config), num_ranks, max_num_seqs=128, **settings)
 
 
-def tokens(count: int = LENGTH, seed: int = 3) -> list[int]:
-    return np.random.default_rng(seed).integers(0, CONFIG.vocab_size, count).tolist()
-
-
-def error(ours: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(ours - expected).max() / np.abs(expected).max())
-
-
 @pytest.mark.parametrize("name", [*QUICK, *SLOWER])
 def test_logits_of_ranks_are_those_of_one_rank_within_rounding(name: str) -> None:
     config = config_of(name)
-    expected = one_rank(config).logits(0, tokens(), [LENGTH])
+    expected = one_rank(config).logits(0, tokens(LENGTH), [LENGTH])
     for num_ranks in (3, 2):
         driver = ranks(config, num_ranks)
         for chunks in CHUNKS if num_ranks == 2 else CHUNKS[1:2]:
-            assert error(driver.logits(1, tokens(), chunks), expected) < LIMIT, (num_ranks, chunks)
+            assert error(driver.logits(1, tokens(LENGTH), chunks), expected) < LIMIT, (num_ranks, chunks)
 
 
 def test_bfloat16_logits_of_ranks_are_those_of_one_rank_within_its_rounding() -> None:
     config = config_of("qwen3")
-    expected = one_rank(config).logits(0, tokens(), [LENGTH])
-    ours = ranks(config, 2, dtype="bfloat16").logits(0, tokens(), [LENGTH])
+    expected = one_rank(config).logits(0, tokens(LENGTH), [LENGTH])
+    ours = ranks(config, 2, dtype="bfloat16").logits(0, tokens(LENGTH), [LENGTH])
     assert LIMIT < error(ours, expected) < 0.05
 
 
@@ -168,7 +126,7 @@ def test_drafts_are_verified_by_all_ranks_as_by_one() -> None:
 
 def test_a_group_that_replaces_another_finds_the_kv_of_all_ranks() -> None:
     """KV memory outlives a group, and each rank has its own part of it."""
-    config, token_ids = config_of("qwen3"), tokens()
+    config, token_ids = config_of("qwen3"), tokens(LENGTH)
     first = ranks(config, 3)
     request = first.assign(0, token_ids, room=NUM_TOKENS)
     expected = first.generate([request], NUM_TOKENS)
@@ -196,17 +154,17 @@ def test_rank_0_gets_an_error_of_its_own_kind_when_another_rank_is_killed() -> N
     with spawn_ranks(2) as ([rank], [fd]):
         group = ShardGroup([os.dup(fd)])
     driver = ShardedDriver.of_group(prepared(CONFIG), random_weights(), group)
-    driver.logits(0, tokens(), [64, 26])
+    driver.logits(0, tokens(LENGTH), [64, 26])
     rank.discard()
     with pytest.raises(RankLost):
-        driver.logits(0, tokens(), [64, 26])
+        driver.logits(0, tokens(LENGTH), [64, 26])
 
 
 @pytest.mark.full
 def test_a_rank_waits_until_it_is_killed_when_rank_0_is_gone() -> None:
     with spawn_ranks(2) as ([rank], [fd]):
         group, leader_end = ShardGroup([os.dup(fd)]), socket.socket(fileno=os.dup(fd))
-    ShardedDriver.of_group(prepared(CONFIG), random_weights(), group).logits(0, tokens(), [64, 26])
+    ShardedDriver.of_group(prepared(CONFIG), random_weights(), group).logits(0, tokens(LENGTH), [64, 26])
     with leader_end:
         leader_end.setblocking(True)
         leader_end.shutdown(socket.SHUT_WR)

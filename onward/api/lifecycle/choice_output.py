@@ -47,7 +47,7 @@ class PendingRescore:
     token_ids: list[int]
     """The tokens of which this response includes only the logprobs."""
     text_offsets: list[int]
-    """The text offset of each rescored token, also of those that this response includes."""
+    """The text offsets of `token_ids`, followed by those of the given tokens that this response sends."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,5 @@
 """Every family through the device's runner with plain operations, on the host, against transformers in float32."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -17,6 +16,8 @@ from tests.models.family_models import CASES, MAX_MODEL_LEN, FamilyModel
 from tests.worker.cuda.small_model import CONFIG, SETTINGS, DeviceDriver, random_weights
 from tests.worker.driver import Driver, prepared
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LENGTH = 90
 """Length of prompts: beyond every window and every original context."""
 NUM_GREEDY = 64
@@ -29,15 +30,6 @@ NEWEST: dict[str, dict[str, Any]] = {
     "padded-head-norms": {"head_dim": 20, "norm_weight_offset": 0.5},
 }
 """What no family of `CASES` has; small changes of a Qwen3."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices are so small that threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=CASES)

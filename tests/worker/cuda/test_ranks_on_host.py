@@ -1,74 +1,39 @@
 """A model divided among ranks on the devices of a CUDA worker, with plain operations on the host: logits and tokens are
 those of one rank."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-import torch
 
-from onward.proto.model import Experts, LayerKind, ModelConfig
+from onward.proto.model import ModelConfig
 from onward.proto.sampling_params import SamplingParams
 from tests.worker.batch_answers import KINDS, Answer, run_batch
-from tests.worker.cuda.small_model import CONFIG, DeviceDriver, random_weights
+from tests.worker.cuda.small_model import DeviceDriver, random_weights
 from tests.worker.driver import Driver
+from tests.worker.sharded_families import config_of, error, tokens
 from tests.worker.shards import ShardedDeviceDriver
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 LIMIT = 1e-5
 LENGTH = 60
 CHUNKS = ([LENGTH], [7, 16, 1, 36])
-HEADS = {"num_heads": 6, "num_kv_heads": 3}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3": {},
-    "llama, heads of 128": {"architecture": "llama", "qk_norm": False, "head_dim": 128, "tie_word_embeddings": True},
-    "gpt2": {
-        "norm": "layer", "norm_bias": True, "learned_positions": True, "gated_mlp": False, "activation": "gelu_tanh",
-        "qkv_bias": True, "o_bias": True, "mlp_bias": True, "qk_norm": False,
-    },
-    "gemma2": {
-        "post_norm": True, "norm_weight_offset": 1.0, "attention_softcap": 5.0, "logit_softcap": 8.0,
-        "embedding_multiplier": 8.0, "layers": (LayerKind(window=8), LayerKind()),
-    },
-    "gpt-oss": {"attention_sinks": True, "o_bias": True, "mlp_bias": True, "experts": Experts(6, 3, 96)},
-}  # fmt: skip
-
+FAMILIES = ("qwen3", "llama, heads of 128", "gpt2", "gemma2", "gpt-oss")
 QUICK = ["qwen3", "gpt-oss"]
 SLOWER = [pytest.param(name, marks=pytest.mark.full) for name in FAMILIES if name not in QUICK]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices are so small that threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def config_of(name: str) -> ModelConfig:
-    return msgspec.structs.replace(CONFIG, **(HEADS | FAMILIES[name]))
 
 
 def ranks(config: ModelConfig, num_ranks: int, **settings: Any) -> ShardedDeviceDriver:
     return ShardedDeviceDriver(config, random_weights(config), num_ranks, **settings)
 
 
-def tokens(count: int = LENGTH, seed: int = 3) -> list[int]:
-    return np.random.default_rng(seed).integers(0, CONFIG.vocab_size, count).tolist()
-
-
-def error(ours: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(ours - expected).max() / np.abs(expected).max())
-
-
 @pytest.mark.parametrize("name", [*QUICK, *SLOWER])
 def test_logits_of_ranks_are_those_of_one_rank_within_rounding(name: str) -> None:
     config = config_of(name)
-    expected = DeviceDriver(config).logits(0, tokens(), [LENGTH])
+    expected = DeviceDriver(config).logits(0, tokens(LENGTH), [LENGTH])
     for num_ranks, chunks in ((2, CHUNKS[0]), (2, CHUNKS[1]), (3, CHUNKS[1])):
-        assert error(ranks(config, num_ranks).logits(1, tokens(), chunks), expected) < LIMIT, (num_ranks, chunks)
+        assert error(ranks(config, num_ranks).logits(1, tokens(LENGTH), chunks), expected) < LIMIT, (num_ranks, chunks)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
